@@ -1,0 +1,66 @@
+"""The command line: `python -m bench run ...` and `python -m bench report DIR`.
+
+Exit status: 0 all clips completed; 1 a request failed or is missing; 2 a mistake in the usage or the data,
+or no server; 130 stopped by Ctrl-C.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import BenchError, report
+from bench.run import measure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    flags = _parse(arguments)
+    try:
+        interrupted = flags.command == "run" and measure(flags)
+        summary, rows = report.score(flags.out)
+    except BenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nInterrupted; there is nothing new to score.", file=sys.stderr)
+        return 130
+    print(report.console(flags.out, summary, rows))
+    complete = summary["completed"] == summary["samples"]
+    if not complete:
+        print("To send what failed or is missing, add --resume to the `bench run` command.", file=sys.stderr)
+    return 130 if interrupted else int(not complete)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure a transcription server.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("run", help="send clips, time and score the answers").add_argument
+    add("--url", required=True, help="root of the server, such as http://127.0.0.1:8000")
+    add("--dataset", required=True, type=Path, help="directory with a manifest.jsonl")
+    add("--out", required=True, type=Path, help="directory for the results")
+    add("--samples", type=int, metavar="N", help="clips to pick with --seed (default: all)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the pick (default: 0)")
+    add("--concurrency", type=int, default=1, metavar="N", help="requests in flight (default: 1)")
+    add("--warmup", type=int, default=2, metavar="N", help="uncounted requests sent first (default: 2)")
+    add("--model", metavar="NAME", help="model to ask for (default: the first of /v1/models)")
+    silence = "seconds without a byte from the server until a request fails (default: 600)"
+    add("--timeout", dest="timeout_s", type=int, default=600, metavar="S", help=silence)
+    add("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
+    add("--resume", action="store_true", help="continue the run in --out: what failed or is missing")
+    add = commands.add_parser("report", help="score a run's directory again, without a server").add_argument
+    add("out", metavar="DIR", type=Path)
+    flags = parser.parse_args(arguments)
+    if flags.command == "run":
+        for name, lowest in (("samples", 1), ("concurrency", 1), ("warmup", 0), ("timeout_s", 1)):
+            if (value := getattr(flags, name)) is not None and value < lowest:
+                parser.error(f"--{name.removesuffix('_s')} {value}: must be at least {lowest}")
+    return flags
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is written. After Ctrl-C, threads still wait for answers, and a plain exit would wait with them.
+    os._exit(status)

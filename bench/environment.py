@@ -1,0 +1,47 @@
+"""Describe the machine and the versions that a run's numbers depend on.
+
+It is the bench's machine; of a server elsewhere only the version is known here.
+"""
+
+import os
+import platform
+import re
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml  # type: ignore[import-untyped,unused-ignore]
+
+from bench.memory import Gpus
+
+LIBRARIES = ("jiwer", "numpy", "nvidia-ml-py", "psutil", "requests", "tqdm", "whisper-normalizer")
+# "-dirty" when tracked files differ from the commit
+GIT = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def describe(server_version: str | None) -> dict[str, Any]:
+    gpus = Gpus().handles.values()
+    cpuinfo = Path("/proc/cpuinfo")
+    cpu = re.search(r"^model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    try:
+        git = subprocess.run(
+            GIT, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        git = ""  # no git here, or no checkout
+    return {
+        "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "server_version": server_version,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": cpu.group(1) if cpu else platform.processor() or None,
+        "cores": os.cpu_count(),
+        "ram_bytes": psutil.virtual_memory().total,
+        "gpu": [pynvml.nvmlDeviceGetName(gpu) for gpu in gpus] or None,
+        "gpu_driver": pynvml.nvmlSystemGetDriverVersion() if gpus else None,
+        "libraries": {name: version(name) for name in LIBRARIES},
+        "git_commit": git.strip() or None,
+    }

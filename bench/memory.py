@@ -1,0 +1,138 @@
+"""Peak memory of the server, sampled while it works.
+
+Three readings are taken, and the first of these that ever succeeded is reported:
+1. `nvml_process_tree`: GPU memory that NVML attributes to the server's processes, summed over the GPUs.
+2. `nvml_device`: all memory in use on the GPUs that the server holds open, where NVML gives no number per
+   process, as in many containers. It includes whatever else runs there.
+3. `rss_process_tree`: resident memory of the process that listens at the URL's port and of its descendants.
+   Pages that processes share, such as mapped weights and libraries, count once in each of them.
+A peak between two samples is missed; vLLM takes its memory at the start and keeps it, so little is lost.
+"""
+
+import ipaddress
+import os
+import socket
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pynvml  # type: ignore[import-untyped,unused-ignore]
+
+SOURCES = ("nvml_process_tree", "nvml_device", "rss_process_tree")
+INTERVAL_S = 0.5
+# What listens for a container or a tunnel is not the server: its few megabytes would pass for the server's.
+# True where the server behind it is on this machine all the same.
+FORWARDERS = {"docker-proxy": True, "rootlessport": True, "slirp4netns": True, "ssh": False, "kubectl": False}
+
+
+class Gpus:
+    """The NVIDIA GPUs of this machine by their minor number (N of /dev/nvidiaN); none without a driver."""
+
+    def __init__(self) -> None:
+        self.handles: dict[int, Any] = {}
+        try:
+            pynvml.nvmlInit()
+            found = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            self.handles = {pynvml.nvmlDeviceGetMinorNumber(handle): handle for handle in found}
+        except pynvml.NVMLError:
+            pass
+
+    def of_processes(self, pids: set[int]) -> int:
+        """Bytes that NVML attributes to these processes; 0 where it knows none of them or has no number."""
+        list_users = pynvml.nvmlDeviceGetComputeRunningProcesses
+        try:
+            users = [user for gpu in self.handles.values() for user in list_users(gpu)]
+        except pynvml.NVMLError:
+            return 0  # not permitted, as with MIG
+        return sum(user.usedGpuMemory or 0 for user in users if user.pid in pids)
+
+    def in_use(self, minors: set[int]) -> int:
+        """Bytes in use on these GPUs, by whomever."""
+        return sum(pynvml.nvmlDeviceGetMemoryInfo(self.handles[minor]).used for minor in minors)
+
+    def opened_by(self, pids: set[int]) -> set[int]:
+        """The GPUs that these processes hold open, from their file descriptors (Linux)."""
+        links = set()
+        for pid in pids:
+            try:
+                links |= {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")}
+            except OSError:
+                continue  # ended or closed while being looked at, or not ours to read
+        return {minor for minor in self.handles if f"/dev/nvidia{minor}" in links}
+
+
+class MemorySampler(threading.Thread):
+    """Samples from `start()` until `stop()`, which returns {peak_bytes, source, reason}.
+
+    `peak_bytes` and `source` are null when nothing could be measured, and then `reason` says why.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True, name="memory-sampler")
+        self._url = url
+        self._done = threading.Event()
+        self._peaks: dict[str, int] = {}
+        self._servers: list[psutil.Process] = []
+        self._reason: str | None = None
+        self._gpus = Gpus()
+
+    def run(self) -> None:
+        while not self._done.is_set():
+            try:
+                self._sample()
+            except (psutil.Error, pynvml.NVMLError, OSError) as error:
+                self._reason = f"a sample failed: {error}"  # most often a process that just ended
+            self._done.wait(INTERVAL_S)
+
+    def stop(self) -> dict[str, Any]:
+        self._done.set()
+        self.join()
+        source = next((source for source in SOURCES if source in self._peaks), None)
+        whole_gpu = "all memory in use on the GPU, since NVML does not name the server's processes here"
+        reason = {None: self._reason or "no sample was taken", "nvml_device": whole_gpu}.get(source)
+        return {"peak_bytes": self._peaks[source] if source else None, "source": source, "reason": reason}
+
+    def _sample(self) -> None:
+        if not any(server.is_running() for server in self._servers):
+            self._servers, self._reason, on_this_machine = find_server(self._url)
+            # With several GPUs nobody can tell which are the server's, and a sum over all would be a guess.
+            if not self._servers and on_this_machine and len(self._gpus.handles) == 1:
+                self._keep("nvml_device", self._gpus.in_use(set(self._gpus.handles)))
+        tree = {child for server in self._servers for child in (server, *server.children(recursive=True))}
+        if not tree:
+            return
+        self._keep("rss_process_tree", sum(process.memory_info().rss for process in tree))
+        pids = {process.pid for process in tree}
+        if attributed := self._gpus.of_processes(pids):
+            self._keep("nvml_process_tree", attributed)
+        elif opened := self._gpus.opened_by(pids):
+            self._keep("nvml_device", self._gpus.in_use(opened))
+
+    def _keep(self, source: str, amount: int) -> None:
+        self._peaks[source] = max(amount, self._peaks.get(source, 0))
+
+
+def find_server(url: str) -> tuple[list[psutil.Process], str | None, bool]:
+    """Find the processes that listen at the URL's port.
+
+    Returns them, or else why there are none, and whether the server is on this machine.
+    """
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    found = {str(info[4][0]) for info in socket.getaddrinfo(parts.hostname, port)}
+    own = {address.address for card in psutil.net_if_addrs().values() for address in card}
+    if not any(address in own or ipaddress.ip_address(address).is_loopback for address in found):
+        return [], f"{parts.hostname} is another machine", False
+    try:
+        listeners = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+        addresses = {(address, port) for address in (*found, "0.0.0.0", "::")}
+        pids = {each.pid for each in listeners if tuple(each.laddr) in addresses}
+        servers = [psutil.Process(pid) for pid in pids if pid is not None]
+    except psutil.Error:
+        servers = []  # macOS lists other processes' sockets to root alone
+    for name in {server.name() for server in servers} & set(FORWARDERS):
+        return [], f"port {port} is held by {name}, not by the server itself", FORWARDERS[name]
+    if not servers:
+        return [], f"the process behind port {port} is hidden from this user or container", True
+    return servers, None, True

@@ -1,0 +1,65 @@
+"""The files of one run's directory, through which the stages talk.
+
+run.json        settings, environment and peak memory; written before the first measured request
+requests.jsonl  one row per request, flushed as it ends; of a clip that was sent again the last row counts
+summary.json    the numbers, made from the two above
+report.md       the same for people
+"""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from bench import BenchError
+from bench.client import Row
+
+RUN = "run.json"
+ROWS = "requests.jsonl"
+SUMMARY = "summary.json"
+REPORT = "report.md"
+
+
+def row_line(row: Row) -> str:
+    # All ASCII: lone surrogates could not be written otherwise, and U+2028 would end a line for many readers.
+    return json.dumps(asdict(row)) + "\n"
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read requests.jsonl.
+
+    A last line without its newline was cut by a kill, and counts only if it is whole.
+    Any other bad line is damage that nobody should score, hence an error.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise BenchError(f"cannot read {path} ({error.strerror})") from None
+    rows: list[Row] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            rows.append(Row(**{field.name: entry[field.name] for field in fields(Row)}))
+        except (ValueError, LookupError, TypeError) as error:
+            if line.endswith(b"\n"):
+                raise BenchError(f"{path} line {number} is damaged ({error!r})") from None
+    return rows
+
+
+def read_run(out: Path) -> dict[str, Any]:
+    try:
+        run: dict[str, Any] = json.loads((out / RUN).read_bytes())
+    except (OSError, ValueError) as error:
+        raise BenchError(f"cannot read {out / RUN}, which holds the run's settings ({error})") from None
+    return run
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file in one step, so that a kill leaves the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
