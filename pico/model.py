@@ -110,16 +110,16 @@ def log_mel(audio: Tensor) -> Tensor:
 
 
 def rope_table(n: int, block: Block, device: torch.device) -> Tensor:
-    """complex64 [n, head_dim / 2]; rotates neighbouring pairs (interleaved), as Mistral's weights expect."""
+    """float32 [2, n, head_dim / 2], cosines and sines, for neighbouring pairs (interleaved) as in Mistral's weights."""
     inv_freq = block.theta ** (-torch.arange(0, block.head_dim, 2, device=device).float() / block.head_dim)
     angle = torch.arange(n, device=device).float()[:, None] * inv_freq
-    return torch.polar(torch.ones_like(angle), angle)
+    return torch.stack((angle.cos(), angle.sin()))
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """x [batch, heads, n, head_dim], table [n, head_dim / 2]."""
+    """x [batch, heads, n, head_dim], table [2, n, head_dim / 2]."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = table.real, table.imag
+    cos, sin = table
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).type_as(x)
 
 
@@ -248,7 +248,7 @@ class Voxtral(nn.Module):
         x = audio_rows + self.tok_embeddings(tokens)
         past = caches[0][0].shape[2] if caches and caches[0] else 0
         n = past + x.shape[1]
-        rope = rope_table(n, self.config.lm, x.device)[past:]
+        rope = rope_table(n, self.config.lm, x.device)[:, past:]
         mask = causal_mask(x.shape[1], n, self.config.lm.window, x.device)
         t_cond = self.t_cond(x.device).to(x.dtype)
         for i, layer in enumerate(self.layers):

@@ -1,0 +1,383 @@
+"""Synthetic English speech with exact word times, to train and test a tiny speech recogniser.
+
+espeak-ng (the library and voices inside the `espeakng-loader` wheel) speaks; its own events say when each
+word starts and ends. Everything is 16 kHz mono float32 and a function of the `numpy.random.Generator` given.
+
+    words = speak(["the cat sat, then it left.", "did it?"], rng, "en-us+f3").words
+
+What the library (1.52.0) does, and what this file does about it:
+- A WORD event marks a word's first sound. Nothing marks its last, but phoneme events do: a word ends at the
+  event after its last sounding phoneme (the next WORD, a pause phoneme `_` or `_:`, or END).
+- Phrases in its dictionary ("in the", "of the", "there are", "would have") become one word with one event.
+  A no-break space between words prevents that; after punctuation it would spoil the clause, so not there.
+- ". " before a lower-case letter is no sentence end to it: what it gets to read has a capital there.
+- Flutter, gain and wave phase live in C statics that no call resets, and its noise is seeded with the clock.
+  So every utterance loads a fresh copy of the library (4 ms with its voice) and seeds it. Its helper thread
+  ends with the utterance: forking workers is safe.
+- It ignores an unknown variant ("en-us+zz"): names are checked here. Its voice for en-gb is called "en".
+"""
+
+import _ctypes
+import contextlib
+import ctypes
+import os
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import espeakng_loader
+import numpy as np
+
+SAMPLE_RATE = 16_000  # Hz, of everything returned
+NATIVE_RATE = 22_050  # Hz, of espeak-ng
+SPEED_WPM = (130, 230)  # espeak's words per minute, before the speaker factor; short words make it more
+PITCH = (30, 70)  # espeak's scale 0-99: 50 is the voice's own, 30 is 0.75 times, 70 is 1.3 times
+PITCH_RANGE = (25, 85)  # espeak's scale 0-99: 50 is the voice's own
+VOLUME = 80  # espeak's scale, default 100, at which some voices clip
+WORD_GAP = (1, 4)  # units of about 10 ms of silence between words, in WORD_GAP_SHARE of utterances
+WORD_GAP_SHARE = 0.2
+PAUSE_S = (0.15, 1.2)  # between sentences: last word's end to the next one's start
+EDGE_S = (0.0, 0.6)  # silence before the first and after the last word
+# Output samples per 441 native ones: 320 is the true 16 kHz; the others make the speaker slower and deeper
+# (1.09 times at most) or faster and higher (0.92). Their prime factors are small, which keeps the FFTs fast.
+RATIOS = (294, 297, 300, 308, 315, 320, 324, 330, 336, 343, 350)
+
+LANGUAGES = (
+    "en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029"
+)  # fmt: skip
+TRAIN_VARIANTS = ("", "+f2", "+f3", "+f4", "+f5", "+m2", "+m4", "+m5", "+m6", "+m7", "+m8")
+BENCH_VARIANTS = ("+f1", "+m1", "+m3")  # ordinary voices, unlike the rest; never trained with any language
+HELD_OUT = (  # a pair per language whose halves are trained, but not together
+    "en-us+f2", "en-gb+m6", "en-gb-scotland+f4", "en-gb-x-rp+m7", "en-gb-x-gbclan+f3", "en-gb-x-gbcwmd+m4",
+    "en-029+m2",
+)  # fmt: skip
+TRAIN_VOICES = [lang + v for lang in LANGUAGES for v in TRAIN_VARIANTS if lang + v not in HELD_OUT]
+BENCH_VOICES = [lang + v for lang in LANGUAGES for v in BENCH_VARIANTS] + list(HELD_OUT)
+
+NOT_SPEECH = ("silence", "faint", "white", "pink", "brown", "hum", "tone", "sweep", "clicks")
+LOUDNESS_DBFS = (-40.0, -3.0)  # peak
+_NOISE_SLOPE = {"white": 0.0, "pink": 0.5, "brown": 1.0}  # amplitude falls as frequency ** -slope
+
+# From speak_lib.h
+_SYNCHRONOUS, _PHONEME_EVENTS, _DONT_EXIT = 2, 0x0001, 0x8000
+_CHARS_UTF8, _POS_CHARACTER = 1, 1
+_PARAMETERS = {"speed": 1, "volume": 2, "pitch": 3, "pitch_range": 4, "word_gap": 7}
+_EVENT_WORD, _EVENT_PHONEME = 1, 7
+_BUFFER_MS = 1000  # audio per callback; 220 events fit, more would be dropped
+_TOKEN = re.compile(r"(?=[^A-Za-z]*[A-Za-z])[A-Za-z']+[,.?]*")
+
+
+class UnknownVoice(ValueError):
+    """The voice does not exist."""
+
+
+class EspeakError(RuntimeError):
+    """espeak-ng could not be loaded or refused a call."""
+
+
+class WordTimingError(RuntimeError):
+    """espeak-ng's events do not give exactly one stretch of sound for some word."""
+
+
+@dataclass
+class Utterance:
+    """`audio`: float32 [n], 16 kHz, in [-1, 1]. `words`: (word as written, start s, end s), in order."""
+
+    audio: np.ndarray
+    words: list[tuple[str, float, float]]
+
+
+class _Event(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("type", "identifier", "text_position", "length", "ms", "sample")),
+        ("user_data", ctypes.c_void_p),
+        ("id", ctypes.c_char * 8),  # of a phoneme event: its name
+    ]
+
+
+_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Event))
+_LOCK = threading.Lock()  # espeak-ng's state is global to the process: one Espeak at a time
+_LOCK_TIMEOUT_S = 60
+
+
+class Espeak:
+    """A fresh espeak-ng with one voice, as a context manager; another thread waits until this one closes it.
+
+    `seed` is its noise's; `parameters` are named in _PARAMETERS, on the scales above, or espeak's defaults.
+    Raises UnknownVoice; EspeakError, also when something else in this process has the library loaded.
+    """
+
+    def __init__(self, voice: str, seed: int = 1, **parameters: int) -> None:
+        language, plus, variant = voice.partition("+")
+        variants = Path(espeakng_loader.get_data_path(), "voices", "!v")
+        if language not in LANGUAGES or (plus and variant not in os.listdir(variants)):
+            raise UnknownVoice(
+                f"voice {voice!r}: expected one of {', '.join(LANGUAGES)}, alone or with a variant "
+                "of espeak-ng such as +f3 or +m1"
+            )
+        self._voice, self._seed = voice, seed
+        self._name = {"en-gb": "en"}.get(language, language) + plus + variant
+        self._parameters = {"volume": VOLUME, **parameters}
+        self._chunks: list[bytes] = []
+        self._events: list[tuple[int, int, int, bytes]] = []  # type, text position, sample, phoneme
+        self._callback = _Callback(self._receive)
+        self._lib: ctypes.CDLL | None = None
+
+    def __enter__(self) -> Self:
+        if not _LOCK.acquire(timeout=_LOCK_TIMEOUT_S):
+            raise EspeakError(f"another Espeak has been open for {_LOCK_TIMEOUT_S} s: close it first")
+        try:
+            self._load()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lib is not None:
+            self._lib.espeak_Terminate()  # joins its thread, without which unloading would crash
+            _ctypes.dlclose(self._lib._handle)
+            self._lib = None
+        _LOCK.release()
+
+    def _load(self) -> None:
+        path, data = espeakng_loader.get_library_path(), espeakng_loader.get_data_path()
+        with contextlib.suppress(OSError):  # which is the good case
+            _ctypes.dlclose(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle)
+            raise EspeakError(f"{path} is already loaded in this process: its state cannot be made fresh")
+        self._lib = lib = ctypes.CDLL(path)
+        rate = lib.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, data.encode(), _PHONEME_EVENTS | _DONT_EXIT)
+        if rate != NATIVE_RATE:
+            raise EspeakError(f"espeak_Initialize with {data}: got {rate}, expected {NATIVE_RATE} Hz")
+        lib.espeak_SetSynthCallback(self._callback)
+        lib.espeak_ng_SetRandSeed(ctypes.c_long(self._seed))
+        if status := lib.espeak_SetVoiceByName(self._name.encode()):
+            raise UnknownVoice(f"voice {self._voice!r}: espeak-ng has no {self._name!r} (status {status})")
+        for name, value in self._parameters.items():
+            if status := lib.espeak_SetParameter(_PARAMETERS[name], value, 0):
+                raise EspeakError(f"espeak_SetParameter({name}, {value}): status {status}")
+
+    def _receive(self, wave: int | None, n: int, events: "ctypes._Pointer[_Event]") -> int:
+        i = 0
+        while kind := events[i].type:
+            e = events[i]
+            self._events.append((kind, e.text_position, e.sample, e.id if kind == _EVENT_PHONEME else b""))
+            i += 1
+        if wave and n > 0:
+            self._chunks.append(ctypes.string_at(wave, 2 * n))
+        return 0
+
+    def say(self, text: str) -> tuple[np.ndarray, list[tuple[str, int, int]]]:
+        """Speak words of a-z and apostrophes, each followed by any of `,.?`.
+
+        Returns samples (float32 [n], 22,050 Hz, in [-1, 1]) and (word as written, start, end) in samples for
+        every whitespace-split word. Raises ValueError (the text), EspeakError, WordTimingError.
+        """
+        tokens = text.split()
+        odd = [token for token in tokens if not _TOKEN.fullmatch(token)]
+        if odd or not tokens:
+            raise ValueError(f"text {text!r}: expected words of a-z and ' followed by , . ?; got {odd}")
+        spoken, positions, new_sentence = "", [], True
+        for token in tokens:
+            if spoken:
+                spoken += " " if spoken[-1] in ",.?" else "\N{NO-BREAK SPACE}"
+            positions.append(len(spoken) + 1)
+            spoken += re.sub("[a-z]", lambda m: m[0].upper(), token, count=1) if new_sentence else token
+            new_sentence = token[-1] in ".?"
+        self._chunks.clear()
+        self._events.clear()
+        data = spoken.encode() + b"\0"
+        if status := self._lib.espeak_Synth(data, len(data), 0, _POS_CHARACTER, 0, _CHARS_UTF8, None, None):
+            raise EspeakError(f"espeak_Synth({text!r}): status {status}")
+        audio = np.frombuffer(b"".join(self._chunks), np.int16).astype(np.float32) / 32768
+        return audio, self._word_times(tokens, positions, len(audio))
+
+    def _word_times(self, tokens: list[str], positions: list[int], n: int) -> list[tuple[str, int, int]]:
+        starts: dict[int, int] = {}
+        ends: dict[int, int] = {}
+        word = -1  # of the latest WORD event
+        sounding = False  # since the previous event
+        for kind, position, sample, phoneme in [*self._events, (0, 0, n, b"")]:
+            if sounding:
+                ends[word] = sample
+            if kind == _EVENT_WORD:
+                word = bisect_right(positions, position) - 1
+                starts.setdefault(word, sample)
+            sounding = kind == _EVENT_PHONEME and not phoneme.startswith(b"_")
+        times = [(token, starts.get(i, -1), ends.get(i, -1)) for i, token in enumerate(tokens)]
+        edges = [0, *(t for _, start, end in times for t in (start, end)), n]
+        if edges != sorted(edges) or any(start == end for _, start, end in times):
+            raise WordTimingError(f"voice {self._voice!r}: no exact time for every word (-1: none): {times}")
+        return times
+
+
+def speak(text_sentences: Sequence[str], rng: np.random.Generator, voice: str) -> Utterance:
+    """Speak sentences with one random manner (speed, pitch, word gap, speaker factor) and random pauses.
+
+    Raises ValueError (no sentence, or not words of a-z), UnknownVoice, EspeakError, WordTimingError.
+    """
+    if not text_sentences:
+        raise ValueError("text_sentences is empty: expected at least one sentence")
+    ratio = int(rng.choice(RATIOS))
+    manner = {
+        "seed": int(rng.integers(1, 2**31)),
+        "speed": int(rng.integers(*SPEED_WPM, endpoint=True)),
+        "pitch": int(rng.integers(*PITCH, endpoint=True)),
+        "pitch_range": int(rng.integers(*PITCH_RANGE, endpoint=True)),
+        "word_gap": int(rng.integers(*WORD_GAP, endpoint=True)) if rng.random() < WORD_GAP_SHARE else 0,
+    }
+    per_second = 441 * SAMPLE_RATE / ratio  # native samples per second of output
+    silences = per_second * np.array([rng.uniform(*EDGE_S), *rng.uniform(*PAUSE_S, len(text_sentences) - 1)])
+    with Espeak(voice, **manner) as espeak:
+        pieces = [espeak.say(text) for text in text_sentences]
+    placed, words, end = [], [], 0
+    for silence, (samples, times) in zip(silences, pieces, strict=True):
+        offset = end + int(silence)
+        placed.append((offset, samples))
+        words += [(w, (offset + a) / per_second, (offset + b) / per_second) for w, a, b in times]
+        end = offset + times[-1][2]
+    audio = np.zeros(end + int(per_second * rng.uniform(*EDGE_S)), np.float32)
+    for offset, samples in placed:  # added, since a voice's echo may reach over a short pause
+        room = audio[offset : offset + len(samples)]
+        room += samples[: len(room)]
+    audio = _resample(audio, ratio)
+    return Utterance(audio / max(1.0, float(np.abs(audio).max())), words)
+
+
+def _fast_size(n: int) -> int:
+    """The smallest product of 2s, 3s and 5s that is at least n."""
+    odd = (3**a * 5**b for a in range(13) for b in range(9))
+    return min(p << max(0, (-(-n // p) - 1).bit_length()) for p in odd)
+
+
+def _resample(x: np.ndarray, ratio: int) -> np.ndarray:
+    """float32 [n] -> float32 [ceil(n * ratio / 441)], exactly that ratio and no delay.
+
+    Cuts the spectrum at the new Nyquist frequency, with a raised-cosine edge from 94 % of it so that sharp
+    sounds do not ring. The padding keeps the FFT's wrap-around away from the sound.
+    """
+    blocks = _fast_size(-(-(len(x) + 1024) // 441))
+    spectrum = np.fft.rfft(x, 441 * blocks)[: ratio * blocks // 2 + 1]
+    edge = len(spectrum) * 6 // 100
+    spectrum[-edge:] *= 0.5 + 0.5 * np.cos(np.linspace(0, np.pi, edge))
+    y = np.fft.irfft(spectrum, ratio * blocks) * (ratio / 441)
+    return y[: -(-len(x) * ratio // 441)].astype(np.float32)
+
+
+def augment(audio: np.ndarray, rng: np.random.Generator, strength: float = 1.0) -> np.ndarray:
+    """A room, a microphone, noise, clipping and loudness, each by chance: float32 [n], 16 kHz -> the same.
+
+    The direct sound keeps its time: the room adds only later copies and the filter is zero-phase. `strength`
+    (0 to 1.5) multiplies the chances and how bad it gets; 0 returns a copy, and so does silence. Peak <= 1.
+    """
+    n, y = len(audio), np.array(audio, np.float32)
+    if strength <= 0 or not y.any():
+        return y
+    impulse = _room(rng, strength) if rng.random() < 0.5 * strength else np.ones(1, np.float32)
+    filtered = rng.random() < 0.6 * strength
+    if filtered or len(impulse) > 1:
+        size = _fast_size(n + len(impulse) + 1024)
+        spectrum = np.fft.rfft(y, size) * np.fft.rfft(impulse, size)
+        if filtered:
+            spectrum *= _microphone(rng, len(spectrum), strength)
+        y = np.fft.irfft(spectrum, size)[:n].astype(np.float32)
+    if rng.random() < 0.7 * strength:
+        snr_db = rng.uniform(40 - 30 * min(strength, 1.3), 40)
+        noise = _noise(rng, n, str(rng.choice(["white", "pink", "brown", "hum"])))
+        y += noise * (_speech_rms(y) * 10 ** (-snr_db / 20))
+    if rng.random() < 0.1 * strength:
+        y = np.tanh(y * (rng.uniform(1, 1 + 2 * strength) / np.abs(y).max()))
+    if rng.random() < strength:
+        return _to_peak(y, rng.uniform(*LOUDNESS_DBFS))
+    return y / max(1.0, float(np.abs(y).max()))
+
+
+def _room(rng: np.random.Generator, strength: float) -> np.ndarray:
+    """Impulse response, float32 [rt60 * 16000]: direct sound (1, at 0), six early echoes, a decaying tail."""
+    rt60 = rng.uniform(0.1, 0.5)  # s
+    t = np.arange(int(rt60 * SAMPLE_RATE)) / SAMPLE_RATE
+    tail = rng.standard_normal(len(t)) * (t > 0.005)
+    early = rng.integers(16, 640, 6)  # 1-40 ms
+    tail[early] += rng.uniform(4, 12, 6) * rng.choice([-1, 1], 6)
+    tail *= np.exp(-6.91 * t / rt60)
+    direct_to_reverb_db = rng.uniform(18 - 15 * strength, 18)
+    tail *= 10 ** (-direct_to_reverb_db / 20) / np.linalg.norm(tail)
+    tail[0] = 1
+    return tail.astype(np.float32)
+
+
+def _microphone(rng: np.random.Generator, bins: int, strength: float) -> np.ndarray:
+    """Gain, float32 [bins] from 0 to 8 kHz: a tilt, three bumps, sometimes a telephone's or a narrow band."""
+    octaves = np.linspace(-5, 3, 65)  # around 1 kHz
+    db = rng.uniform(-2, 2) * strength * octaves
+    for centre, height in zip(rng.uniform(-3, 3, 3), rng.uniform(-5, 5, 3) * strength, strict=True):
+        db += height * np.exp(-(((octaves - centre) / 0.7) ** 2))
+    kind = rng.random()
+    low, high, slope = (300, 3400, 48) if kind < 0.2 else (rng.uniform(50, 150), rng.uniform(4000, 8000), 24)
+    if kind < 0.6:
+        below, above = np.log2(low / 1000) - octaves, octaves - np.log2(high / 1000)
+        db -= slope * np.maximum(0, np.maximum(below, above))
+    hertz = np.linspace(0, SAMPLE_RATE / 2, bins)
+    return np.interp(hertz, 1000 * 2.0**octaves, 10 ** (np.maximum(db, -60) / 20)).astype(np.float32)
+
+
+def _noise(rng: np.random.Generator, n: int, kind: str) -> np.ndarray:
+    """float32 [n] of RMS 1: white, pink or brown noise (flat below 20 Hz), or mains hum with overtones."""
+    if kind == "hum":
+        phase = (2 * np.pi * rng.choice([50, 60]) / SAMPLE_RATE) * np.arange(n, dtype=np.float32)
+        y = sum(rng.uniform(0.2, 1) / k * np.sin(k * phase + rng.uniform(0, 6.3)) for k in range(1, 7))
+    elif kind == "white":
+        y = rng.standard_normal(n, np.float32)
+    else:
+        size = _fast_size(n)
+        spectrum = np.fft.rfft(rng.standard_normal(size, np.float32))
+        hertz = np.maximum(np.arange(len(spectrum), dtype=np.float32) * (SAMPLE_RATE / size), 20)
+        y = np.fft.irfft(spectrum * hertz ** -_NOISE_SLOPE[kind], size)[:n]
+    return (y / np.sqrt(np.mean(np.square(y)))).astype(np.float32)
+
+
+def _speech_rms(x: np.ndarray) -> float:
+    """RMS of the 20 ms frames within 30 dB of the loudest one, so that pauses do not count."""
+    frames = x[: len(x) // 320 * 320].reshape(-1, 320) if len(x) >= 320 else x[None]
+    power = np.mean(np.square(frames), axis=1)
+    return float(np.sqrt(power[power >= 1e-3 * power.max()].mean()))
+
+
+def _to_peak(y: np.ndarray, dbfs: float) -> np.ndarray:
+    return (y * (10 ** (dbfs / 20) / np.abs(y).max())).astype(np.float32)
+
+
+def not_speech(rng: np.random.Generator, seconds: float, kind: str | None = None) -> np.ndarray:
+    """Sound without words, float32 [seconds * 16000]: one of NOT_SPEECH, random unless `kind` names it.
+
+    Peak -40 to -3 dBFS; "silence" is zeros, "faint" is noise at -85 to -50 dBFS. ValueError: unknown kind.
+    """
+    n = round(seconds * SAMPLE_RATE)
+    kind = kind or str(rng.choice(NOT_SPEECH))
+    if kind not in NOT_SPEECH:
+        raise ValueError(f"kind {kind!r}: expected one of {', '.join(NOT_SPEECH)}")
+    if n <= 0 or kind == "silence":
+        return np.zeros(max(n, 0), np.float32)
+    t = np.arange(n) / SAMPLE_RATE
+    if kind == "faint":
+        return _to_peak(_noise(rng, n, str(rng.choice(list(_NOISE_SLOPE)))), rng.uniform(-85, -50))
+    if kind == "tone":
+        hertz = 440.0 if rng.random() < 0.3 else 2 ** rng.uniform(6.3, 12)  # 80-4000 Hz
+        y = np.sin(2 * np.pi * hertz * t + rng.uniform(0.1, 3))
+    elif kind == "sweep":
+        first, last = 2 ** rng.uniform(6.3, 12.6, 2)  # 80-6200 Hz
+        y = np.sin(2 * np.pi * (first + (last - first) / 2 * t / seconds) * t + 0.1)
+    elif kind == "clicks":
+        impulses = np.zeros(n)
+        at = rng.integers(0, n, max(1, round(seconds * rng.uniform(0.5, 8))))
+        impulses[at] = rng.uniform(0.3, 1, len(at)) * rng.choice([-1, 1], len(at))
+        decay = rng.standard_normal(64) * np.exp(-np.arange(64) / rng.uniform(2, 20))  # 4 ms
+        decay[0] = 2
+        y = np.convolve(impulses, decay)[:n]
+    else:
+        y = _noise(rng, n, kind)
+    return _to_peak(y, rng.uniform(*LOUDNESS_DBFS))
