@@ -1,4 +1,4 @@
-"""The command line: `python -m bench run ...` and `python -m bench report DIR`.
+"""The command line: `python -m bench run ...`, `python -m bench serve ...` and `python -m bench report DIR`.
 
 Exit status: 0 all clips completed; 1 a request failed or is missing; 2 a mistake in the usage or the data,
 or no server; 130 stopped by Ctrl-C.
@@ -10,14 +10,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import BenchError, report
+from bench import BenchError, report, serve
 from bench.run import measure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     flags = _parse(arguments)
     try:
-        interrupted = flags.command == "run" and measure(flags)
+        if flags.command == "serve":
+            serve.stay_up(flags.config, flags.dir, flags.port)
+            return 0
+        interrupted = flags.command == "run" and _run(flags)
         summary, rows = report.score(flags.out)
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -32,11 +35,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 130 if interrupted else int(not complete)
 
 
+def _run(flags: argparse.Namespace) -> bool:
+    if flags.serve is None:
+        return measure(flags)
+    flags.out.mkdir(parents=True, exist_ok=True)
+    port = serve.free_port()
+    flags.url = f"http://127.0.0.1:{port}"
+    with serve.server(flags.serve, flags.dir, port, flags.out / "server.log"):
+        return measure(flags)
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure a transcription server.")
     commands = parser.add_subparsers(dest="command", required=True)
-    add = commands.add_parser("run", help="send clips, time and score the answers").add_argument
-    add("--url", required=True, help="root of the server, such as http://127.0.0.1:8000")
+    run = commands.add_parser("run", help="send clips, time and score the answers")
+    where = run.add_mutually_exclusive_group(required=True)
+    where.add_argument("--url", help="root of the server, such as http://127.0.0.1:8000")
+    where.add_argument("--serve", type=Path, metavar="YAML", help="vLLM config: serve it for the time of the run")
+    add = run.add_argument
+    add(
+        "--dir",
+        type=Path,
+        default=Path(),
+        help="directory to serve in, the config's `model: .` (default: this one)",
+    )
     add("--dataset", required=True, type=Path, help="directory with a manifest.jsonl")
     add("--out", required=True, type=Path, help="directory for the results")
     add("--samples", type=int, metavar="N", help="clips to pick with --seed (default: all)")
@@ -48,6 +70,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--timeout", dest="timeout_s", type=int, default=600, metavar="S", help=silence)
     add("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
     add("--resume", action="store_true", help="continue the run in --out: what failed or is missing")
+    add = commands.add_parser("serve", help="serve on this machine until Ctrl-C, with a request to paste").add_argument
+    add("--config", required=True, type=Path, metavar="YAML", help="vLLM config")
+    add(
+        "--dir",
+        type=Path,
+        default=Path(),
+        help="directory to serve in, the config's `model: .` (default: this one)",
+    )
+    add("--port", type=int, default=8000, metavar="N", help="port of 127.0.0.1 (default: 8000)")
     add = commands.add_parser("report", help="score a run's directory again, without a server").add_argument
     add("out", metavar="DIR", type=Path)
     flags = parser.parse_args(arguments)

@@ -27,9 +27,7 @@ def describe(server_version: str | None) -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     cpu = re.search(r"^model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
     try:
-        git = subprocess.run(
-            GIT, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout
+        git = subprocess.run(GIT, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         git = ""  # no git here, or no checkout
     return {

@@ -21,7 +21,7 @@ from bench.memory import MemorySampler
 # No clip can succeed after one of these: no answer at all, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)
 # What both parts of a resumed run must share, or its numbers would mix two measurements.
-SAME = ("url", "model", "manifest_sha256", "concurrency", "server_version")
+SAME = ("url", "serve", "model", "manifest_sha256", "concurrency", "server_version")
 
 
 def measure(flags: Namespace) -> bool:
@@ -40,7 +40,9 @@ def measure(flags: Namespace) -> bool:
     record: dict[str, Any] = {
         "schema_version": 1,
         "run": {
-            "url": client.url,
+            # a server of our own gets a new port every time
+            "url": None if flags.serve else client.url,
+            "serve": flags.serve and str(flags.serve),
             "model": client.model,
             "dataset": str(flags.dataset),
             "manifest_sha256": manifest_sha256,

@@ -75,8 +75,14 @@ def settle_end(audio: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return audio
 
 
-def clip(rng: np.random.Generator, voices: list[str], *, held_out: bool = False, strength: float = 1.0,
-         longest_s: float = LONGEST_S) -> Clip:
+def clip(
+    rng: np.random.Generator,
+    voices: list[str],
+    *,
+    held_out: bool = False,
+    strength: float = 1.0,
+    longest_s: float = LONGEST_S,
+) -> Clip:
     """One clip of 1 to `longest_s` seconds: about half of them have one or two sentences."""
     while True:
         if not held_out and rng.random() < NOT_SPEECH_SHARE:

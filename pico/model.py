@@ -62,10 +62,28 @@ class Config:
     def from_params(cls, params: dict) -> "Config":
         """From the content of a Mistral `params.json`."""
         e = params["multimodal"]["whisper_model_args"]["encoder_args"]
-        encoder = Block(e["dim"], e["n_layers"], e["n_heads"], e["n_kv_heads"], e["head_dim"], e["hidden_dim"],
-                        e["sliding_window"], e["rope_theta"], e["norm_eps"])
-        lm = Block(params["dim"], params["n_layers"], params["n_heads"], params["n_kv_heads"], params["head_dim"],
-                   params["hidden_dim"], params["sliding_window"], params["rope_theta"], params["norm_eps"])
+        encoder = Block(
+            e["dim"],
+            e["n_layers"],
+            e["n_heads"],
+            e["n_kv_heads"],
+            e["head_dim"],
+            e["hidden_dim"],
+            e["sliding_window"],
+            e["rope_theta"],
+            e["norm_eps"],
+        )
+        lm = Block(
+            params["dim"],
+            params["n_layers"],
+            params["n_heads"],
+            params["n_kv_heads"],
+            params["head_dim"],
+            params["hidden_dim"],
+            params["sliding_window"],
+            params["rope_theta"],
+            params["norm_eps"],
+        )
         return cls(encoder, lm, params["vocab_size"], params["ada_rms_norm_t_cond_dim"])
 
 
@@ -180,8 +198,14 @@ class Layer(nn.Module):
                 nn.Linear(b.dim, t_cond_dim, bias=False), nn.GELU(), nn.Linear(t_cond_dim, b.dim, bias=False)
             )
 
-    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: list[Tensor] | None = None,
-                t_cond: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Tensor | None,
+        cache: list[Tensor] | None = None,
+        t_cond: Tensor | None = None,
+    ) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rope, mask, cache)
         h = self.ffn_norm(x)
         if t_cond is not None:
@@ -226,7 +250,9 @@ class Voxtral(nn.Module):
         lm, enc = config.lm, config.encoder
         self.encoder = Encoder(enc)
         self.audio_language_projection = nn.Sequential(
-            nn.Linear(FRAMES_PER_TOKEN * enc.dim, lm.dim, bias=False), nn.GELU(), nn.Linear(lm.dim, lm.dim, bias=False)
+            nn.Linear(FRAMES_PER_TOKEN * enc.dim, lm.dim, bias=False),
+            nn.GELU(),
+            nn.Linear(lm.dim, lm.dim, bias=False),
         )
         self.tok_embeddings = nn.Embedding(config.vocab_size, lm.dim)
         self.layers = nn.ModuleList([Layer(lm, t_cond_dim=config.t_cond_dim) for _ in range(lm.n_layers)])
@@ -298,7 +324,10 @@ def _checkpoint_name(name: str) -> str:
 
 def save(model: Voxtral, path: Path) -> None:
     """Write `consolidated.safetensors`: bfloat16, Mistral's names."""
-    save_file({_checkpoint_name(k): v.to(torch.bfloat16).contiguous().cpu() for k, v in model.state_dict().items()}, path)
+    save_file(
+        {_checkpoint_name(k): v.to(torch.bfloat16).contiguous().cpu() for k, v in model.state_dict().items()},
+        path,
+    )
 
 
 def load(directory: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Voxtral:

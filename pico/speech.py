@@ -71,7 +71,7 @@ _BUFFER_MS = 1000  # audio per callback; 220 events fit, more would be dropped
 _TOKEN = re.compile(r"(?=[^A-Za-z]*[A-Za-z])[A-Za-z']+[,.?]*")
 
 
-class UnknownVoice(ValueError):
+class UnknownVoiceError(ValueError):
     """The voice does not exist."""
 
 
@@ -108,14 +108,14 @@ class Espeak:
     """A fresh espeak-ng with one voice, as a context manager; another thread waits until this one closes it.
 
     `seed` is its noise's; `parameters` are named in _PARAMETERS, on the scales above, or espeak's defaults.
-    Raises UnknownVoice; EspeakError, also when something else in this process has the library loaded.
+    Raises UnknownVoiceError; EspeakError, also when something else in this process has the library loaded.
     """
 
     def __init__(self, voice: str, seed: int = 1, **parameters: int) -> None:
         language, plus, variant = voice.partition("+")
         variants = Path(espeakng_loader.get_data_path(), "voices", "!v")
         if language not in LANGUAGES or (plus and variant not in os.listdir(variants)):
-            raise UnknownVoice(
+            raise UnknownVoiceError(
                 f"voice {voice!r}: expected one of {', '.join(LANGUAGES)}, alone or with a variant "
                 "of espeak-ng such as +f3 or +m1"
             )
@@ -156,7 +156,7 @@ class Espeak:
         lib.espeak_SetSynthCallback(self._callback)
         lib.espeak_ng_SetRandSeed(ctypes.c_long(self._seed))
         if status := lib.espeak_SetVoiceByName(self._name.encode()):
-            raise UnknownVoice(f"voice {self._voice!r}: espeak-ng has no {self._name!r} (status {status})")
+            raise UnknownVoiceError(f"voice {self._voice!r}: espeak-ng has no {self._name!r} (status {status})")
         for name, value in self._parameters.items():
             if status := lib.espeak_SetParameter(_PARAMETERS[name], value, 0):
                 raise EspeakError(f"espeak_SetParameter({name}, {value}): status {status}")
@@ -188,6 +188,7 @@ class Espeak:
             positions.append(len(spoken) + 1)
             spoken += re.sub("[a-z]", lambda m: m[0].upper(), token, count=1) if new_sentence else token
             new_sentence = token[-1] in ".?"
+        assert self._lib is not None, "use it in a `with` block"
         self._chunks.clear()
         self._events.clear()
         data = spoken.encode() + b"\0"
@@ -218,7 +219,7 @@ class Espeak:
 def speak(text_sentences: Sequence[str], rng: np.random.Generator, voice: str) -> Utterance:
     """Speak sentences with one random manner (speed, pitch, word gap, speaker factor) and random pauses.
 
-    Raises ValueError (no sentence, or not words of a-z), UnknownVoice, EspeakError, WordTimingError.
+    Raises ValueError (no sentence, or not words of a-z), UnknownVoiceError, EspeakError, WordTimingError.
     """
     if not text_sentences:
         raise ValueError("text_sentences is empty: expected at least one sentence")

@@ -15,13 +15,51 @@ import tiktoken
 N_SPECIAL = 1000
 # The rank is the position. Where mistral-common names a token that real checkpoints do not number publicly, it gets
 # a free place here: the file must name every control token, but pico emits only EOS and the two STREAMING ones.
-CONTROL_TOKENS = (
-    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
-    "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] "
-    "<SPECIAL_20> <SPECIAL_21> <SPECIAL_22> <SPECIAL_23> [AUDIO] [BEGIN_AUDIO] <SPECIAL_26> <SPECIAL_27> <SPECIAL_28> "
-    "<SPECIAL_29> <SPECIAL_30> <SPECIAL_31> [STREAMING_PAD] [STREAMING_WORD] [TRANSCRIBE] [ARGS] [CALL_ID] [THINK] "
-    "[/THINK] [REPEAT_AUDIO_TEXT] [NEXT_AUDIO_TEXT] [MODEL_SETTINGS] [/MODEL_SETTINGS]"
-).split()
+CONTROL_TOKENS = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+    "[IMG]",
+    "<pad>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
+    "<SPECIAL_20>",
+    "<SPECIAL_21>",
+    "<SPECIAL_22>",
+    "<SPECIAL_23>",
+    "[AUDIO]",
+    "[BEGIN_AUDIO]",
+    "<SPECIAL_26>",
+    "<SPECIAL_27>",
+    "<SPECIAL_28>",
+    "<SPECIAL_29>",
+    "<SPECIAL_30>",
+    "<SPECIAL_31>",
+    "[STREAMING_PAD]",
+    "[STREAMING_WORD]",
+    "[TRANSCRIBE]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "[THINK]",
+    "[/THINK]",
+    "[REPEAT_AUDIO_TEXT]",
+    "[NEXT_AUDIO_TEXT]",
+    "[MODEL_SETTINGS]",
+    "[/MODEL_SETTINGS]",
+]
 # A word with the space before it, a run of punctuation, or space: what no token may span.
 PATTERN = r" ?[A-Za-z']+| ?[^\sA-Za-z']+|\s+"
 AUDIO = {
@@ -41,10 +79,12 @@ def train(sentences: Iterable[str], n_tokens: int) -> dict:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([  # type: ignore[assignment]
-        pre_tokenizers.Split(Regex(PATTERN), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe.train_from_iterator(
         sentences, trainers.BpeTrainer(vocab_size=n_tokens, initial_alphabet=alphabet, show_progress=False)
@@ -52,7 +92,9 @@ def train(sentences: Iterable[str], n_tokens: int) -> dict:
     to_byte = {c: b for b, c in _byte_level_characters().items()}
     merges = json.loads(bpe.to_str())["model"]["merges"]
     # two merges may spell the same token
-    tokens = list(dict.fromkeys([bytes([b]) for b in range(256)] + [bytes(to_byte[c] for c in a + b) for a, b in merges]))
+    tokens = list(
+        dict.fromkeys([bytes([b]) for b in range(256)] + [bytes(to_byte[c] for c in a + b) for a, b in merges])
+    )
     if len(tokens) != n_tokens:
         raise ValueError(f"{n_tokens} text tokens were asked for, and the sentences gave {len(tokens)}")
     return {
@@ -64,12 +106,14 @@ def train(sentences: Iterable[str], n_tokens: int) -> dict:
             "version": "v13",
         },
         "vocab": [
-            {"rank": i, "token_bytes": base64.b64encode(t).decode(), "token_str": t.decode("utf-8", "replace")}
+            {
+                "rank": i,
+                "token_bytes": base64.b64encode(t).decode(),
+                "token_str": t.decode("utf-8", "replace"),
+            }
             for i, t in enumerate(tokens)
         ],
-        "special_tokens": [
-            {"rank": i, "token_str": t, "is_control": True} for i, t in enumerate(CONTROL_TOKENS)
-        ],
+        "special_tokens": [{"rank": i, "token_str": t, "is_control": True} for i, t in enumerate(CONTROL_TOKENS)],
         "audio": AUDIO,
     }
 
@@ -86,7 +130,9 @@ class TextTokenizer:
 
     def __init__(self, tekken: dict):
         ranks = {base64.b64decode(t["token_bytes"]): t["rank"] for t in tekken["vocab"]}
-        self._bpe = tiktoken.Encoding("pico", pat_str=tekken["config"]["pattern"], mergeable_ranks=ranks, special_tokens={})
+        self._bpe = tiktoken.Encoding(
+            "pico", pat_str=tekken["config"]["pattern"], mergeable_ranks=ranks, special_tokens={}
+        )
         self.vocab_size = N_SPECIAL + len(ranks)
 
     @classmethod

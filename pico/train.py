@@ -64,7 +64,7 @@ class Speech:
         return [batches[i] for i in rng.permutation(len(batches))]
 
     def load(self, batch: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Audio float32 [batch, n * 1280], padded left and right, and targets int64 [batch, n], -1 past a clip's end."""
+        """Audio float32 [batch, n * 1280], padded left and right, and targets int64 [batch, n], -1 past the end."""
         n = -(-int(self.n_tokens[batch].max()) // 8) * 8  # other lengths would each be compiled for
         audio = torch.zeros(len(batch), n * model.SAMPLES_PER_TOKEN, device=self.device)
         targets = torch.full((len(batch), n), -1, dtype=torch.int64, device=self.device)
@@ -140,7 +140,9 @@ def train(out: Path, speech: Speech, *, minutes: float, batch_s: float, seed: in
     rest = [p for p in net.parameters() if p.ndim <= 1]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": rest, "weight_decay": 0.0}],
-        lr=PEAK_LR, betas=(0.9, 0.98), fused=True,
+        lr=PEAK_LR,
+        betas=(0.9, 0.98),
+        fused=True,
     )
     average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(EMA))
     for layer in [*net.encoder.layers, *net.layers]:
@@ -148,8 +150,11 @@ def train(out: Path, speech: Speech, *, minutes: float, batch_s: float, seed: in
 
     start, step, seconds, running = time.time(), 0, 0.0, torch.zeros((), device="cuda")
     rows = log.open("w")
-    print(f"{speech.hours:.1f} hours in {len(speech.lengths)} clips; "
-          f"{sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters", flush=True)
+    print(
+        f"{speech.hours:.1f} hours in {len(speech.lengths)} clips; "
+        f"{sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters",
+        flush=True,
+    )
     epoch: list[np.ndarray] = []
     while (elapsed := time.time() - start) < minutes * 60:
         epoch = epoch or speech.batches(rng, batch_s)
@@ -167,8 +172,13 @@ def train(out: Path, speech: Speech, *, minutes: float, batch_s: float, seed: in
         step += 1
         seconds += speech.lengths[batch].sum() / model.SAMPLE_RATE
         if step % 100 == 0:
-            row = {"step": step, "loss": round(running.item() / 100, 4), "lr": round(lr, 6),
-                   "hours_heard": round(seconds / 3600, 1), "elapsed_s": round(time.time() - start, 1)}
+            row = {
+                "step": step,
+                "loss": round(running.item() / 100, 4),
+                "lr": round(lr, 6),
+                "hours_heard": round(seconds / 3600, 1),
+                "elapsed_s": round(time.time() - start, 1),
+            }
             print(json.dumps(row), file=rows, flush=True)
             print(json.dumps(row), flush=True)
             running.zero_()
@@ -191,10 +201,26 @@ def main() -> None:
         sentences = [" " + text.sentence(rng) for _ in range(100_000)]
         tekken.write_text(json.dumps(tokenizer.train(sentences, vocab_size - tokenizer.N_SPECIAL), indent=0))
     if args.hours:
-        command = ["-m", "pico.data", args.data, "--hours", args.hours, "--seed", args.seed, "--tekken", tekken]
+        command = [
+            "-m",
+            "pico.data",
+            args.data,
+            "--hours",
+            args.hours,
+            "--seed",
+            args.seed,
+            "--tekken",
+            tekken,
+        ]
         subprocess.run([sys.executable, *map(str, command)], check=True)
-    train(args.out, Speech(args.data, "cuda"), minutes=args.minutes, batch_s=args.batch_s, seed=args.seed,
-          log=args.out / "training.jsonl")
+    train(
+        args.out,
+        Speech(args.data, "cuda"),
+        minutes=args.minutes,
+        batch_s=args.batch_s,
+        seed=args.seed,
+        log=args.out / "training.jsonl",
+    )
 
 
 if __name__ == "__main__":

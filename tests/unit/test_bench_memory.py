@@ -81,9 +81,7 @@ def test_a_remote_server_has_no_number_but_a_reason(monkeypatch: pytest.MonkeyPa
         (FakeGpus(held=0, used=9, opened=()), ("rss_process_tree", None)),  # a server on the CPU beside a GPU
     ],
 )
-def test_the_best_source_wins(
-    monkeypatch: pytest.MonkeyPatch, gpus: FakeGpus, expected: tuple[str, Any]
-) -> None:
+def test_the_best_source_wins(monkeypatch: pytest.MonkeyPatch, gpus: FakeGpus, expected: tuple[str, Any]) -> None:
     monkeypatch.setattr(memory, "Gpus", lambda: gpus)
     with FakeServer() as server:
         result = sample(server.url)

@@ -49,9 +49,7 @@ def test_nothing_measured_is_null() -> None:
     assert metrics.rtfx([row()], None) is None
     nothing = metrics.wer([])
     assert nothing.pop("normalizer").startswith("whisper-english (whisper-normalizer ")
-    assert nothing == {
-        name: None for name in ("value", "ci95", "substitutions", "deletions", "insertions", "words")
-    }
+    assert nothing == dict.fromkeys(("value", "ci95", "substitutions", "deletions", "insertions", "words"))
 
 
 @pytest.mark.parametrize(

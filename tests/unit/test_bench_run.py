@@ -200,9 +200,7 @@ BROKEN = {
 }
 
 
-def test_failures_are_rows_and_deleted_words_but_no_latency(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_are_rows_and_deleted_words_but_no_latency(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     case.server.answers = echo() | BROKEN
     assert case.run("--warmup", "1") == 1
     summary, rows = summary_of(case.out), {f"{row['id']}.wav": row for row in rows_of(case.out)}
@@ -388,9 +386,7 @@ def test_out_that_cannot_be_made(case: Case, capsys: pytest.CaptureFixture[str])
 
 
 def test_resume_after_a_kill_repeats_only_what_was_in_flight(case: Case) -> None:
-    case.server.answers = echo(delay_s=0.1) | {
-        name: Answer("late", delay_s=60) for name in files(["c06", "c07"])
-    }
+    case.server.answers = echo(delay_s=0.1) | {name: Answer("late", delay_s=60) for name in files(["c06", "c07"])}
     process = case.start("--concurrency", "2", "--warmup", "1")
     rows = case.out / "requests.jsonl"
     wait_until(lambda: len(case.server.sent()) == 1 + 8 and len(rows_of(case.out)) == 6)

@@ -21,9 +21,7 @@ SENTENCES = [
     "did it, or not?",
     "i don't know, so ask dad.",
 ]
-MERGED = (
-    "there are some out of the house. we would have to go on with it in the end, as it was of a lot of use."
-)
+MERGED = "there are some out of the house. we would have to go on with it in the end, as it was of a lot of use."
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -60,9 +58,7 @@ def test_words_fill_their_times_and_pauses_are_silent() -> None:
         utterance = speech.speak(SENTENCES, rng(seed), voice)
         audio, words = utterance.audio, utterance.words
         reference, pauses = speech._speech_rms(audio), 0
-        for (word, start, end), following in zip(
-            words, [*words[1:], ("", len(audio) / RATE, 0.0)], strict=True
-        ):
+        for (word, start, end), following in zip(words, [*words[1:], ("", len(audio) / RATE, 0.0)], strict=True):
             if following[1] - end < 0.06:
                 assert not word.endswith(tuple(",.?")) or not following[0]
                 continue
@@ -123,7 +119,7 @@ def test_same_generator_same_speech_also_in_other_processes() -> None:
 
 @pytest.mark.parametrize("voice", ["en-us+zz", "en-us+", "en-us+F3", "xx", "", "en-us+../x"])
 def test_unknown_voice(voice: str) -> None:
-    with pytest.raises(speech.UnknownVoice, match="expected one of en-us"):
+    with pytest.raises(speech.UnknownVoiceError, match="expected one of en-us"):
         speech.speak(["hello."], rng(), voice)
 
 

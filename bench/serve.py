@@ -1,0 +1,159 @@
+"""Start a `vllm serve`, wait until it answers, and leave no process behind.
+
+The benchmark needs nothing of vLLM but its command; which one is a matter of the environment that runs this.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import requests
+from tqdm import tqdm
+
+from bench import BenchError
+
+START_TIMEOUT_S = 600
+STOP_TIMEOUT_S = 20
+SHOWN_LINES = 25
+SAMPLE = "bench/data/clips/000.opus"  # relative to the repository, where one stands after `make serve`
+# The line of a Python traceback that names the exception, wherever vLLM's process prefix puts it
+CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", re.MULTILINE)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listened at a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def server(config: Path, directory: Path, port: int, log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `vllm serve --config CONFIG` in `directory`, where the config's `model: .` points; yields when it answers.
+
+    Listens on 127.0.0.1 alone. Output goes to `log`. Raises BenchError when it does not come up, with the log's last
+    lines and the exception that they name. On the way out every process of it is ended.
+    """
+    vllm = shutil.which("vllm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if vllm is None:
+        raise BenchError(f"no `vllm` command beside {sys.executable} or on PATH: install vLLM, or give --url")
+    for path, kind in ((config, "a vLLM config file"), (directory, "the checkpoint's directory")):
+        if not path.exists():
+            raise BenchError(f"{path} does not exist: expected {kind}")
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise BenchError(f"port {port} of 127.0.0.1 is taken: stop what listens there, or choose another port")
+    command = [
+        vllm,
+        "serve",
+        "--config",
+        str(config.resolve()),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *flags,
+    ]
+    with log.open("wb") as output:
+        # A session of its own: Ctrl-C in the terminal reaches only us, and one signal reaches all of its processes.
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        with _terminable():
+            _wait_until_up(process, f"http://127.0.0.1:{port}", log)
+            yield process
+    finally:
+        _stop(process)
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    start = time.monotonic()
+    with tqdm(desc="starting vLLM", bar_format="{desc}: {elapsed}", file=sys.stderr) as bar:
+        while True:
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(f"{url}/health", timeout=2).status_code == 200:
+                    return
+            if process.poll() is not None:
+                raise BenchError(f"vllm serve ended with status {process.returncode} before it answered.\n{_tail(log)}")
+            if time.monotonic() - start > START_TIMEOUT_S:
+                raise BenchError(f"vllm serve did not answer at {url} within {START_TIMEOUT_S} s.\n{_tail(log)}")
+            time.sleep(0.3)
+            bar.refresh()
+
+
+def _tail(log: Path) -> str:
+    """The last lines of the log, then the first exception in it: later ones tend to follow from it."""
+    text = log.read_text(errors="replace")
+    causes = CAUSE.findall(text)
+    last = "\n".join(f"  {line}" for line in text.splitlines()[-SHOWN_LINES:])
+    cause = f"cause: {causes[0]}" if causes else "It names no exception."
+    return f"The last lines of {log}:\n{last}\n{cause}"
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind as Ctrl-C does, so that it too ends the server."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the whole session: politely, then by force. A second Ctrl-C does not cut it short."""
+    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while _alive(process) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    finally:
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
+
+
+def _alive(process: subprocess.Popen[bytes]) -> bool:
+    """Whether any process of the group is left; the leader is reaped on the way, or it would stay as a zombie."""
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def stay_up(config: Path, directory: Path, port: int) -> None:
+    """Serve until Ctrl-C and print a request to paste."""
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch, "vllm.log")
+        with contextlib.suppress(KeyboardInterrupt), server(config, directory, port, log) as process:
+            url = f"http://127.0.0.1:{port}"
+            model = requests.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"]
+            print(f"Serving {model} at {url}, for this machine alone. Ctrl-C stops it. In another terminal:\n")
+            print(f"  curl {url}/v1/audio/transcriptions -F model={model} -F file=@{SAMPLE}\n", flush=True)
+            raise BenchError(f"vllm serve ended with status {process.wait()}.\n{_tail(log)}")

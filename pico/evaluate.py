@@ -1,0 +1,67 @@
+"""Transcribe a dataset with the reference model and score it as the benchmark scores a server.
+
+    python -m pico.evaluate --dataset bench/data --out results/reference
+
+Writes the same files as `python -m bench run`, so that the two can be laid side by side. The times in them are those
+of one batch of clips, not of requests, and say nothing about serving.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+import torch
+
+from bench import dataset, metrics, results
+from bench.client import Row
+from pico import model
+from pico.tokenizer import TextTokenizer
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+BATCH_S = 240  # seconds of padded audio at once
+
+
+def read_audio(path: Path) -> np.ndarray:
+    """float32 [n] at 16 kHz, mono."""
+    audio, rate = soundfile.read(path, dtype="float32")
+    return soxr.resample(audio if audio.ndim == 1 else audio.mean(1), rate, model.SAMPLE_RATE).astype(np.float32)
+
+
+def transcribe(net: model.Voxtral, tokenizer: TextTokenizer, clips: list[dataset.Clip]) -> list[Row]:
+    """One row per clip, in the clips' order."""
+    rows: dict[str, Row] = {}
+    pending = sorted(clips, key=lambda c: c.duration_s)
+    while pending:
+        longest = pending[-1].duration_s + 4
+        size = max(1, int(BATCH_S / longest))
+        batch, pending = pending[-size:], pending[:-size]
+        start = time.time()
+        outputs = net.transcribe([read_audio(c.path) for c in batch])
+        end = time.time()
+        for clip, tokens in zip(batch, outputs, strict=True):
+            text = tokenizer.decode(tokens).strip()
+            rows[clip.id] = Row(clip.id, clip.duration_s, 1, start, end, None, 200, text, clip.text, None)
+    return [rows[c.id] for c in clips]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dataset", type=Path, default=Path("bench/data"))
+    parser.add_argument("--samples", type=int)
+    parser.add_argument("--out", type=Path, help="directory for requests.jsonl; without it only the WER is printed")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    args = parser.parse_args()
+    clips = dataset.select(dataset.load(args.dataset)[0], args.samples, seed=0)
+    net = model.load(args.checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
+    rows = transcribe(net, TextTokenizer.from_file(args.checkpoint / "tekken.json"), clips)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / results.ROWS).write_text("".join(map(results.row_line, rows)))
+    print(metrics.wer(rows))
+
+
+if __name__ == "__main__":
+    main()
