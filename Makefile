@@ -35,6 +35,9 @@ test: .venv/ready-dev ## lint, types and all tests, with real servers
 bench-full: .venv/ready ## all 500 clips on the tiny checkpoint, into bench/results/pico-cpu (about 20 minutes)
 	@.venv/bin/python -m bench run $(PICO) --dataset bench/data --out bench/results/pico-cpu $(RESUME)
 
+reference: .venv/ready ## all 500 clips through the reference model, into bench/results/pico-reference (2 minutes)
+	@.venv/bin/python -m pico.evaluate --out bench/results/pico-reference
+
 lock: ## pin and hash requirements/*.in anew (needs uv)
 	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade --override requirements/cpu-overrides.txt -o requirements/cpu.txt requirements/cpu.in
@@ -57,4 +60,4 @@ help: ## this list
 	@rm -f .venv/ready-dev
 	@$(PYTHON) tools/setup_venv.py --dev
 
-.PHONY: demo serve bench test bench-full lock clean help
+.PHONY: demo serve bench test bench-full reference lock clean help

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import requests
 from tqdm import tqdm
 
@@ -23,8 +24,9 @@ from bench import BenchError
 
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 20
+KILL_TIMEOUT_S = 5
 SHOWN_LINES = 25
-SAMPLE = "bench/data/clips/000.opus"  # relative to the repository, where one stands after `make serve`
+SAMPLE = "bench/data/clips/001.opus"  # relative to the repository, where one stands after `make serve`
 # The line of a Python traceback that names the exception, wherever vLLM's process prefix puts it
 CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", re.MULTILINE)
 
@@ -64,22 +66,22 @@ def server(config: Path, directory: Path, port: int, log: Path, *flags: str) -> 
         str(port),
         *flags,
     ]
-    with log.open("wb") as output:
-        # A session of its own: Ctrl-C in the terminal reaches only us, and one signal reaches all of its processes.
-        process = subprocess.Popen(
-            command,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        with _terminable():
+    with _terminable():  # around all of it: no moment is left in which a signal would leave the server behind
+        with log.open("wb") as output:
+            # A session of its own: Ctrl-C in the terminal reaches only us, and its processes can be told from others.
+            process = subprocess.Popen(
+                command,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
             _wait_until_up(process, f"http://127.0.0.1:{port}", log)
             yield process
-    finally:
-        _stop(process)
+        finally:
+            _stop(process)
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
@@ -87,7 +89,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> Non
     with tqdm(desc="starting vLLM", bar_format="{desc}: {elapsed}", file=sys.stderr) as bar:
         while True:
             with contextlib.suppress(requests.RequestException):
-                if requests.get(f"{url}/health", timeout=2).status_code == 200:
+                if _get(f"{url}/health", timeout_s=2).status_code == 200:
                     return
             if process.poll() is not None:
                 raise BenchError(f"vllm serve ended with status {process.returncode} before it answered.\n{_tail(log)}")
@@ -95,6 +97,12 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> Non
                 raise BenchError(f"vllm serve did not answer at {url} within {START_TIMEOUT_S} s.\n{_tail(log)}")
             time.sleep(0.3)
             bar.refresh()
+
+
+def _get(url: str, timeout_s: float) -> requests.Response:
+    with requests.Session() as session:
+        session.trust_env = False  # a proxy of the environment would not reach our 127.0.0.1
+        return session.get(url, timeout=timeout_s)
 
 
 def _tail(log: Path) -> str:
@@ -108,43 +116,53 @@ def _tail(log: Path) -> str:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind as Ctrl-C does, so that it too ends the server."""
+    """Let SIGTERM and a closed terminal unwind as Ctrl-C does, so that they too end the server."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, interrupt)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the whole session: politely, then by force. A second Ctrl-C does not cut it short."""
-    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ignored = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while _alive(process) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for number, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, KILL_TIMEOUT_S)):
+            told: set[int] = set()
+            deadline = time.monotonic() + patience_s
+            while (left := _running(process)) and time.monotonic() < deadline:
+                for pid in left - told:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                told |= left
+                time.sleep(0.1)
     finally:
         for number, handler in ignored.items():
             signal.signal(number, handler)
 
 
-def _alive(process: subprocess.Popen[bytes]) -> bool:
-    """Whether any process of the group is left; the leader is reaped on the way, or it would stay as a zombie."""
+def _running(process: subprocess.Popen[bytes]) -> set[int]:
+    """The processes of the session that have not ended.
+
+    Zombies have: a container whose first process is no init keeps those of them that lost their parent for good.
+    """
     process.poll()
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    running = set()
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(each.pid) == process.pid and each.status() != psutil.STATUS_ZOMBIE:
+                running.add(each.pid)
+    return running
 
 
 def stay_up(config: Path, directory: Path, port: int) -> None:
@@ -153,7 +171,7 @@ def stay_up(config: Path, directory: Path, port: int) -> None:
         log = Path(scratch, "vllm.log")
         with contextlib.suppress(KeyboardInterrupt), server(config, directory, port, log) as process:
             url = f"http://127.0.0.1:{port}"
-            model = requests.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"]
+            model = _get(f"{url}/v1/models", timeout_s=10).json()["data"][0]["id"]
             print(f"Serving {model} at {url}, for this machine alone. Ctrl-C stops it. In another terminal:\n")
             print(f"  curl {url}/v1/audio/transcriptions -F model={model} -F file=@{SAMPLE}\n", flush=True)
             raise BenchError(f"vllm serve ended with status {process.wait()}.\n{_tail(log)}")

@@ -2,8 +2,8 @@
 
     python -m pico.evaluate --dataset bench/data --out results/reference
 
-Writes the same files as `python -m bench run`, so that the two can be laid side by side. The times in them are those
-of one batch of clips, not of requests, and say nothing about serving.
+Writes wer.json, and the rows that it was made from as `python -m bench run` writes them, so that the two can be laid
+side by side. The times in the rows are those of one batch of clips, not of requests, and say nothing about serving.
 """
 
 import argparse
@@ -51,16 +51,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", type=Path, default=Path("bench/data"))
     parser.add_argument("--samples", type=int)
-    parser.add_argument("--out", type=Path, help="directory for requests.jsonl; without it only the WER is printed")
+    parser.add_argument("--out", type=Path, help="directory for the files; without it the WER is only printed")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     args = parser.parse_args()
     clips = dataset.select(dataset.load(args.dataset)[0], args.samples, seed=0)
     net = model.load(args.checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
     rows = transcribe(net, TextTokenizer.from_file(args.checkpoint / "tekken.json"), clips)
+    wer = metrics.wer(rows)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / results.ROWS).write_text("".join(map(results.row_line, rows)))
-    print(metrics.wer(rows))
+        results.write(args.out / results.ROWS, "".join(map(results.row_line, rows)))
+        results.write_json(args.out / "wer.json", wer)
+    print(wer)
 
 
 if __name__ == "__main__":

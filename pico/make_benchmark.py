@@ -3,9 +3,9 @@
     python -m pico.make_benchmark --out bench/data
 
 The clips are 2 to 30 s long, half of them under about 8 s. Noise, rooms and microphones are as in training but
-milder (`STRENGTH`), so that the word error rate of an undamaged model is between 1 and 2 %: low enough that nothing hides in
-it, high enough that damage shows. Very quiet clips are made louder: under about -30 dBFS the log-mel's floor, not the
-model, decides what is heard.
+milder (`STRENGTH`), so that the word error rate of an undamaged model is between 1 and 2 %: low enough that nothing
+hides in it, high enough that damage shows. Very quiet clips are made louder: under about -30 dBFS the log-mel's
+floor, not the model, decides what is heard.
 """
 
 import argparse

@@ -47,6 +47,11 @@ def pip(label: str, packages: int, *arguments: str) -> bool:
         "--disable-pip-version-check",
         *arguments,
     ]
+
+    def show(doing: str, share: float) -> None:
+        bar = "#" * int(24 * share)
+        print(f"\r{label:<24} [{bar:.<24}] {doing:<24}", end="", file=sys.stderr, flush=True)
+
     lines: deque[str] = deque(maxlen=15)
     seen, start = 0, time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -55,15 +60,10 @@ def pip(label: str, packages: int, *arguments: str) -> bool:
             lines.append(line)
             seen += line.startswith(("Collecting ", "Processing ", "Obtaining "))
             doing = "installing" if line.startswith("Installing collected") else "fetching"
-            filled = 24 * min(seen, packages) // packages
-            bar = f"{label:<24} [{'#' * filled}{'.' * (24 - filled)}] {seen}/{packages} {doing:<10}"
-            print(f"\r{bar}", end="", file=sys.stderr, flush=True)
+            show(f"{min(seen, packages)}/{packages} {doing}", min(seen, packages) / packages)
     failed = process.returncode != 0
-    print(
-        f"\r{bar if failed else bar.replace('installing', '').rstrip()}"
-        f" {'FAILED' if failed else 'done'}, {time.monotonic() - start:.0f} s",
-        file=sys.stderr,
-    )
+    show(f"{'FAILED' if failed else 'done'} after {time.monotonic() - start:.0f} s", min(seen, packages) / packages)
+    print(file=sys.stderr)
     if failed:
         print("".join(lines), file=sys.stderr)
     return not failed
