@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import BenchError, report, serve
-from bench.run import measure
+from bench import BenchError, dataset, report, serve
+from bench.run import claim, measure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(flags: argparse.Namespace) -> bool:
     if flags.serve is None:
         return measure(flags)
-    flags.out.mkdir(parents=True, exist_ok=True)
+    # What can be refused is refused before vLLM takes its half minute.
+    dataset.select(dataset.load(flags.dataset)[0], flags.samples, flags.seed)
+    claim(flags.out, flags.resume)
     port = serve.free_port()
     flags.url = f"http://127.0.0.1:{port}"
     with serve.server(flags.serve, flags.dir, port, flags.out / "server.log"):

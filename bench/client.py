@@ -16,6 +16,8 @@ import requests
 from bench import BenchError
 from bench.dataset import Clip
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -127,6 +129,8 @@ class Client:
     def _session(self) -> requests.Session:
         if not hasattr(self._threads, "session"):
             self._threads.session = requests.Session()
+            # A proxy of the environment would look for 127.0.0.1 on its own machine.
+            self._threads.session.trust_env = urlsplit(self.url).hostname not in LOOPBACK
             # As `auth` rather than as a header, which would silently yield to an entry in ~/.netrc.
             self._threads.session.auth = self._authorize
         session: requests.Session = self._threads.session

@@ -24,17 +24,27 @@ HOPELESS = (None, 401, 403, 404)
 SAME = ("url", "serve", "model", "manifest_sha256", "concurrency", "server_version")
 
 
+def claim(out: Path, resume: bool) -> Path:
+    """Make the run's directory and return the path of its rows; refuse one that holds another run."""
+    rows_path = out / results.ROWS
+    if rows_path.exists() and not resume:
+        raise BenchError(f"{rows_path} exists: continue that run with --resume, or choose another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"cannot make the directory --out {out} ({error.strerror})") from None
+    return rows_path
+
+
 def measure(flags: Namespace) -> bool:
     """Send every clip that has no completed row yet. Returns whether Ctrl-C stopped it."""
-    rows_path = flags.out / results.ROWS
-    if rows_path.exists() and not flags.resume:
-        raise BenchError(f"{rows_path} exists: continue that run with --resume, or choose another --out")
     if flags.api_key_env and not os.environ.get(flags.api_key_env):
         raise BenchError(f"--api-key-env: the environment variable {flags.api_key_env} is empty or not set")
     key = os.environ[flags.api_key_env] if flags.api_key_env else None
     client = Client(clean_url(flags.url), flags.timeout_s, key)
     clips, manifest_sha256 = dataset.load(flags.dataset)
     chosen = dataset.select(clips, flags.samples, flags.seed)
+    rows_path = claim(flags.out, flags.resume)
     version = client.get("/version")
     client.model = flags.model or _first_model(client)
     record: dict[str, Any] = {
@@ -64,10 +74,6 @@ def measure(flags: Namespace) -> bool:
     pending = [clip for clip in chosen if clip.id not in finished]
     if not pending:
         return False
-    try:
-        flags.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(f"cannot make the directory --out {flags.out} ({error.strerror})") from None
 
     part = 1 + max((row.part for row in attempts), default=0)
     pool = ThreadPoolExecutor(flags.concurrency)

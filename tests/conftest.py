@@ -1,0 +1,24 @@
+"""What the tests share: the repository's places, and one real vLLM on pico for the whole session."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import serve
+
+ROOT = Path(__file__).parent.parent
+PICO = ROOT / "pico/checkpoint"
+CONFIG = ROOT / "vllm_config.yaml"
+DATA = ROOT / "bench/data"
+
+
+@pytest.fixture(scope="session")
+def pico_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Root URL of `vllm serve --config vllm_config.yaml` on the tiny checkpoint."""
+    if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        pytest.exit("the Makefile sets what vLLM needs on a CPU: run the tests with `make test`", returncode=2)
+    port = serve.free_port()
+    with serve.server(CONFIG, PICO, port, tmp_path_factory.mktemp("pico") / "server.log"):
+        yield f"http://127.0.0.1:{port}"

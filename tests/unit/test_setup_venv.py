@@ -1,0 +1,182 @@
+"""What tools/setup_venv.py says and does, with nothing installed."""
+
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import setup_venv
+
+ROOT = Path(__file__).parents[2]
+TORCH, CPU, DEV = (ROOT / "requirements" / name for name in ("torch-cpu.txt", "cpu.txt", "dev.txt"))
+FALLBACK = ("--index-url", "https://download.pytorch.org/whl/cpu")
+
+
+@pytest.fixture
+def right_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7, "final", 0))
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setitem(sys.modules, "ensurepip", sys)
+
+
+# ---- The machine
+
+
+@pytest.mark.usefixtures("right_machine")
+def test_the_right_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_venv.check_machine()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("right_machine")
+@pytest.mark.parametrize(
+    ("version", "system", "machine"),
+    [("3.12.1", "Linux", "x86_64"), ("3.11.7", "Darwin", "x86_64"), ("3.11.7", "Linux", "aarch64")],
+)
+def test_another_machine(version: str, system: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", tuple(map(int, version.split("."))))
+    monkeypatch.setattr(platform, "python_version", lambda: version)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(SystemExit) as stopped:
+        setup_venv.check_machine()
+    message = str(stopped.value)
+    assert message.startswith(f"error: found Python {version} on {system} {machine} ({sys.executable});")
+    assert "is for Python 3.11 on Linux x86_64" in message
+    assert "make PYTHON=/path/to/python3.11" in message
+
+
+@pytest.mark.usefixtures("right_machine")
+def test_no_ensurepip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    with pytest.raises(SystemExit, match=rf"error: {re.escape(sys.executable)} has no ensurepip.*3-venv"):
+        setup_venv.check_machine()
+
+
+# ---- The steps
+
+
+class Steps:
+    """The calls of `pip`, which fails for those in `failing`."""
+
+    def __init__(self, venv: Path) -> None:
+        self.venv, self.calls, self.failing = venv, list[tuple[str, int, tuple[str, ...]]](), set[str]()
+
+    def pip(self, label: str, packages: int, *arguments: str) -> bool:
+        self.calls.append((label, packages, arguments))
+        return not {label, *arguments} & self.failing
+
+    def make_venv(self, command: list[str], **_: Any) -> None:
+        assert command == [sys.executable, "-m", "venv", "--clear", str(self.venv)]
+        self.venv.mkdir(exist_ok=True)
+
+    def main(self, monkeypatch: pytest.MonkeyPatch, *flags: str) -> list[str]:
+        self.calls.clear()
+        monkeypatch.setattr(sys, "argv", ["setup_venv.py", *flags])
+        setup_venv.main()
+        return [label for label, _, _ in self.calls]
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right_machine: None) -> Steps:
+    fake = Steps(tmp_path / "venv")
+    monkeypatch.setattr(setup_venv, "VENV", fake.venv)
+    monkeypatch.setattr(setup_venv, "pip", fake.pip)
+    monkeypatch.setattr(subprocess, "run", fake.make_venv)
+    return fake
+
+
+@pytest.mark.parametrize("lock", [TORCH, CPU, DEV], ids=lambda lock: lock.name)
+def test_the_bar_counts_what_the_lock_holds(steps: Steps, lock: Path) -> None:
+    assert setup_venv.install("label", lock, "--more")
+    # A requirement stands at the start of its line; its hashes and the comments on it are indented.
+    requirements = re.findall(r"^[A-Za-z0-9][\w.-]*(?:\[.*?\])?==", lock.read_text(), re.MULTILINE)
+    assert steps.calls == [("label", len(requirements), ("--require-hashes", "-r", str(lock), "--more"))]
+    assert len(requirements) >= {TORCH: 1, CPU: 100, DEV: 10}[lock]
+
+
+def test_each_step_once(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert steps.main(monkeypatch) == ["PyTorch", "vLLM and the benchmark", "voxtral-serve"]
+    hashed = [arguments[:3] for _, _, arguments in steps.calls[:2]]
+    assert hashed == [("--require-hashes", "-r", str(TORCH)), ("--require-hashes", "-r", str(CPU))]
+    assert sorted(path.name for path in steps.venv.iterdir()) == ["ready"]
+    assert steps.main(monkeypatch) == []
+    assert steps.main(monkeypatch, "--dev") == ["test tools"]
+    assert steps.main(monkeypatch, "--dev") == []
+
+
+def test_pytorch_from_its_own_index(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        setup_venv, "pip", lambda *call: steps.pip(*call) and (call[0] != "PyTorch" or call[-2:] == FALLBACK)
+    )
+    assert steps.main(monkeypatch) == ["PyTorch", "PyTorch", "vLLM and the benchmark", "voxtral-serve"]
+    first, second, rest, _ = (arguments for _, _, arguments in steps.calls)
+    assert first == ("--require-hashes", "-r", str(TORCH))
+    assert second == (*first, *FALLBACK)
+    assert "--index-url" not in rest
+    assert f"trying {FALLBACK[1]}" in capsys.readouterr().err
+    assert (steps.venv / "ready").exists()
+
+
+@pytest.mark.parametrize(
+    ("failing", "message"),
+    [
+        ("PyTorch", "error: no torch==2.13.0+cpu to be had"),
+        ("vLLM and the benchmark", "error: requirements/cpu.txt could not be installed"),
+        ("voxtral-serve", "error: the local packages could not be installed"),
+        ("test tools", "error: requirements/dev.txt could not be installed"),
+    ],
+)
+def test_a_step_that_fails(steps: Steps, failing: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps.failing = {failing}
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        steps.main(monkeypatch, "--dev")
+    assert steps.calls[-1][0] == failing
+    assert not (steps.venv / "ready-dev").exists()
+    assert (steps.venv / "ready").exists() == (failing == "test tools")
+
+
+def test_the_torch_that_is_named_is_the_one_in_the_lock() -> None:
+    (named,) = re.findall(r"torch==\S+", Path(setup_venv.__file__).read_text())
+    assert re.search(rf"^{re.escape(named)} ", TORCH.read_text(), re.MULTILINE)
+
+
+# ---- pip itself
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_bar(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    said = [*(f"noise {number}" for number in range(20)), "Collecting a==1", "Processing ./b"]
+    said.append("Installing collected packages: a, b")
+    lines = "\n".join(said)
+    python.write_text(f"#!/bin/sh\necho \"$@\" >{tmp_path}/arguments\ncat <<'E'\n{lines}\nE\nexit {status}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(setup_venv, "VENV", tmp_path)
+    assert setup_venv.pip("label", 2, "-r", "lock") == (status == 0)
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[:3] == ["-m", "pip", "install"]
+    assert arguments[-2:] == ["-r", "lock"]
+    assert "--no-deps" in arguments
+    *_, installing, last = capsys.readouterr().err.split("\r")
+    assert f"[{'#' * 24}] 2/2 installing" in installing
+    assert f"[{'#' * 24}] " in last
+    assert ("FAILED" in last, "noise 19" in last) == (status == 1, status == 1)
+    assert ("done" in last, "noise 0\n" in last) == (status == 0, False)
+
+
+def test_a_pip_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\nkill -9 $$\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(setup_venv, "VENV", tmp_path)
+    assert not setup_venv.pip("label", 2)
