@@ -51,8 +51,8 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
 def console(out: Path, summary: dict[str, Any], rows: Sequence[Row]) -> str:
     """The table that ends a run, three transcripts beside their references, and where the report is."""
     lines = [f"{name:<13}{value}" for name, value in _headline(summary)]
-    for row, labels in _examples(rows):
-        lines += ["", f"{row.id} ({', '.join(labels)})", f"  reference   {_line(row.reference)}"]
+    for row, label in _examples(rows):
+        lines += ["", f"{row.id} ({label})", f"  reference   {_line(row.reference)}"]
         lines += [f"  transcript  {_line(row.text) or '(empty)'}"]
     return "\n".join([*lines, "", f"report: {out / results.REPORT}"])
 
@@ -132,14 +132,16 @@ def _by_errors(rows: Sequence[Row]) -> list[tuple[metrics.WordErrors, Row]]:
     return sorted((pair for pair in pairs if pair[0].total), key=lambda pair: (-pair[0].total, pair[0].words))
 
 
-def _examples(rows: Sequence[Row]) -> Iterator[tuple[Row, list[str]]]:
-    """The first clip, the longest and the one with the most word errors; one that is several comes once."""
+def _examples(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
+    """Three completed clips: the one with the most word errors, the longest of the rest, the first of what is left."""
     completed = [row for row in rows if row.error is None]
-    picks = {"first": completed[:1], "longest": sorted(completed, key=lambda row: -row.duration_s)[:1]}
-    picks["most word errors"] = [row for _, row in _by_errors(rows)[:1]]
-    for row in completed:
-        if labels := [label for label, pick in picks.items() if row in pick]:
-            yield row, labels
+    by_errors = [row for _, row in _by_errors(completed)]
+    by_duration = sorted(completed, key=lambda row: -row.duration_s)
+    picks: dict[str, tuple[Row, str]] = {}
+    for label, order in (("most word errors", by_errors), ("longest", by_duration), ("first", completed)):
+        if row := next((row for row in order if row.id not in picks), None):
+            picks[row.id] = (row, label)
+    yield from reversed(picks.values())
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[Any]]) -> str:

@@ -96,7 +96,8 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> Non
             if time.monotonic() - start > START_TIMEOUT_S:
                 raise BenchError(f"vllm serve did not answer at {url} within {START_TIMEOUT_S} s.\n{_tail(log)}")
             time.sleep(0.3)
-            bar.refresh()
+            if sys.stderr.isatty():
+                bar.refresh()
 
 
 def _get(url: str, timeout_s: float) -> requests.Response:

@@ -48,9 +48,10 @@ def pip(label: str, packages: int, *arguments: str) -> bool:
         *arguments,
     ]
 
-    def show(doing: str, share: float) -> None:
-        bar = "#" * int(24 * share)
-        print(f"\r{label:<24} [{bar:.<24}] {doing:<24}", end="", file=sys.stderr, flush=True)
+    def show(doing: str, share: float, last: bool = False) -> None:
+        if last or sys.stderr.isatty():
+            bar = "#" * int(24 * share)
+            print(f"\r{label:<24} [{bar:.<24}] {doing:<24}", end="\n" if last else "", file=sys.stderr, flush=True)
 
     lines: deque[str] = deque(maxlen=15)
     seen, start = 0, time.monotonic()
@@ -62,8 +63,8 @@ def pip(label: str, packages: int, *arguments: str) -> bool:
             doing = "installing" if line.startswith("Installing collected") else "fetching"
             show(f"{min(seen, packages)}/{packages} {doing}", min(seen, packages) / packages)
     failed = process.returncode != 0
-    show(f"{'FAILED' if failed else 'done'} after {time.monotonic() - start:.0f} s", min(seen, packages) / packages)
-    print(file=sys.stderr)
+    outcome = f"{'FAILED' if failed else 'done'} after {time.monotonic() - start:.0f} s"
+    show(outcome, min(seen, packages) / packages, last=True)
     if failed:
         print("".join(lines), file=sys.stderr)
     return not failed

@@ -151,8 +151,9 @@ def test_the_torch_that_is_named_is_the_one_in_the_lock() -> None:
 # ---- pip itself
 
 
+@pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("status", [0, 1])
-def test_the_bar(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_bar(status: int, terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     python = tmp_path / "bin/python"
     python.parent.mkdir()
     said = [*(f"noise {number}" for number in range(20)), "Collecting a==1", "Processing ./b"]
@@ -161,13 +162,14 @@ def test_the_bar(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     python.write_text(f"#!/bin/sh\necho \"$@\" >{tmp_path}/arguments\ncat <<'E'\n{lines}\nE\nexit {status}\n")
     python.chmod(0o755)
     monkeypatch.setattr(setup_venv, "VENV", tmp_path)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     assert setup_venv.pip("label", 2, "-r", "lock") == (status == 0)
     arguments = (tmp_path / "arguments").read_text().split()
     assert arguments[:3] == ["-m", "pip", "install"]
     assert arguments[-2:] == ["-r", "lock"]
     assert "--no-deps" in arguments
-    *_, installing, last = capsys.readouterr().err.split("\r")
-    assert f"[{'#' * 24}] 2/2 installing" in installing
+    *_, moving, last = capsys.readouterr().err.split("\r")
+    assert (f"[{'#' * 24}] 2/2 installing" in moving) == terminal  # a log file gets one line, not hundreds
     assert f"[{'#' * 24}] " in last
     assert ("FAILED" in last, "noise 19" in last) == (status == 1, status == 1)
     assert ("done" in last, "noise 0\n" in last) == (status == 0, False)
