@@ -32,8 +32,9 @@ test: .venv/ready-dev ## lint, types and all tests, with real servers
 	@.venv/bin/mypy
 	@.venv/bin/python -m pytest
 
-bench-full: .venv/ready ## all 500 clips on the tiny checkpoint, into bench/results/pico-cpu (about 20 minutes)
-	@.venv/bin/python -m bench run $(PICO) --dataset bench/data --out bench/results/pico-cpu $(RESUME)
+bench-full: .venv/ready ## all 500 clips on the tiny checkpoint, anew into bench/results/pico-cpu (12 minutes)
+	@rm -rf bench/results/pico-cpu
+	@.venv/bin/python -m bench run $(PICO) --dataset bench/data --out bench/results/pico-cpu
 
 reference: .venv/ready ## all 500 clips through the reference model, into bench/results/pico-reference (2 minutes)
 	@.venv/bin/python -m pico.evaluate --out bench/results/pico-reference
@@ -45,7 +46,7 @@ lock: ## pin and hash requirements/*.in anew (needs uv)
 	  --upgrade -o requirements/dev.txt requirements/dev.in
 
 clean: ## remove what the other targets made, the environment included
-	rm -rf .venv results build src/*.egg-info requirements/vllm-alias/build requirements/vllm-alias/*.egg-info \
+	rm -rf .venv results bench/results/*/server.log build src/*.egg-info requirements/vllm-alias/build requirements/vllm-alias/*.egg-info \
 	  .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -3,6 +3,7 @@
 Ctrl-C or a kill loses only what is in flight; --resume sends that, what is missing and what failed.
 """
 
+import hashlib
 import os
 import sys
 from argparse import Namespace
@@ -21,7 +22,7 @@ from bench.memory import MemorySampler
 # No clip can succeed after one of these: no answer at all, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)
 # What both parts of a resumed run must share, or its numbers would mix two measurements.
-SAME = ("url", "serve", "model", "manifest_sha256", "concurrency", "server_version")
+SAME = ("url", "serve", "config_sha256", "dir", "model", "manifest_sha256", "concurrency", "server_version")
 
 
 def claim(out: Path, resume: bool) -> Path:
@@ -53,6 +54,8 @@ def measure(flags: Namespace) -> bool:
             # a server of our own gets a new port every time
             "url": None if flags.serve else client.url,
             "serve": flags.serve and str(flags.serve),
+            "config_sha256": flags.serve and hashlib.sha256(flags.serve.read_bytes()).hexdigest(),
+            "dir": str(flags.dir) if flags.serve else None,
             "model": client.model,
             "dataset": str(flags.dataset),
             "manifest_sha256": manifest_sha256,

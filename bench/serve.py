@@ -67,21 +67,23 @@ def server(config: Path, directory: Path, port: int, log: Path, *flags: str) -> 
         *flags,
     ]
     with _terminable():  # around all of it: no moment is left in which a signal would leave the server behind
-        with log.open("wb") as output:
-            # A session of its own: Ctrl-C in the terminal reaches only us, and its processes can be told from others.
-            process = subprocess.Popen(
-                command,
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        process = None
         try:
+            with log.open("wb") as output:
+                # A session of its own: Ctrl-C in the terminal reaches only us, and its processes can be told apart.
+                process = subprocess.Popen(
+                    command,
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             _wait_until_up(process, f"http://127.0.0.1:{port}", log)
             yield process
         finally:
-            _stop(process)
+            if process is not None:
+                _stop(process)
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -43,7 +43,7 @@ def transcribe(net: model.Voxtral, tokenizer: TextTokenizer, clips: list[dataset
         end = time.time()
         for clip, tokens in zip(batch, outputs, strict=True):
             text = tokenizer.decode(tokens).strip()
-            rows[clip.id] = Row(clip.id, clip.duration_s, 1, start, end, None, 200, text, clip.text, None)
+            rows[clip.id] = Row(clip.id, clip.duration_s, 1, start, end, None, None, text, clip.text, None)
     return [rows[c.id] for c in clips]
 
 

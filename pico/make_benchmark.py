@@ -1,6 +1,6 @@
 """Make the benchmark set: 500 clips of sentences and voices that training never had, in Ogg/Opus with a manifest.
 
-    python -m pico.make_benchmark --out bench/data
+    python -m pico.make_benchmark --out DIR      # a new directory; bench/data was made so
 
 The clips are 2 to 30 s long, half of them under about 8 s. Noise, rooms and microphones are as in training but
 milder (`STRENGTH`), so that the word error rate of an undamaged model is between 1 and 2 %: low enough that nothing
@@ -31,7 +31,7 @@ OPUS_LEVEL = 0.935  # libsndfile's 0 (best) to 1 (smallest): about 22 kbit/s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bench/data"))
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--strength", type=float, default=STRENGTH, help="of noise, rooms and microphones, 0 to 1.5")
     out = (args := parser.parse_args()).out
     (out / "clips").mkdir(parents=True)

@@ -1,7 +1,7 @@
 """Voxtral Realtime in plain PyTorch: what pico is trained with, and the reference that a served model is compared to.
 
 Written from the published architecture (params.json of Voxtral-Mini-4B-Realtime-2602 and its technical report); it
-shares no code with vLLM or with our plugin, so that an error in either shows as a difference.
+shares no code with vLLM, so that an error in either shows as a difference.
 
     waveform --log-mel--> [128, 8 n] --conv stem, stride 2--> [4 n, dim] --causal encoder--> [4 n, dim]
              --4 frames concatenated, adapter--> [n, lm dim], one row for every 80 ms: one row per text token

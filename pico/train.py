@@ -200,6 +200,8 @@ def main() -> None:
         rng = Random(args.seed)
         sentences = [" " + text.sentence(rng) for _ in range(100_000)]
         tekken.write_text(json.dumps(tokenizer.train(sentences, vocab_size - tokenizer.N_SPECIAL), indent=0))
+    if args.hours and any(args.data.glob("shard-*")):
+        parser.error(f"{args.data} holds shards already: train on them with --hours 0, or name another --data")
     if args.hours:
         command = [
             "-m",

@@ -20,10 +20,11 @@ from safetensors.torch import load_file, save_file
 
 from bench import dataset, metrics, results, serve
 from bench.client import Client, Row
-from pico import evaluate, model, speech
+from pico import damage, evaluate, model, speech
 from pico.tokenizer import TextTokenizer
 
 SAMPLES = 60  # of the 500; all of them are `make bench-full`
+NEAR_TIES = 2  # clips of the 60 whose text may differ between bfloat16 and float32; seen: 1
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +67,31 @@ def test_wer(served: list[Row]) -> None:
     assert metrics.wer(served)["value"] <= 0.02
 
 
+def differing(rows: list[Row], reference: list[Row]) -> list[tuple[str | None, str | None]]:
+    return [(a.text, b.text) for a, b in zip(rows, reference, strict=True) if (a.text or "").strip() != b.text]
+
+
 def test_same_text_as_the_reference(served: list[Row], reference: list[Row]) -> None:
     """vLLM computes in bfloat16 and the reference in float32: near-ties may fall either way, and few clips have one."""
-    differing = [(a.text, b.text) for a, b in zip(served, reference, strict=True) if (a.text or "").strip() != b.text]
-    assert len(differing) <= SAMPLES // 10, differing
+    assert len(differing(served, reference)) <= NEAR_TIES
     assert abs(metrics.wer(served)["value"] - metrics.wer(reference)["value"]) <= 0.003
 
 
-@pytest.mark.parametrize("kind", ["silence", "white", "hum", "tone"])
+@pytest.mark.parametrize(
+    "break_it",
+    [partial(damage.window, frames=75), partial(damage.shift_rows, tokens=1)],
+    ids=["window of 75 frames", "audio one token late"],
+)
+def test_texts_show_what_the_wer_does_not(
+    break_it: Callable[[model.Voxtral], None], clips: list[dataset.Clip], reference: list[Row]
+) -> None:
+    net = model.load(PICO)
+    break_it(net)
+    rows = evaluate.transcribe(net, TextTokenizer.from_file(PICO / "tekken.json"), clips)
+    assert len(differing(rows, reference)) > NEAR_TIES
+
+
+@pytest.mark.parametrize("kind", speech.NOT_SPEECH)
 def test_what_is_not_speech_gives_no_text(pico_url: str, kind: str) -> None:
     response = post(pico_url, speech.not_speech(np.random.default_rng(3), 4.0, kind))
     assert response.status_code == 200
@@ -117,13 +135,6 @@ def fewer_frames(directory: Path, window: int) -> None:
     (directory / "params.json").write_text(json.dumps(params))
 
 
-def shorter_delay(directory: Path) -> None:
-    """Move the audio by one token against the text: the prompt has five delay tokens, the model learned six."""
-    tekken = json.loads((directory / "tekken.json").read_text())
-    tekken["audio"]["transcription_delay_ms"] = 400
-    (directory / "tekken.json").write_text(json.dumps(tekken))
-
-
 def unpaired_rotation(directory: Path) -> None:
     """Order one encoder layer's queries and keys by halves, as Hugging Face layouts do, and not by pairs."""
     path = directory / "consolidated.safetensors"
@@ -136,17 +147,17 @@ def unpaired_rotation(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "break_it",
     [partial(fewer_frames, window=32), unpaired_rotation],
     ids=["window of 32 frames", "rotary pairs of one layer"],
 )
 def test_damage_raises_the_wer(
-    damage: Callable[[Path], None], served: list[Row], clips: list[dataset.Clip], tmp_path: Path
+    break_it: Callable[[Path], None], served: list[Row], clips: list[dataset.Clip], tmp_path: Path
 ) -> None:
     """A server that feeds the model wrongly is seen in the same clips' word error rate."""
     checkpoint = tmp_path / "damaged"
     shutil.copytree(PICO, checkpoint)
-    damage(checkpoint)
+    break_it(checkpoint)
     port = serve.free_port()
     with serve.server(CONFIG, checkpoint, port, tmp_path / "server.log"):
         rows = transcribe(f"http://127.0.0.1:{port}", clips)

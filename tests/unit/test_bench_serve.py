@@ -26,14 +26,14 @@ PYTHON = sys.executable
 TEXTS = {f"c{number:02}": f"alpha beta number {number}" for number in range(6)}
 PR_SET_CHILD_SUBREAPER = 36
 
-# Its config says what it does; `calls.jsonl`, where it runs, says what became of it. Like the real one it has a
-# child that ends only when it is told to, and that holds no port.
+# Where it runs, behaviour.json says what it does and calls.jsonl what became of it. Like the real one it has a child
+# that ends only when it is told to, and that holds no port.
 FAKE_VLLM = """\
 import json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 
-config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+config = json.loads(Path("behaviour.json").read_text())
 port = int(sys.argv[sys.argv.index("--port") + 1])
 print("vLLM starts", flush=True)
 if config.get("deaf") == "child":
@@ -76,11 +76,12 @@ class Vllm:
     """A fake `vllm` command, its config, and the directory that it serves."""
 
     def __init__(self, root: Path) -> None:
-        self.config, self.directory, self.log = root / "vllm.json", root / "checkpoint", root / "vllm.log"
+        self.config, self.directory, self.log = root / "vllm.yaml", root / "checkpoint", root / "vllm.log"
         self.python = root / "bin/python"  # as whose neighbour bench.serve finds `vllm`
         self.data, self.out = root / "data", root / "out"
         self.port = serve.free_port()
         self.directory.mkdir()
+        self.config.write_text("model: .")
         self.python.parent.mkdir()
         command = self.python.with_name("vllm")
         command.write_text(f"#!{PYTHON}\n" + FAKE_VLLM.format(tests=str(ROOT / "tests")))
@@ -88,7 +89,7 @@ class Vllm:
         self.does()
 
     def does(self, **config: Any) -> None:
-        self.config.write_text(json.dumps(config))
+        (self.directory / "behaviour.json").write_text(json.dumps(config))
 
     def transcribes(self, **changes: Any) -> None:
         """Answer perfectly, but for the changed clips."""
@@ -398,13 +399,17 @@ def test_resume_on_another_port(vllm: Vllm, capsys: pytest.CaptureFixture[str]) 
     ids = [json.loads(line)["id"] for line in (vllm.out / "requests.jsonl").read_text().splitlines()]
     assert ids == [*TEXTS, "c02"]
 
-    here, there = vllm.config, vllm.config.with_name("other.json")
+    here, there = vllm.config, vllm.config.with_name("other.yaml")
+    there.write_text(here.read_text())
     vllm.config = there
-    vllm.transcribes()
     capsys.readouterr()
     assert main(vllm.run_flags("--resume")) == 2
     assert f"serve was '{here}', is '{there}'" in capsys.readouterr().err
-    assert len(vllm.calls()) == 3
+    vllm.config = here
+    here.write_text("max_model_len: 1024")
+    assert main(vllm.run_flags("--resume")) == 2
+    assert "config_sha256 was" in capsys.readouterr().err
+    assert len(vllm.calls()) == 4
     assert vllm.left() == set()
 
 

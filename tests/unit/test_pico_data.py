@@ -6,9 +6,10 @@ from statistics import median
 
 import numpy as np
 import pytest
+import torch
 from conftest import DATA, PICO
 
-from pico import data, model, speech, text
+from pico import data, model, speech, text, train
 from pico.tokenizer import TextTokenizer
 
 PAD, WORD, EOS = model.STREAMING_PAD, model.STREAMING_WORD, model.EOS
@@ -94,3 +95,15 @@ def test_a_clip_is_what_its_seed_makes_it() -> None:
     one, two = (data.clip(np.random.default_rng(7), speech.BENCH_VOICES, held_out=True) for _ in range(2))
     assert one.text == two.text
     np.testing.assert_array_equal(one.audio, two.audio)
+
+
+def test_what_the_decoder_reads_in_training() -> None:
+    """BOS and 38 pads, then each target one position later; about a tenth of the text is dropped, no target is."""
+    targets = torch.arange(100, 5100).repeat(3, 1)
+    targets[:, :38] = PAD
+    tokens = train.inputs_of(targets, torch.Generator().manual_seed(0))
+    assert tokens[:, 0].tolist() == [model.BOS] * 3
+    assert (tokens[:, 1:39] == PAD).all()
+    kept = tokens[:, 39:] == targets[:, 38:-1]
+    assert ((tokens[:, 39:] == PAD) | kept).all()
+    assert kept.float().mean().item() == pytest.approx(0.9, abs=0.01)
