@@ -1,0 +1,107 @@
+"""Hugging Face's config.json of Voxtral Realtime as the config object that vLLM's native model reads.
+
+vLLM resolves a config in two steps: a parser for the file format, then the architecture it names. The parsers here are
+vLLM's own, with the checkpoint checked before, and with config.json told to vLLM in Mistral's terms, so that one model
+class serves both layouts.
+"""
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+from vllm.config import ModelConfig
+from vllm.model_executor.models.config import VerifyAndUpdateConfig
+from vllm.transformers_utils.config import (
+    HFConfigParser,
+    MistralConfigParser,
+    get_config_parser,
+    get_hf_file_to_dict,
+    register_config_parser,
+)
+from vllm.transformers_utils.configs.mistral import adapt_config_dict
+
+from voxtral_serve import checkpoint
+
+
+class HuggingFaceLayout(HFConfigParser):
+    """`config_format: hf`, which `auto` comes to where there is no consolidated.safetensors."""
+
+    def parse(
+        self,
+        model: str | Path,
+        trust_remote_code: bool,
+        revision: str | None = None,
+        code_revision: str | None = None,
+        **kwargs: Any,
+    ) -> tuple[dict, PretrainedConfig]:
+        content, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
+        if content.get("model_type") != "voxtral_realtime":
+            return content, config
+        _check(model)
+        processor = get_hf_file_to_dict("processor_config.json", model, revision)
+        adapted = adapt_config_dict(copy.deepcopy(checkpoint.to_params(content, processor)), defaults={})
+        adapted.architectures = content["architectures"]
+        if dtype := content.get("dtype") or content.get("torch_dtype"):
+            adapted.dtype = getattr(torch, dtype)
+        return content, adapted
+
+
+class MistralLayout(MistralConfigParser):
+    """`config_format: mistral`."""
+
+    def parse(
+        self,
+        model: str | Path,
+        trust_remote_code: bool,
+        revision: str | None = None,
+        code_revision: str | None = None,
+        **kwargs: Any,
+    ) -> tuple[dict, PretrainedConfig]:
+        params = get_hf_file_to_dict("params.json", model, revision)
+        if params and checkpoint.is_realtime(params):
+            _check(model)
+        return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
+
+
+def _check(model: str | Path) -> None:
+    """Check a local checkpoint's files and tensors. With no weights at all there is nothing to check: `load_format`
+    may be `dummy`, and otherwise vLLM says so itself."""
+    if any(Path(model).glob("*.safetensors")):
+        checkpoint.read(Path(model))
+
+
+class MistralTokenizerMode(VerifyAndUpdateConfig):
+    """Voxtral's native model reads tekken.json, whatever the layout around it."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: ModelConfig) -> None:
+        if model_config.tokenizer_mode not in ("auto", "mistral"):
+            raise ValueError(
+                f"tokenizer_mode is {model_config.tokenizer_mode!r}: expected 'auto' or 'mistral' for Voxtral Realtime"
+            )
+        model_config.tokenizer_mode = "mistral"
+
+
+class RowsAsEmbeddings(MistralTokenizerMode):
+    """The LM's embeddings are what the model takes, and not the encoder's frames by which vLLM would size them."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: ModelConfig) -> None:
+        MistralTokenizerMode.verify_and_update_model_config(model_config)
+        model_config.hf_text_config.projection_size = model_config.hf_text_config.hidden_size
+
+
+def register_parsers() -> None:
+    """Put the two parsers in place of vLLM's own, which they extend."""
+    log = logging.getLogger("vllm.transformers_utils.config")
+    level = log.level
+    log.setLevel(logging.ERROR)  # each replacement is a warning, and this one is meant
+    try:
+        for name, parser in (("hf", HuggingFaceLayout), ("mistral", MistralLayout)):
+            if type(get_config_parser(name)) is not parser:
+                register_config_parser(name)(parser)
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,42 @@
+"""What vLLM runs in each of its processes (entry point `vllm.general_plugins`): patches verified, models registered.
+
+vLLM logs an error in importing this module and goes on without it, but lets one inside `register` through. So nothing
+is imported here that could fail.
+"""
+
+
+def register() -> None:
+    """Verify the patches and register the models. Raises PatchError if the patches are not in force; may run twice."""
+    from pathlib import Path
+
+    from voxtral_serve import shims
+
+    in_force = shims.active()
+    if in_force is None:
+        raise shims.PatchError(
+            "the patches of voxtral-serve are not in force in this process: its voxtral_serve.pth was not read. "
+            "Reinstall voxtral-serve into this environment's site-packages, or put its sitecustomize.py on PYTHONPATH"
+        )
+    if Path(in_force.file).read_bytes() != Path(shims.__file__).read_bytes():
+        raise shims.PatchError(
+            f"{in_force.file} is in force, and it is not the sitecustomize.py of the installed voxtral-serve: "
+            "copy it again, or remove it"
+        )
+    in_force.verify()
+
+    from vllm.logger import init_logger
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    from voxtral_serve import config
+
+    config.register_parsers()
+    for architecture, module, update in (
+        ("VoxtralRealtimeForConditionalGeneration", "model", config.MistralTokenizerMode),
+        ("VoxtralRealtimeEncodeOnce", "encode_once", config.RowsAsEmbeddings),
+    ):
+        if architecture not in ModelRegistry.get_supported_archs():
+            ModelRegistry.register_model(architecture, f"voxtral_serve.{module}:{architecture}")
+        MODELS_CONFIG_MAP[architecture] = update
+    outcomes = ", ".join(f"{name} {outcome}" for name, (outcome, _) in in_force.outcomes.items())
+    init_logger("vllm.voxtral_serve").info("voxtral-serve patches: %s", outcomes)
