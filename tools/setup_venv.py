@@ -2,6 +2,7 @@
 
 python3.11 tools/setup_venv.py            # what `make demo` needs
 python3.11 tools/setup_venv.py --dev      # and what `make test` needs on top
+python3.12 tools/setup_venv.py --pinned   # .venv-pinned: the vLLM that GPUs get, for `make test-pinned`
 """
 
 import argparse
@@ -14,31 +15,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+PINNED = ROOT / ".venv-pinned"
 REQUIREMENTS = ROOT / "requirements"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def check_machine() -> None:
+def check_machine(python: str, remedy: str) -> None:
     """The lock holds wheels of one kind; say so before pip fails with something less clear."""
     found = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info[:2] != (3, 11) or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if (version, platform.system(), platform.machine()) != (python, "Linux", "x86_64"):
         sys.exit(
-            f"error: found {found} ({sys.executable}); the locked CPU environment is for Python 3.11 on "
-            "Linux x86_64. Name one with `make PYTHON=/path/to/python3.11`, or serve on a GPU: see README.md."
+            f"error: found {found} ({sys.executable}); the locked environment is for Python {python} on "
+            f"Linux x86_64. {remedy}"
         )
     try:
         import ensurepip  # noqa: F401
     except ImportError:
         sys.exit(
-            f"error: {sys.executable} has no ensurepip, so it cannot make a .venv; Debian and Ubuntu "
+            f"error: {sys.executable} has no ensurepip, so it cannot make a virtual environment; Debian and Ubuntu "
             "ship it as python3-venv"
         )
 
 
-def pip(label: str, packages: int, *arguments: str) -> bool:
-    """Run pip install with a bar over `packages`. Returns whether it succeeded; prints pip's last lines if not."""
+def pip(venv: Path, label: str, packages: int, *arguments: str) -> bool:
+    """Install into `venv` with a bar over `packages`. Returns whether it succeeded; if not, prints pip's last lines."""
     command = [
-        str(VENV / "bin/python"),
+        str(venv / "bin/python"),
         "-m",
         "pip",
         "install",
@@ -59,7 +62,7 @@ def pip(label: str, packages: int, *arguments: str) -> bool:
         assert process.stdout
         for line in process.stdout:
             lines.append(line)
-            seen += line.startswith(("Collecting ", "Processing ", "Obtaining "))
+            seen += line.startswith(("Collecting ", "Processing ", "Obtaining ", "Requirement already satisfied: "))
             doing = "installing" if line.startswith("Installing collected") else "fetching"
             show(f"{min(seen, packages)}/{packages} {doing}", min(seen, packages) / packages)
     failed = process.returncode != 0
@@ -70,32 +73,57 @@ def pip(label: str, packages: int, *arguments: str) -> bool:
     return not failed
 
 
-def install(label: str, lock: Path, *arguments: str) -> bool:
+def install(venv: Path, label: str, lock: Path, *arguments: str) -> bool:
     count = sum("==" in line and not line.startswith("#") for line in lock.read_text().splitlines())
-    return pip(label, count, "--require-hashes", "-r", str(lock), *arguments)
+    return pip(venv, label, count, "--require-hashes", "-r", str(lock), *arguments)
+
+
+def install_or_exit(venv: Path, label: str, lock: Path) -> None:
+    if not install(venv, label, lock):
+        sys.exit(f"error: requirements/{lock.name} could not be installed: see above")
+
+
+def install_torch(venv: Path) -> None:
+    torch = REQUIREMENTS / "torch-cpu.txt"
+    if not install(venv, "PyTorch", torch):
+        print(f"No PyTorch for CPUs where pip looks; trying {TORCH_INDEX}", file=sys.stderr)
+        if not install(venv, "PyTorch", torch, "--index-url", TORCH_INDEX):
+            sys.exit("error: no torch==2.13.0+cpu to be had: see above")
+
+
+def install_local(venv: Path, alias: str) -> None:
+    packages = (str(REQUIREMENTS / alias), "--editable", str(ROOT))
+    if not pip(venv, "voxtral-serve", 2, "--no-build-isolation", *packages):
+        sys.exit("error: the local packages could not be installed: see above")
+
+
+def create(venv: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dev", action="store_true", help="also what the tests and checks need")
-    dev = parser.parse_args().dev
-    check_machine()
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--dev", action="store_true", help="also what the tests and checks need")
+    which.add_argument("--pinned", action="store_true", help="instead .venv-pinned, with vLLM 0.20.0")
+    arguments = parser.parse_args()
+    if arguments.pinned:
+        check_machine("3.12", "Name one with `make PYTHON312=/path/to/python3.12 test-pinned`.")
+        if not (PINNED / "ready").exists():
+            create(PINNED)
+            install_or_exit(PINNED, "vLLM 0.20.0 and tests", REQUIREMENTS / "pinned.txt")
+            install_local(PINNED, "vllm-alias-pinned")
+            (PINNED / "ready").touch()
+        return
+    check_machine("3.11", "Name one with `make PYTHON=/path/to/python3.11`, or serve on a GPU: see README.md.")
     if not (VENV / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
-        torch = REQUIREMENTS / "torch-cpu.txt"
-        if not install("PyTorch", torch):
-            print(f"No PyTorch for CPUs where pip looks; trying {TORCH_INDEX}", file=sys.stderr)
-            if not install("PyTorch", torch, "--index-url", TORCH_INDEX):
-                sys.exit("error: no torch==2.13.0+cpu to be had: see above")
-        if not install("vLLM and the benchmark", REQUIREMENTS / "cpu.txt"):
-            sys.exit("error: requirements/cpu.txt could not be installed: see above")
-        alias = str(REQUIREMENTS / "vllm-alias")
-        if not pip("voxtral-serve", 2, "--no-build-isolation", alias, "--editable", str(ROOT)):
-            sys.exit("error: the local packages could not be installed: see above")
+        create(VENV)
+        install_torch(VENV)
+        install_or_exit(VENV, "vLLM and the benchmark", REQUIREMENTS / "cpu.txt")
+        install_local(VENV, "vllm-alias")
         (VENV / "ready").touch()
-    if dev and not (VENV / "ready-dev").exists():
-        if not install("test tools", REQUIREMENTS / "dev.txt"):
-            sys.exit("error: requirements/dev.txt could not be installed: see above")
+    if arguments.dev and not (VENV / "ready-dev").exists():
+        install_or_exit(VENV, "test tools", REQUIREMENTS / "dev.txt")
         (VENV / "ready-dev").touch()
 
 

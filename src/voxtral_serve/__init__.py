@@ -1,5 +1,3 @@
 """Voxtral speech-to-text on vLLM."""
 
-from importlib.metadata import version
-
-__version__ = version("voxtral-serve")
+__version__ = "0.2.0"
