@@ -7,12 +7,11 @@ config leave room for both, --at-once halves the time.
 """
 
 import argparse
+import contextlib
 import hashlib
 import sys
 import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,22 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("vllm", "transformers", "mistral-common", "torch")
 
 
-def transcribe(
-    directory: Path, config: Path, clips: list[dataset.Clip], log: Path, starting: threading.Lock | None
-) -> tuple[list[Row], str]:
-    """Serve `directory` and send it every clip, one at a time. Returns the rows and the server's version."""
-    port = serve.free_port()
-    url = f"http://127.0.0.1:{port}"
-    running = serve.server(config, directory, port, log)
-    with starting or nullcontext():  # vLLM counts the memory that is free while it starts
-        running.__enter__()
-    try:
-        client = Client(url, timeout_s=600)
-        client.model = client.get("/v1/models")["data"][0]["id"]
-        rows = [client.transcribe(clip, part=1) for clip in tqdm(clips, desc=directory.name, file=sys.stderr)]
-        return rows, client.get("/version")["version"]
-    finally:
-        running.__exit__(None, None, None)
+def transcribe(url: str, clips: list[dataset.Clip]) -> tuple[list[Row], str]:
+    """Send every clip, one at a time. Returns the rows and the server's version."""
+    client = Client(url, timeout_s=600)
+    client.model = client.get("/v1/models")["data"][0]["id"]
+    rows = [client.transcribe(clip, part=1) for clip in tqdm(clips, file=sys.stderr)]
+    return rows, client.get("/version")["version"]
 
 
 def compare(config: Path, samples: int | None, at_once: bool, scratch: Path) -> dict[str, Any]:
@@ -50,12 +39,15 @@ def compare(config: Path, samples: int | None, at_once: bool, scratch: Path) -> 
     clips = dataset.select(dataset.load(ROOT / "bench/data")[0], samples, seed=0)
     layouts = {"mistral": huggingface.PICO, "hugging_face": scratch / "hugging_face"}
     huggingface.write(layouts["hugging_face"])
-    lock = threading.Lock() if at_once else None
-    with ThreadPoolExecutor(len(layouts) if at_once else 1) as pool:
-        tasks = {
-            name: pool.submit(transcribe, directory, config, clips, scratch / f"{name}.log", lock)
-            for name, directory in layouts.items()
-        }
+    with contextlib.ExitStack() as all_up, ThreadPoolExecutor(len(layouts)) as pool:
+        tasks = {}
+        for name, directory in layouts.items():
+            port, log = serve.free_port(), scratch / f"{name}.log"
+            with contextlib.ExitStack() as this_up:
+                (all_up if at_once else this_up).enter_context(serve.server(config, directory, port, log))
+                tasks[name] = pool.submit(transcribe, f"http://127.0.0.1:{port}", clips)
+                if not at_once:
+                    tasks[name].result()
         done = {name: task.result() for name, task in tasks.items()}
     pairs = list(zip(*(rows for rows, _ in done.values()), strict=True))
     return {
