@@ -92,7 +92,9 @@ class Patch:
             if self.probe(module):
                 return "drifted", "the patch is in place and the probe still finds the breakage"
         except Exception as error:
-            return "drifted", f"{type(error).__name__}: {error}"
+            # `module` still counts as being imported, and Python takes a missing name for a circular import.
+            found = str(error).replace("partially initialized module", "module").partition(" (most likely")[0]
+            return "drifted", f"{type(error).__name__}: {found}"
         return "applied", f"{self.library} {version} needs it"
 
 
@@ -235,6 +237,7 @@ class PostImport:
         self.patches = tuple(patches)
         self.file = file
         self.outcomes: dict[str, tuple[str, str]] = {}
+        self.verified = False
         self.targets = {patch.target for patch in self.patches} | {GUARDED}
 
     def find_spec(
@@ -289,11 +292,11 @@ class PostImport:
 
     def verify(self) -> None:
         """Raise PatchError unless every patch is applied or not needed here."""
-        before = set(self.outcomes)
         outcomes = self.settled()
-        if before != set(outcomes):  # the first time in this process
+        if not self.verified:
             for line in untested():
                 print(f"voxtral-serve: {line}", file=sys.stderr)
+        self.verified = True
         drifted = [
             f"patch {patch.name} (of {patch.target}) has drifted on {patch.library} {installed(patch.library)}: "
             f"{outcomes[patch.name][1]}"
@@ -352,10 +355,12 @@ def install() -> None:
 
 def run_shadowed() -> None:
     """Run the sitecustomize that this one hides: the next on sys.path, such as a distribution's own."""
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
+    # Those of importlib.machinery and importlib.util, which would cost every Python start some milliseconds.
+    from _frozen_importlib import module_from_spec
+    from _frozen_importlib_external import PathFinder
 
-    here = os.path.dirname(os.path.realpath(__file__))
+    # The folder is resolved and the file is not: Debian's sitecustomize.py is a link that leads out of sys.path.
+    here = os.path.realpath(os.path.dirname(__file__))
     places = [os.path.realpath(entry) for entry in sys.path]
     after = sys.path[places.index(here) + 1 :] if here in places else sys.path
     spec = PathFinder.find_spec("sitecustomize", [entry for entry in after if os.path.realpath(entry) != here])

@@ -97,8 +97,8 @@ class Checkpoint:
 def mistral_name(name: str) -> str:
     """Mistral's name of a tensor that is stored under Hugging Face's; a Mistral name comes back as it is.
 
-    transformers has stored the same model as `language_model.model.*`, `language_model.model.model.*` (5.6) and
-    `model.language_model.*` (its modules' names).
+    transformers stores the same model as `language_model.model.*` (5.6.2), `language_model.model.model.*` (5.19.0), or,
+    with save_original_format=False, under its modules' names, `model.language_model.*`.
     """
     module, _, kind = name.rpartition(".")
     bare = re.sub(r"^(model\.)?language_model\.((model\.)*)", "language_model.", module).removeprefix("model.")
@@ -120,9 +120,23 @@ def is_rotated(name: str) -> bool:
 
 
 def expected_shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Mistral's name -> shape for every tensor of the architecture that `params` describes."""
+    """Mistral's name -> shape for every tensor of the architecture that `params` describes.
+
+    Raises KeyError for a value that is missing, ValueError for a size that is none.
+    """
     e = params["multimodal"]["whisper_model_args"]["encoder_args"]
-    factor = params["multimodal"]["whisper_model_args"]["downsample_args"]["downsample_factor"]
+    downsample = params["multimodal"]["whisper_model_args"]["downsample_args"]
+    sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size")
+    for block, names in (
+        (e, sizes),
+        (e["audio_encoding_args"], ("num_mel_bins",)),
+        (params, (*sizes, "ada_rms_norm_t_cond_dim")),
+        (downsample, ("downsample_factor",)),
+    ):
+        for name in names:
+            if type(block[name]) is not int or block[name] < 1:
+                raise ValueError(f"{name} is {block[name]!r}, expected a whole number of at least 1")
+    factor = downsample["downsample_factor"]
     dim, wide = e["dim"], params["dim"]
     shapes: dict[str, tuple[int, ...]] = {
         f"{_ENCODER}conv_layers.0.conv.weight": (dim, e["audio_encoding_args"]["num_mel_bins"], 3),
@@ -135,7 +149,7 @@ def expected_shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         f"{_AUDIO}tok_embeddings.weight": (params["vocab_size"], wide),
         "norm.weight": (wide,),
     }
-    if not params["tied_embeddings"]:
+    if not params.get("tied_embeddings"):  # vLLM's default, too
         shapes["output.weight"] = (params["vocab_size"], wide)
     for number in range(e["n_layers"]):
         prefix = f"{_ENCODER}transformer.layers.{number}."
@@ -181,6 +195,9 @@ def to_params(config: Mapping[str, Any], processor: Mapping[str, Any] | None = N
     if config.get("quantization_config"):
         raise CheckpointError("config.json has a quantization_config: this layout is served unquantized only")
     text, audio = config["text_config"], config["audio_config"]
+    for name, block in (("text_config", text), ("audio_config", audio)):
+        if not isinstance(block, Mapping):
+            raise CheckpointError(f"config.json: {name} is {block!r}, expected an object")
     features = {**_FEATURES, **((processor or {}).get("feature_extractor") or processor or {})}
     for where, block, name, value in (
         ("config.json: audio_config", audio, "hidden_act", "silu"),
@@ -251,13 +268,17 @@ def _rope_theta(where: str, block: Mapping[str, Any]) -> float:
     theta = rope.get("rope_theta", block.get("rope_theta"))
     if theta is None:
         raise CheckpointError(f"config.json: {where} has no rope_theta")
+    if not isinstance(theta, int | float):
+        raise CheckpointError(f"config.json: {where} has rope_theta {theta!r}, expected a number")
     return float(theta)
 
 
 def is_realtime(params: Mapping[str, Any]) -> bool:
     """Whether a params.json is of Voxtral Realtime: a causal speech encoder, where other Voxtral models have not."""
-    encoder = ((params.get("multimodal") or {}).get("whisper_model_args") or {}).get("encoder_args") or {}
-    return bool(encoder.get("causal"))
+    block: Any = params
+    for name in ("multimodal", "whisper_model_args", "encoder_args", "causal"):
+        block = block.get(name) if isinstance(block, Mapping) else None
+    return bool(block)
 
 
 def layout_of(directory: Path) -> str:
@@ -320,8 +341,19 @@ def read(directory: Path) -> Checkpoint:
             raise CheckpointError(
                 f"the encoder's {name} is {encoder[name]!r}: vLLM's Voxtral encoder has {value!r} built in"
             )
+    if not encoder.get("sliding_window"):
+        raise CheckpointError(
+            f"the encoder's sliding_window is {encoder.get('sliding_window')!r}: vLLM's Voxtral encoder needs a window"
+        )
+    source = directory / ("params.json" if layout == MISTRAL else "config.json")
+    try:
+        expected = expected_shapes(params)
+    except KeyError as error:
+        raise CheckpointError(f"{source} lacks {error.args[0]!r}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{source}: {error}") from error
     if not params.get("quantization"):  # quantized tensors have scales beside them and other shapes
-        _check_tensors(directory, params, tensors, layout)
+        _check_tensors(directory, expected, tensors, layout)
     return Checkpoint(directory, layout, params, tekken, tensors, other)
 
 
@@ -339,11 +371,12 @@ def _params_of_hugging_face(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"{directory / 'config.json'} lacks {error.args[0]!r}") from error
 
 
-def _check_tensors(directory: Path, params: Mapping[str, Any], tensors: Mapping[str, Tensor], layout: str) -> None:
-    expected = expected_shapes(params)
+def _check_tensors(
+    directory: Path, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], layout: str
+) -> None:
     missing = [name for name in expected if name not in tensors]
     if missing:
-        names = [_stored_name(name, layout) for name in missing]
+        names = [_stored_name(name, layout, tensors) for name in missing]
         raise CheckpointError(f"{directory} lacks {_some(names)}")
     unknown = [tensor.stored_as for name, tensor in tensors.items() if name not in expected and name != "output.weight"]
     if unknown:
@@ -361,8 +394,8 @@ def _some(names: Iterable[str]) -> str:
     return f"tensor {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _stored_name(name: str, layout: str) -> str:
-    """A tensor's name as the file of this layout would have it, for messages."""
+def _stored_name(name: str, layout: str, tensors: Mapping[str, Tensor]) -> str:
+    """A missing tensor's name as the file would have it, by how it names those that it has."""
     if layout == MISTRAL:
         return name
     module, _, kind = name.rpartition(".")
@@ -374,7 +407,13 @@ def _stored_name(name: str, layout: str) -> str:
         number, part = module.removeprefix(f"{_ENCODER}transformer.").removeprefix("layers.").split(".", 1)
         parts = {ours: theirs for theirs, ours in (_ENCODER_LAYER if in_encoder else _TEXT_LAYER).items()}
         theirs = f"{'audio_tower' if in_encoder else 'language_model'}.layers.{number}.{parts[part]}"
-    return f"{theirs.replace('language_model.', 'language_model.model.')}.{kind}"
+    tower, _, rest = theirs.partition(".")
+    if tower == "language_model":
+        match = (re.match(r"(.*?)(layers\.\d+|embed_tokens|norm)\.", each.stored_as) for each in tensors.values())
+        theirs = (
+            next((found[1] for found in match if found and "language_model." in found[1]), f"{tower}.model.") + rest
+        )
+    return f"{theirs}.{kind}"
 
 
 def _compare(directory: Path, params: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -389,7 +428,10 @@ def _compare(directory: Path, params: Mapping[str, Any], tensors: Mapping[str, T
     other = _tensors(directory, "model")
     for name in ("norm.weight", f"{_ENCODER}transformer.norm.weight"):
         if name not in other or name not in tensors:
-            raise CheckpointError(f"{directory} lacks tensor {name} in one of its two layouts")
+            stem = "model" if name in tensors else "consolidated"
+            raise CheckpointError(
+                f"{directory} mixes two models: {stem}*.safetensors has no {name}. Keep the files of one layout"
+            )
         if _bytes(directory, "consolidated", tensors[name]) != _bytes(directory, "model", other[name]):
             raise CheckpointError(
                 f"{directory} mixes two models: {tensors[name].stored_as} of consolidated.safetensors and "
@@ -421,7 +463,10 @@ def _files(directory: Path, stem: str) -> list[Path]:
     index = directory / f"{stem}.safetensors.index.json"
     if not index.is_file():
         return sorted(directory.glob(f"{stem}*.safetensors"))
-    files = [directory / name for name in sorted(set(_json(index)["weight_map"].values()))]
+    weight_map = _json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} has no `weight_map` of tensor names to file names")
+    files = [directory / name for name in sorted(set(weight_map.values()))]
     for file in files:
         if not file.is_file():
             raise CheckpointError(f"{file} is missing, and {index.name} names it")
@@ -435,21 +480,29 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, size)))
-    except (OSError, ValueError, struct.error) as error:
-        raise CheckpointError(f"{path} is no safetensors file, or half of one: {error}") from error
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        header.pop("__metadata__", None)
+        ends = [
+            int(entry["data_offsets"][1]) for entry in header.values() if entry["dtype"] and entry["shape"] is not None
+        ]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as error:
+        raise CheckpointError(f"{path} is no safetensors file, or half of one: {error!r}") from error
+    end = 8 + length + max(ends, default=0)
     if size != end:
         raise CheckpointError(f"{path} has {size} bytes, its header announces {end}: download it again")
     return header, 8 + length
 
 
 def _tensors(directory: Path, stem: str) -> dict[str, Tensor]:
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for path in _files(directory, stem):
         for name, entry in _header(path)[0].items():
             start, end = entry["data_offsets"]
-            tensors[mistral_name(name)] = Tensor(entry["dtype"], tuple(entry["shape"]), end - start, name)
+            held = Tensor(entry["dtype"], tuple(entry["shape"]), end - start, name)
+            before = tensors.setdefault(mistral_name(name), held)
+            if before is not held:
+                raise CheckpointError(
+                    f"{directory} holds one tensor twice: as {before.stored_as} and as {name} ({path.name})"
+                )
     return tensors
 
 

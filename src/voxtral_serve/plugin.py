@@ -7,11 +7,14 @@ is imported here that could fail.
 
 def register() -> None:
     """Verify the patches and register the models. Raises PatchError if the patches are not in force; may run twice."""
+    import sys
     from pathlib import Path
+    from typing import Any
 
+    # Before `shims` is imported: that alone puts the patches in force, too late for whoever bound names already.
+    in_force: Any = next((finder for finder in sys.meta_path if type(finder).__name__ == "PostImport"), None)
     from voxtral_serve import shims
 
-    in_force = shims.active()
     if in_force is None:
         raise shims.PatchError(
             "the patches of voxtral-serve are not in force in this process: its voxtral_serve.pth was not read. "

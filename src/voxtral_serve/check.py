@@ -1,0 +1,608 @@
+"""Would `vllm serve` start with this config and this checkpoint? Answered from headers and vLLM's own code, no engine.
+
+Everything is asked of what is installed: options are read by vLLM's own parser, the KV cache is laid out by vLLM's own
+functions, clips are padded by mistral-common's own numbers. Memory for activations and CUDA graphs cannot be known
+without loading the model, so it is the rest that is compared with what there is.
+"""
+
+import difflib
+import os
+import platform
+import sys
+from argparse import Namespace
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+from voxtral_serve import checkpoint, shims
+from voxtral_serve.checkpoint import Checkpoint, CheckpointError
+
+LIBRARIES = ("vllm", "transformers", "mistral-common", "torch")
+PLUGIN = "voxtral_serve.plugin:register"
+PLUGIN_GROUP = "vllm.general_plugins"
+ENCODE_ONCE = "VoxtralRealtimeEncodeOnce"
+MIB, GIB = 1 << 20, 1 << 30
+WIDTH = 16  # of the names in the printed rows
+POOL = 1 << 60  # bytes; a KV cache so large that rounding to whole blocks does not show
+
+
+class ConfigError(ValueError):
+    """vLLM would not take this config. The message names what it refuses."""
+
+
+@dataclass
+class Report:
+    """The lines to print, and the problems that would keep the server from starting or from being what it seems."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    sections: list[str] = field(default_factory=list)  # the titles over the problems
+    title: str = ""
+
+    def section(self, title: str) -> None:
+        self.title = title
+        self.lines.append(title)
+
+    def row(self, name: str, value: str) -> None:
+        self.lines.append(f"  {name:{WIDTH}}  {value}")
+
+    def problem(self, text: str) -> None:
+        self.problems.append(text)
+        self.sections.append(self.title)
+        self.row("PROBLEM", text)
+
+    def verdict(self) -> str:
+        if not self.problems:
+            return "ok: this configuration can be served"
+        count, where = len(self.problems), ", ".join(dict.fromkeys(self.sections))
+        return f"{count} problem{'s' if count > 1 else ''}: {where}, marked PROBLEM above"
+
+
+def check(config: Path | None, model: Path | None) -> Report:
+    """Check the installation, `config` (a YAML for `vllm serve --config`; None for vLLM's defaults) and a checkpoint.
+
+    `model` defaults to the config's `model`, then to the current directory.
+    """
+    report = Report()
+    _versions(report)
+    vllm = shims.installed("vllm") is not None
+    if vllm:
+        _patches(report)
+    _plugin(report)
+    options = _options(report, config) if vllm else None
+    held = _checkpoint(report, options, model)
+    _memory_and_clip(report, options, held)
+    return report
+
+
+def _versions(report: Report) -> None:
+    report.section("versions")
+    report.row("python", platform.python_version())
+    for library in LIBRARIES:
+        try:
+            found = version(library)
+        except PackageNotFoundError:
+            report.problem(f"{library} is not installed for {sys.executable}: install voxtral-serve[gpu] there")
+            continue
+        tested = shims.TESTED.get(library, (shims.installed(library),))
+        untested = "" if shims.installed(library) in tested else f"  not tested; tested: {', '.join(map(str, tested))}"
+        report.row(library, found + untested)
+
+
+def _patches(report: Report) -> None:
+    """Settle every patch, which imports what they patch (seconds), then let the plugin itself judge and register."""
+    from voxtral_serve import plugin
+
+    report.section("patches")
+    in_force = shims.active()
+    if in_force is not None:
+        for name, (outcome, found) in in_force.settled().items():
+            report.row(outcome, f"{name}: {found}")
+    try:
+        plugin.register()
+    except Exception as error:  # whatever it is ends every vLLM process
+        kind = "" if isinstance(error, shims.PatchError) else f"{type(error).__name__}: "
+        report.problem(f"{kind}{error}")
+
+
+def _plugin(report: Report) -> None:
+    report.section("plugin")
+    names = [entry.name for entry in entry_points(group=PLUGIN_GROUP) if entry.value == PLUGIN]
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if not names:
+        report.problem(
+            f"no entry point of {PLUGIN_GROUP} is {PLUGIN}: vLLM would not know Hugging Face's layout. "
+            f"Reinstall voxtral-serve for {sys.executable}"
+        )
+    elif allowed is not None and not set(names) & set(allowed.split(",")):
+        report.problem(
+            f"VLLM_PLUGINS={allowed!r} leaves out {names[0]}: vLLM would not know Hugging Face's layout. "
+            f"Unset VLLM_PLUGINS, or add {names[0]} to it"
+        )
+    else:
+        report.row(names[0], f"vLLM loads {PLUGIN}")
+
+
+def _options(report: Report, path: Path | None) -> Namespace | None:
+    """The options as `vllm serve` reads them; `given`, the names that the config sets; `right`, whether it takes all.
+
+    Of a config with a wrong option the others are read all the same; None where there is no reading it.
+    """
+    report.section("config")
+    report.row("file", "none: vLLM's defaults" if path is None else str(path))
+    try:
+        parser = _parser()
+        flat = [] if path is None else _flatten(parser, path)
+    except ConfigError as error:
+        report.problem(str(error))
+        return None
+    starts = [index for index, word in enumerate(flat) if word.startswith("--")]
+    right: list[str] = []
+    given: set[str] = set()
+    for start, end in pairwise([*starts, len(flat)]):
+        name = flat[start].removeprefix("--")
+        try:
+            parser.parse_args(flat[start:end])
+        except (ConfigError, ValueError) as error:
+            report.problem(f"{path}: {_why(parser, name, str(error))}")
+        else:
+            right += flat[start:end]
+            given.add(name.replace("-", "_"))
+    return Namespace(**vars(parser.parse_args(right)), given=given, right=right == flat)
+
+
+def _parser() -> Any:
+    """`vllm serve`'s own argument parser, raising ConfigError where it would end the process."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore]
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(message)
+
+    places = ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.launchers.cli_args")  # in vLLM 0.20.0 and in 0.32.0
+    for place in places:
+        try:
+            module = import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not place.startswith(error.name):
+                raise
+        else:
+            return module.make_arg_parser(Parser())
+    raise ConfigError(
+        f"the options of vLLM {version('vllm')} are in none of {', '.join(places)}: install a tested version"
+    )
+
+
+def _flatten(parser: Any, path: Path) -> list[str]:
+    """The command line that vLLM makes of a config file."""
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: expected a YAML file for `vllm serve --config`")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds {type(content).__name__}, expected options as `name: value`")
+    if names := [name for name in content if not isinstance(name, str)]:
+        raise ConfigError(f"{path}: {names[0]!r} is no option's name, expected text")
+    try:
+        flat: list[str] = parser.load_config_file(str(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return flat
+
+
+def _why(parser: Any, name: str, message: str) -> str:
+    if not message.startswith("unrecognized arguments"):
+        return f"{name}: {message.partition(': ')[2] or message}"
+    known = {option.removeprefix("--").replace("-", "_") for option in parser._option_string_actions}
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    return f"{name} is no option of vllm serve {version('vllm')}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _checkpoint(report: Report, options: Namespace | None, model: Path | None) -> Checkpoint | None:
+    report.section("checkpoint")
+    if model is None:
+        model = Path(options.model if options and "model" in options.given else ".")
+    directory = model.resolve()
+    report.row("directory", str(directory))
+    if not model.is_dir():
+        report.problem(
+            f"{model} is no directory here: check reads local checkpoints. Download it "
+            "(`hf download NAME --local-dir DIR`), and give DIR"
+        )
+        return None
+    try:
+        held = checkpoint.read(directory)
+    except CheckpointError as error:
+        report.problem(str(error))
+        return None
+    dtypes = sorted({tensor.dtype for tensor in held.tensors.values()})
+    report.row("layout", held.layout)
+    report.row(
+        "tensors",
+        f"{len(held.tensors):,}, {_size(held.weight_bytes)}, {parameters(held):,} parameters, {', '.join(dtypes)}",
+    )
+    if held.unused:
+        report.row("unused", f"{', '.join(path.name for path in held.unused)}: the other layout's, of the same model")
+    if options and held.layout == checkpoint.HUGGING_FACE and options.tokenizer_mode not in ("auto", "mistral"):
+        report.problem(
+            f"tokenizer_mode is {options.tokenizer_mode!r}: Voxtral Realtime is served with 'mistral' (or 'auto')"
+        )
+    return held
+
+
+def parameters(held: Checkpoint) -> int:
+    """Elements of all tensors that vLLM loads: a copy of tied embeddings is not."""
+    total = 0
+    for name, tensor in held.tensors.items():
+        if name == "output.weight" and held.params.get("tied_embeddings"):
+            continue
+        count = 1
+        for size in tensor.shape:
+            count *= size
+        total += count
+    return total
+
+
+def _memory_and_clip(report: Report, options: Namespace | None, held: Checkpoint | None) -> None:
+    right = {"config": options is not None and options.right, "checkpoint": held is not None}
+    missing = " and ".join(name for name in right if not right[name])
+    report.section("memory")
+    plan = None
+    if options and held and not missing:
+        try:
+            plan = Plan.of(options, held)
+        except ConfigError as error:
+            missing = "config"
+            report.problem(f"config: {error}")
+        else:
+            _memory(report, options, held, plan)
+    else:
+        report.row("not computed", f"the {missing} must be right first")
+    report.section("longest clip")
+    if held and plan:
+        _clip(report, held, plan)
+    else:
+        report.row("not computed", f"the {missing} must be right first")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What vLLM makes of the options before it knows any memory. Lengths in token positions of 80 ms."""
+
+    max_model_len: int
+    max_num_seqs: int
+    cache: Any  # vllm.config.CacheConfig
+    scheduler: Any  # vllm.config.SchedulerConfig
+    element_bytes: int  # of weights and activations
+
+    @property
+    def encoder_cache(self) -> int:
+        """Audio tokens that the encoder cache holds (vllm.v1.core.encoder_cache_manager.compute_mm_encoder_budget)."""
+        return max(self.scheduler.max_num_batched_tokens, self.max_model_len)
+
+    @classmethod
+    def of(cls, options: Namespace, held: Checkpoint) -> "Plan":
+        """Raises ConfigError for values that vLLM refuses."""
+        from pydantic import ValidationError
+        from vllm.config import CacheConfig, SchedulerConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
+
+        # As ModelConfig derives it: model_max_length counts for more than the other.
+        longest = held.params.get("model_max_length") or held.params.get("max_position_embeddings")
+        length = options.max_model_len
+        if length is None or length == -1:
+            if longest is None:
+                raise ConfigError(
+                    "max_model_len is not set, and the checkpoint names no max_position_embeddings: set it"
+                )
+            length = longest
+        elif length < 1:
+            raise ConfigError(f"max_model_len is {length}, expected at least 1")
+        elif longest is not None and length > longest:
+            raise ConfigError(f"max_model_len is {length}, and the checkpoint was made for at most {longest}")
+        # As EngineArgs._set_default_max_num_seqs_and_batched_tokens_args
+        defaults = AsyncEngineArgs.get_batch_defaults(options.pipeline_parallel_size * options.tensor_parallel_size)
+        tokens, seqs = (default[UsageContext.OPENAI_API_SERVER] for default in defaults)
+        seqs = options.max_num_seqs or seqs
+        tokens = options.max_num_batched_tokens or min(tokens, seqs * length)
+        if options.max_num_seqs is None:
+            seqs = min(seqs, tokens)
+        makers = {
+            CacheConfig: {
+                "gpu_memory_utilization": options.gpu_memory_utilization,
+                "cache_dtype": options.kv_cache_dtype,
+                **({} if options.block_size is None else {"block_size": options.block_size}),
+            },
+            SchedulerConfig: {
+                "max_model_len": length,
+                "is_encoder_decoder": False,
+                "max_num_batched_tokens": tokens,
+                "max_num_seqs": seqs,
+                "disable_hybrid_kv_cache_manager": options.disable_hybrid_kv_cache_manager,
+            },
+        }
+        made, wrong = [], []
+        for make, values in makers.items():
+            try:
+                made.append(make(**values))
+            except ValidationError as error:
+                for each in error.errors():
+                    where = f"{each['loc'][0]} is {each['input']!r}: " if each["loc"] else ""
+                    wrong.append(where + each["msg"].removeprefix("Value error, "))
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+        cache, scheduler = made
+        # `auto` keeps 16 bits as they are and has 32 bits rounded to 16 (vllm.config.model._resolve_auto_dtype).
+        return cls(length, seqs, cache, scheduler, 4 if options.dtype in ("float", "float32") else 2)
+
+
+def _memory(report: Report, options: Namespace, held: Checkpoint, plan: Plan) -> None:
+    from vllm.platforms import current_platform
+
+    if options.tensor_parallel_size * options.pipeline_parallel_size > 1:
+        report.row("not computed", "this adds up what one device needs, and the config spreads the model over several")
+        return
+    encode_once = options.hf_overrides == {"architectures": [ENCODE_ONCE]}
+    if options.hf_overrides and not encode_once:
+        report.row("not computed", f"hf_overrides may make another model of it; {ENCODE_ONCE} alone is known here")
+        return
+    encoder = held.params["multimodal"]["whisper_model_args"]["encoder_args"]
+    pooled = held.params["multimodal"]["whisper_model_args"]["downsample_args"]["downsample_factor"]
+    quantized = held.params.get("quantization") or options.quantization
+    weights = held.weight_bytes if quantized else parameters(held) * plan.element_bytes
+    row = held.params["dim"] if encode_once else encoder["dim"] * pooled
+    encoder_cache = plan.encoder_cache * row * plan.element_bytes
+    try:
+        kv = KvCache.of(held.params, plan, options.async_scheduling is not False, encode_once)
+    except ConfigError as error:
+        report.row("KV cache", f"not computed: {error}")
+        return
+    except (AttributeError, ImportError, TypeError) as error:  # internals of vLLM that another version has otherwise
+        report.row("KV cache", f"not computed on vLLM {version('vllm')}: {type(error).__name__}: {error}")
+        return
+    length, seqs = plan.max_model_len, plan.max_num_seqs
+    report.row("weights", f"{_size(weights)}{', as stored' if quantized else f', {8 * plan.element_bytes} bits each'}")
+    report.row("KV cache", f"{_size(kv.bytes_of(1))} for one sequence of {length:,} tokens")
+    if seqs > 1:
+        report.row("", f"{_size(kv.bytes_of(seqs))} for max_num_seqs = {seqs:,} of them")
+    report.row("encoder cache", f"{_size(encoder_cache)} for {plan.encoder_cache:,} audio tokens")
+    report.row("not counted", "activations, CUDA graphs and what PyTorch keeps: vLLM measures them at its start")
+
+    try:
+        device = _device(current_platform)
+        explicit = _explicit_kv_bytes(options, current_platform.is_cpu())
+    except ConfigError as error:
+        report.problem(str(error))
+        return
+    report.row("device", f"{device.name}: {_size(device.total)}, {_size(device.free)} of it free")
+    if current_platform.is_cpu() and not encode_once and not _runs_on_cpu():
+        report.problem(
+            f"vLLM {version('vllm')} cannot run its own Voxtral Realtime on a CPU; 0.32.0 can. "
+            f"hf_overrides: {{architectures: [{ENCODE_ONCE}]}} runs on either"
+        )
+    part = plan.cache.gpu_memory_utilization
+    share = int(device.total * part)
+    if explicit is None:
+        pool, source = share - weights - encoder_cache, f"gpu_memory_utilization {part} of {_size(device.total)}"
+        report.row("share", f"{_size(share)}: {source}")
+    else:
+        pool, source = explicit
+        report.row("KV cache space", f"{_size(pool)}: {source}")
+    if not (explicit and current_platform.is_cpu()) and share > device.free:
+        report.problem(
+            f"gpu_memory_utilization {part} is {_size(share)} of {device.name}, and {_size(device.free)} of it is "
+            "free: vLLM refuses to start. Lower it, or end what uses the memory"
+        )
+    if explicit and weights + encoder_cache + pool > device.free:
+        report.problem(
+            f"weights {_size(weights)}, encoder cache {_size(encoder_cache)} and KV cache {_size(pool)} ({source}) are "
+            f"more than the {_size(device.free)} that {device.name} has free"
+        )
+    if kv.bytes_of(1) > pool:
+        left = f"{_size(pool)}" if pool > 0 else "nothing"
+        report.problem(
+            f"one sequence of max_model_len {length:,} needs {_size(kv.bytes_of(1))} of KV cache, and {source} leaves "
+            f"{left} for it: raise it, or lower max_model_len"
+        )
+        return
+    bound = "" if explicit else "at most "
+    report.row("room for", f"{bound}{pool // kv.block_bytes / kv.blocks:.2f} sequences of {length:,} tokens at a time")
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """vLLM's layout of the KV cache: blocks from one pool, and how many of them one sequence of full length takes."""
+
+    block_bytes: int
+    blocks: int
+
+    def bytes_of(self, sequences: int) -> int:
+        """Bytes for so many sequences of max_model_len, and for the one block that vLLM keeps back."""
+        return (sequences * self.blocks + 1) * self.block_bytes
+
+    @classmethod
+    def of(cls, params: dict[str, Any], plan: Plan, asynchronous: bool, encode_once: bool) -> "KvCache":
+        """Lay out the cache by vLLM's own functions, for Voxtral Realtime on one device.
+
+        Its layers are of two kinds (vllm.model_executor.models.whisper_causal, .llama): language model, one entry per
+        token; encoder, as many per token as are pooled into one, in a window of its own. vLLM gives both pages of one
+        size and groups of one number of layers. With the encoder run once, its layers have none. Raises ConfigError
+        for a kv_cache_dtype whose pages are laid out otherwise.
+        """
+        from vllm.platforms import current_platform
+        from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
+        from vllm.v1.core import kv_cache_utils
+
+        cache = plan.cache
+        if cache.cache_dtype not in ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"):
+            raise ConfigError(f"the pages of kv_cache_dtype {cache.cache_dtype} are not known here")
+        name = {2: "bfloat16", 4: "float32"}[plan.element_bytes] if cache.cache_dtype == "auto" else cache.cache_dtype
+        on_cpu = current_platform.is_cpu()
+        if on_cpu and not cache.user_specified_block_size:
+            cache.block_size = 128  # vllm.platforms.cpu.CpuPlatform.check_and_update_config
+        batches = 2 if asynchronous and not on_cpu else 1  # VllmConfig.max_concurrent_batches
+        # As much of a VllmConfig as the functions below read; a real one loads the tokenizer and inspects the model.
+        config: Any = SimpleNamespace(
+            model_config=SimpleNamespace(max_model_len=plan.max_model_len),
+            cache_config=cache,
+            scheduler_config=plan.scheduler,
+            parallel_config=SimpleNamespace(
+                decode_context_parallel_size=1, prefill_context_parallel_size=1, tensor_parallel_size=1
+            ),
+            attention_config=SimpleNamespace(hisparse_config=None),
+            speculative_config=None,
+            kv_transfer_config=None,
+            max_in_flight_tokens=batches * plan.scheduler.max_num_batched_tokens,
+        )
+        if hasattr(cache, "kv_cache_layout"):  # vLLM 0.32.0; backends for this model have layers outermost
+            cache.kv_cache_layout = "LBHNC"
+        specs = _kv_specs(params, cache.block_size, STR_DTYPE_TO_TORCH_DTYPE[name], encode_once)
+        groups = kv_cache_utils.get_kv_cache_groups(config, specs)
+        layout = kv_cache_utils.get_kv_cache_config_from_groups(config, groups, POOL)
+        concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(config, layout)
+        return cls(POOL // layout.num_blocks, round(layout.num_blocks / concurrency))
+
+
+def _kv_specs(params: dict[str, Any], block_size: int, dtype: Any, encode_once: bool) -> dict[str, Any]:
+    """One spec per attention layer with a KV cache, as the layers' own get_kv_cache_spec make them."""
+    from dataclasses import fields
+
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    encoder = params["multimodal"]["whisper_model_args"]["encoder_args"]
+    pooled = params["multimodal"]["whisper_model_args"]["downsample_args"]["downsample_factor"]
+    heads, window = encoder["n_heads"], encoder["sliding_window"]
+    text = {"num_kv_heads": params["n_kv_heads"], "head_size": params["head_dim"]}
+    audio: dict[str, Any] = {"head_size": encoder["head_dim"]}
+    if "tokens_per_state" in {each.name for each in fields(SlidingWindowSpec)}:
+        audio |= {
+            "num_kv_heads": heads,
+            "tokens_per_state": Fraction(1, pooled),
+            "sliding_window": -(-window // pooled) + 1,
+        }
+    else:  # vLLM 0.20.0: pooled frames count as heads, the window's frames as tokens
+        audio |= {"num_kv_heads": heads * pooled, "sliding_window": window}
+    common = {"block_size": block_size, "dtype": dtype}
+    of_text: Any
+    if params.get("sliding_window"):
+        of_text = SlidingWindowSpec(**common, **text, sliding_window=params["sliding_window"])
+    else:
+        of_text = FullAttentionSpec(**common, **text)
+    specs = {f"text.{number}": of_text for number in range(params["n_layers"])}
+    if not encode_once:
+        specs |= {f"encoder.{number}": SlidingWindowSpec(**common, **audio) for number in range(encoder["n_layers"])}
+    return specs
+
+
+@dataclass(frozen=True)
+class Device:
+    """The first device that vLLM would use. Memory in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
+def _device(current: Any) -> Device:
+    """Raises ConfigError where there is none, or none that can be asked without starting CUDA."""
+    if current.is_cpu():
+        from vllm.utils.cpu_resource_utils import get_memory_node_info
+
+        node = get_memory_node_info(0)
+        return Device("memory node 0 (CPU)", node.total_memory, node.available_memory)
+    if not current.is_cuda():
+        raise ConfigError(
+            f"vLLM {version('vllm')} is no CPU build and sees no NVIDIA GPU (its platform is {current.device_name!r}): "
+            "look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    from vllm.third_party import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(current.device_id_to_physical_device_id(0))
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        name = pynvml.nvmlDeviceGetName(handle)
+    except (pynvml.NVMLError, RuntimeError, IndexError, ValueError) as error:
+        raise ConfigError(f"NVML does not tell the memory of the first GPU: {type(error).__name__}: {error}") from error
+    return Device(name, int(memory.total), int(memory.free))
+
+
+def _explicit_kv_bytes(options: Namespace, on_cpu: bool) -> tuple[int, str] | None:
+    """A KV cache of a size that is given, in bytes, and what gives it."""
+    if on_cpu and (text := os.environ.get("VLLM_CPU_KVCACHE_SPACE")):
+        try:
+            return int(text) * GIB, f"VLLM_CPU_KVCACHE_SPACE={text}"
+        except ValueError:
+            raise ConfigError(f"VLLM_CPU_KVCACHE_SPACE is {text!r}, expected a whole number of GiB") from None
+    if options.kv_cache_memory_bytes:
+        return options.kv_cache_memory_bytes, f"kv_cache_memory_bytes {options.kv_cache_memory_bytes}"
+    return None
+
+
+def _runs_on_cpu() -> bool:
+    """Whether vLLM's encoder attention takes its CPU backend: asked, not known by version."""
+    from vllm.model_executor.models.whisper_causal import create_whisper_attention_backend_with_block_pooling
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    try:
+        create_whisper_attention_backend_with_block_pooling(CPUAttentionBackend, 4)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _clip(report: Report, held: Checkpoint, plan: Plan) -> None:
+    try:
+        longest, padding, rate = longest_clip(held.tekken, plan.max_model_len)
+    except CheckpointError as error:
+        report.problem(str(error))
+        return
+    if longest < 1:
+        report.problem(f"max_model_len is {plan.max_model_len}, and padding alone takes {padding} tokens: raise it")
+        return
+    report.row(
+        "transcribed", f"{longest / rate:.2f} s: {plan.max_model_len - padding:,} tokens, and {padding} of padding"
+    )
+    if plan.encoder_cache > plan.max_model_len:
+        accepted, _, _ = longest_clip(held.tekken, plan.encoder_cache)
+        report.row(
+            "beware",
+            f"clips up to {accepted / rate:.2f} s are accepted, and their text ends with the context. "
+            f"max_num_batched_tokens: {plan.max_model_len} has vLLM refuse them",
+        )
+    else:
+        report.row("beyond", "refused with status 400")
+
+
+def longest_clip(tekken: dict[str, Any], tokens: int) -> tuple[int, int, int]:
+    """(samples of the longest clip that takes at most so many token positions, positions of its padding, Hz).
+
+    `tekken` is the `audio` part of tekken.json; mistral-common's AudioConfig says what is padded on either side. Raises
+    CheckpointError for values that it refuses.
+    """
+    from mistral_common.tokens.tokenizers.audio import AudioConfig, AudioSpectrogramConfig
+
+    values = dict(tekken)
+    try:
+        encoding = AudioSpectrogramConfig(**values.pop("audio_encoding_config"))
+        audio = AudioConfig(encoding_config=encoding, **values)
+    except (AssertionError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"mistral-common refuses the audio part of tekken.json: {type(error).__name__}: {error}"
+        ) from error
+    padding = audio.n_left_pad_tokens + audio.n_right_pad_tokens()
+    return (tokens - padding) * audio.raw_audio_length_per_tok, padding, audio.sampling_rate
+
+
+def _size(amount: int) -> str:
+    return f"{amount / GIB:.2f} GiB" if amount >= GIB else f"{amount / MIB:.2f} MiB"

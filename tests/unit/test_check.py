@@ -1,0 +1,465 @@
+"""`voxtral-serve check`: what it refuses, and that its figures are vLLM's."""
+
+import json
+import os
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CONFIG, PICO, ROOT
+from vllm.platforms import current_platform
+from vllm.third_party import pynvml
+
+from voxtral_serve import check, checkpoint, shims
+from voxtral_serve.check import GIB, MIB, Device, Report
+
+OK = "ok: this configuration can be served"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setattr(check, "_runs_on_cpu", lambda: True)  # vLLM 0.20.0's does not
+
+
+def write(path: Path, **options: object) -> Path:
+    path.write_text(json.dumps({"model": str(PICO), **options}))  # JSON is YAML
+    return path
+
+
+def run(tmp_path: Path, **options: object) -> Report:
+    return check.check(write(tmp_path / "config.yaml", **options), None)
+
+
+def only_problem(report: Report) -> str:
+    (problem,) = report.problems
+    assert f"  PROBLEM           {problem}" in report.lines
+    assert report.verdict().startswith("1 problem: ")
+    return problem
+
+
+def row(report: Report, name: str) -> str:
+    (line,) = [line for line in report.lines if line.startswith(f"  {name} ")]
+    return line.removeprefix(f"  {name}").strip()
+
+
+# The command
+
+
+def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    words = [sys.executable, "-m", "voxtral_serve.cli", *arguments]
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_it_answers_in_time(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = command("check", "--config", str(CONFIG), cwd=PICO)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    lines = done.stdout.splitlines()
+    assert "  directory         " + str(PICO) in lines
+    assert done.stderr == ""
+    assert (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime) < 10
+    if shims.installed("vllm") == "0.20.0":
+        assert "cannot run its own Voxtral Realtime on a CPU" in done.stdout
+    else:
+        assert (lines[-1], done.returncode) == (OK, 0)
+
+
+def test_its_exit_status_tells_a_failure(tmp_path: Path) -> None:
+    done = command("check", "--config", str(tmp_path / "none.yaml"), str(tmp_path))
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "2 problems: config, checkpoint, marked PROBLEM above"
+
+
+@pytest.mark.parametrize("arguments", [[], ["chek"], ["check", "--conf"], ["check", "a", "b"]])
+def test_a_wrong_command_line(arguments: list[str]) -> None:
+    done = command(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: voxtral-serve")
+
+
+# The installation
+
+
+def test_nothing_wrong() -> None:
+    report = check.check(CONFIG, PICO)
+    assert (report.problems, report.verdict()) == ([], OK)
+    assert row(report, "layout") == "mistral"
+    assert row(report, "tensors") == "107, 18.34 MiB, 9,615,360 parameters, BF16"
+
+
+def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "LIBRARIES", ("vllm", "no-such-library"))
+    assert only_problem(check.check(CONFIG, PICO)).startswith("no-such-library is not installed")
+
+
+def test_without_vllm_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(library: str) -> str | None:
+        return None if library == "vllm" else "1"
+
+    monkeypatch.setattr(shims, "installed", installed)
+    monkeypatch.setattr(check, "LIBRARIES", ("vllm-not-here",))
+    report = check.check(CONFIG, PICO)
+    assert only_problem(report).startswith("vllm-not-here is not installed")
+    assert report.lines.count("  not computed      the config must be right first") == 2
+    assert row(report, "layout") == "mistral"
+
+
+def test_an_untested_version_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shims, "TESTED", shims.TESTED | {"vllm": ("0.1", "0.2")})
+    report = check.check(CONFIG, PICO)
+    assert row(report, "vllm").endswith("not tested; tested: 0.1, 0.2")
+    assert report.problems == []
+
+
+def test_patches_that_are_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shims, "active", lambda: None)
+    assert "Reinstall voxtral-serve" in only_problem(check.check(CONFIG, PICO))
+
+
+def test_a_patch_that_drifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drifted(shims.Patch):
+        name, target, library = "drifting", "json", "vllm"
+        needed = {}  # noqa: RUF012
+
+        def probe(self, module: object) -> bool:
+            raise AttributeError("nothing is where it was")
+
+    monkeypatch.setattr(shims, "active", lambda: shims.PostImport((Drifted(),), shims.__file__))
+    report = check.check(CONFIG, PICO)
+    assert row(report, "drifted") == "drifting: AttributeError: nothing is where it was"
+    assert "patch drifting (of json) has drifted on vllm" in only_problem(report)
+
+
+def test_no_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "PLUGIN", "voxtral_serve.plugin:other")
+    assert "no entry point of vllm.general_plugins" in only_problem(check.check(CONFIG, PICO))
+
+
+@pytest.mark.parametrize("allowed", ["", "other"])
+def test_a_plugin_that_is_left_out(allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    assert f"VLLM_PLUGINS={allowed!r} leaves out voxtral_serve" in only_problem(check.check(CONFIG, PICO))
+
+
+def test_a_plugin_that_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "other,voxtral_serve")
+    assert check.check(CONFIG, PICO).problems == []
+
+
+# The config
+
+
+def test_every_wrong_option_is_named(tmp_path: Path) -> None:
+    report = run(tmp_path, max_model_len="abc", max_num_seq_s=1, dtype="bf16", **{"gpu-memory-utilisation": 0.5})
+    version = check.version("vllm")
+    prefix = f"{tmp_path / 'config.yaml'}: "
+    length, unknown, dtype, dashes = (problem.removeprefix(prefix) for problem in report.problems)
+    assert length == "max_model_len: invalid human_readable_int_or_auto value: 'abc'"
+    assert unknown == f"max_num_seq_s is no option of vllm serve {version}; did you mean max_num_seqs?"
+    assert dtype.startswith("dtype: invalid choice: 'bf16' (choose from ")
+    assert dashes.endswith("did you mean gpu_memory_utilization?")
+    assert row(report, "layout") == "mistral"
+    assert report.lines.count("  not computed      the config must be right first") == 2
+    assert report.verdict() == "4 problems: config, marked PROBLEM above"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("a.yaml", "a: [1", "is no YAML"),
+        ("a.yaml", "", "holds NoneType"),
+        ("a.yaml", "- model", "holds list"),
+        ("a.yaml", "1: 2", "1 is no option's name"),
+        ("a.txt", "model: .", "yaml"),
+    ],
+)
+def test_a_config_that_is_none(tmp_path: Path, name: str, content: str, part: str) -> None:
+    (tmp_path / name).write_text(content)
+    problem = only_problem(check.check(tmp_path / name, PICO))
+    assert part in problem
+    assert str(tmp_path / name) in problem
+
+
+def test_values_that_vllm_checks_later(tmp_path: Path) -> None:
+    report = run(tmp_path, gpu_memory_utilization=1.5, max_num_seqs=8, max_num_batched_tokens=4)
+    problem = only_problem(report)
+    assert "gpu_memory_utilization is 1.5: Input should be less than or equal to 1" in problem
+    assert "max_num_batched_tokens (4) must be greater than or equal to max_num_seqs (8)" in problem
+
+
+def test_a_context_beyond_the_checkpoint_s(tmp_path: Path) -> None:
+    assert "max_model_len is 200000, and the checkpoint was made for at most 131072" in only_problem(
+        run(tmp_path, max_model_len=200000)
+    )
+
+
+def test_no_config_is_vllm_s_defaults() -> None:
+    report = check.check(None, PICO)
+    assert row(report, "file") == "none: vLLM's defaults"
+    assert "for one sequence of 131,072 tokens" in "".join(report.lines)
+
+
+# The checkpoint
+
+
+def test_the_config_s_model_is_relative_to_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PICO.parent)
+    config = write(tmp_path / "config.yaml", model=PICO.name, max_model_len=512)
+    assert row(check.check(config, None), "directory") == str(PICO)
+    assert row(check.check(config, tmp_path), "directory") == str(tmp_path)
+    monkeypatch.chdir(PICO)
+    assert row(check.check(None, None), "directory") == str(PICO)
+
+
+def test_a_name_of_the_hub_is_refused(tmp_path: Path) -> None:
+    problem = only_problem(run(tmp_path, model="mistralai/Voxtral-Mini-4B-Realtime-2602"))
+    assert problem.startswith("mistralai/Voxtral-Mini-4B-Realtime-2602 is no directory here")
+    assert "hf download" in problem
+
+
+def test_a_broken_checkpoint(tmp_path: Path) -> None:
+    shutil.copytree(PICO, tmp_path / "pico")
+    (tmp_path / "pico/tekken.json").unlink()
+    report = run(tmp_path, model=str(tmp_path / "pico"))
+    assert "tekken.json is missing" in only_problem(report)
+    assert report.lines.count("  not computed      the checkpoint must be right first") == 2
+
+
+# Memory
+
+
+def full_size(directory: Path) -> Path:
+    """A checkpoint of the published model's shapes, its 8 GiB of weights a hole in a file."""
+    directory.mkdir()
+    params = json.loads((PICO / "params.json").read_text())
+    params |= {"dim": 3072, "n_layers": 26, "head_dim": 128, "hidden_dim": 9216}
+    params |= {"n_heads": 32, "n_kv_heads": 8, "vocab_size": 131072}
+    encoder = params["multimodal"]["whisper_model_args"]["encoder_args"]
+    encoder |= {"dim": 1280, "n_layers": 32, "head_dim": 64, "hidden_dim": 5120, "n_heads": 32, "n_kv_heads": 32}
+    (directory / "params.json").write_text(json.dumps(params))
+    shutil.copy(PICO / "tekken.json", directory)
+    header, end = {}, 0
+    for name, shape in checkpoint.expected_shapes(params).items():
+        start, end = end, end + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1) * (shape[2] if len(shape) > 2 else 1)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (directory / "consolidated.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return full_size(tmp_path_factory.mktemp("full") / "checkpoint")
+
+
+def kv_cache(directory: Path, config: Path, encode_once: bool = False) -> check.KvCache:
+    options = check._options(Report(), config)
+    assert options is not None
+    held = checkpoint.read(directory)
+    return check.KvCache.of(held.params, check.Plan.of(options, held), True, encode_once)
+
+
+def test_kv_cache_of_pico_is_what_a_server_logs(tmp_path: Path) -> None:
+    """vLLM 0.32.0 on a CPU logged "Maximum concurrency for 512 tokens per request": 56.83x and 68.25x."""
+    one = kv_cache(PICO, write(tmp_path / "a.yaml", max_model_len=512, max_num_seqs=1))
+    assert f"{GIB // one.block_bytes / one.blocks:.2f}" == "56.83"
+    four = kv_cache(PICO, write(tmp_path / "b.yaml", max_model_len=512, max_num_seqs=4, block_size=64))
+    assert f"{GIB // four.block_bytes / four.blocks:.2f}" == "68.25"
+
+
+def test_kv_cache_of_the_full_size(full: Path, tmp_path: Path) -> None:
+    """By hand, with a GPU's blocks of 16 tokens, K and V of 2 bytes.
+
+    An encoder layer's page: 16 tokens x 4 frames x 32 heads x 64. A language model layer's is made as large: 128
+    tokens. Both kinds are padded to 32 layers. 512 tokens take 32 + 1 and 4 + 1 blocks, one each for a window that
+    starts within a block.
+    """
+    config = write(tmp_path / "a.yaml", max_model_len=512, max_num_seqs=1, block_size=16)
+    page = 2 * 2 * 16 * 4 * 32 * 64
+    assert page == 2 * 2 * 128 * 8 * 128
+    assert kv_cache(full, config) == check.KvCache(32 * page, 33 + 5)
+    # The encoder run once: 26 layers with pages of 16 tokens
+    assert kv_cache(full, config, encode_once=True) == check.KvCache(26 * 2 * 2 * 16 * 8 * 128, 33)
+
+
+def test_an_eight_bit_kv_cache_is_half_as_large(full: Path, tmp_path: Path) -> None:
+    sixteen = kv_cache(full, write(tmp_path / "a.yaml", max_model_len=512))
+    eight = kv_cache(full, write(tmp_path / "b.yaml", max_model_len=512, kv_cache_dtype="fp8"))
+    assert 2 * eight.bytes_of(1) == sixteen.bytes_of(1)
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch, total: float, free: float) -> None:
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    monkeypatch.setattr(check, "_device", lambda _: Device("NVIDIA L4", int(total * GIB), int(free * GIB)))
+
+
+def test_the_contest_s_gpu_holds_the_full_size(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu(monkeypatch, 22.5, 22.2)
+    report = check.check(CONFIG, full)
+    assert report.problems == []
+    assert row(report, "weights") == "8.25 GiB, 16 bits each"
+    assert row(report, "KV cache") == "624.00 MiB for one sequence of 512 tokens"
+    assert row(report, "encoder cache") == "5.00 MiB for 512 audio tokens"
+    assert row(report, "device") == "NVIDIA L4: 22.50 GiB, 22.20 GiB of it free"
+    assert row(report, "share") == "14.62 GiB: gpu_memory_utilization 0.65 of 22.50 GiB"
+    assert row(report, "room for") == "at most 10.71 sequences of 512 tokens at a time"
+
+
+def test_a_gpu_that_is_too_small(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu(monkeypatch, 12, 12)
+    problem = only_problem(check.check(CONFIG, full))
+    assert "max_model_len 512 needs 624.00 MiB" in problem
+    assert "gpu_memory_utilization 0.65 of 12.00 GiB leaves nothing" in problem
+
+
+def test_a_gpu_that_others_use(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu(monkeypatch, 22.5, 11.25)
+    assert "gpu_memory_utilization 0.65 is 14.62 GiB of NVIDIA L4, and 11.25 GiB of it is free" in only_problem(
+        check.check(CONFIG, full)
+    )
+
+
+def test_encode_once(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_runs_on_cpu", lambda: False)
+    overrides = {"architectures": [check.ENCODE_ONCE]}
+    report = run(tmp_path, model=str(full), max_model_len=512, max_num_seqs=1, hf_overrides=overrides)
+    assert report.problems == []
+    assert row(report, "encoder cache") == "3.00 MiB for 512 audio tokens"
+
+
+def test_another_override_is_not_guessed_at(tmp_path: Path) -> None:
+    report = run(tmp_path, hf_overrides={"architectures": ["Other"]})
+    assert row(report, "not computed").startswith("hf_overrides may make another model of it")
+
+
+def test_vllm_s_own_model_where_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_runs_on_cpu", lambda: False)
+    assert "cannot run its own Voxtral Realtime on a CPU" in only_problem(check.check(CONFIG, PICO))
+
+
+def test_several_gpus_are_not_guessed_at(tmp_path: Path) -> None:
+    assert "several" in row(run(tmp_path, tensor_parallel_size=2), "not computed")
+
+
+def test_ram_s_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+    monkeypatch.setattr(check, "_device", lambda _: Device("memory node 0 (CPU)", 8 * GIB, 4 * GIB))
+    report = check.check(CONFIG, PICO)
+    assert row(report, "share") == "5.20 GiB: gpu_memory_utilization 0.65 of 8.00 GiB"
+    assert "5.20 GiB of memory node 0 (CPU), and 4.00 GiB of it is free" in only_problem(report)
+
+
+def test_a_kv_cache_space_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1.5")
+    assert only_problem(check.check(CONFIG, PICO)) == "VLLM_CPU_KVCACHE_SPACE is '1.5', expected a whole number of GiB"
+
+
+def test_more_kv_cache_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1000000")
+    assert "more than the" in only_problem(check.check(CONFIG, PICO))
+
+
+def test_less_kv_cache_than_one_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+    problem = only_problem(run(tmp_path, max_model_len=512, max_num_seqs=1, kv_cache_memory_bytes=2 * MIB))
+    assert "needs 19.50 MiB of KV cache, and kv_cache_memory_bytes 2097152 leaves 2.00 MiB" in problem
+
+
+class Platform:
+    """Of vllm.platforms.Platform what is asked where it is no CPU."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.cuda, self.device_name = cuda, "cuda" if cuda else "unspecified"
+
+    def is_cpu(self) -> bool:
+        return False
+
+    def is_cuda(self) -> bool:
+        return self.cuda
+
+    def device_id_to_physical_device_id(self, number: int) -> int:
+        return number + 3
+
+
+def test_nvml_is_asked_for_the_gpu_that_vllm_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        total, free = 24 * GIB, 20 * GIB
+
+    answers: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByIndex": lambda index: f"handle {index}",
+        "nvmlDeviceGetMemoryInfo": lambda handle: Memory,
+        "nvmlDeviceGetName": lambda handle: handle,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    assert check._device(Platform(cuda=True)) == Device("handle 3", 24 * GIB, 20 * GIB)
+
+
+def test_a_gpu_that_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    with pytest.raises(check.ConfigError, match="NVML does not tell the memory of the first GPU"):
+        check._device(Platform(cuda=True))
+
+
+def test_no_gpu_for_a_build_that_needs_one() -> None:
+    with pytest.raises(check.ConfigError, match="no CPU build and sees no NVIDIA GPU"):
+        check._device(Platform(cuda=False))
+
+
+# The longest clip; tests/server/test_check_limits.py holds it against a server
+
+
+@pytest.mark.parametrize(
+    ("length", "clip"),
+    [
+        (512, "37.04 s: 463 tokens, and 49 of padding"),
+        ("1k", "76.08 s: 951 tokens, and 49 of padding"),
+        ("1K", "78.00 s: 975 tokens, and 49 of padding"),
+        (50, "0.08 s: 1 tokens, and 49 of padding"),
+    ],
+)
+def test_longest_clip(tmp_path: Path, length: object, clip: str) -> None:
+    report = run(tmp_path, max_model_len=length, max_num_seqs=1)
+    assert row(report, "transcribed") == clip
+    assert row(report, "beyond") == "refused with status 400"
+
+
+def test_a_context_that_padding_fills(tmp_path: Path) -> None:
+    assert only_problem(run(tmp_path, max_model_len=49)) == (
+        "max_model_len is 49, and padding alone takes 49 tokens: raise it"
+    )
+
+
+def test_clips_that_are_accepted_and_cut(tmp_path: Path) -> None:
+    beware = row(run(tmp_path, max_model_len=512, max_num_seqs=4), "beware")
+    assert beware.startswith("clips up to 159.92 s are accepted, and their text ends with the context")
+    assert "beyond" in "".join(run(tmp_path, max_model_len=512, max_num_seqs=4, max_num_batched_tokens=512).lines)
+
+
+def test_the_delay_is_the_tokenizer_s() -> None:
+    tekken = json.loads((PICO / "tekken.json").read_text())["audio"]
+    assert check.longest_clip(tekken, 512) == (463 * 1280, 49, 16000)
+    assert check.longest_clip(tekken | {"transcription_delay_ms": 960}, 512) == (457 * 1280, 55, 16000)
+
+
+@pytest.mark.parametrize("change", [{"frame_rate": -1}, {"unheard_of": 1}, {"transcription_delay_ms": 481}])
+def test_a_tokenizer_that_mistral_common_refuses(change: dict[str, Any]) -> None:
+    tekken = json.loads((PICO / "tekken.json").read_text())["audio"]
+    with pytest.raises(checkpoint.CheckpointError, match=r"audio part of tekken\.json"):
+        check.longest_clip(tekken | change, 512)
