@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
 from bench import dataset, environment, metrics, results, serve
@@ -51,7 +52,7 @@ def compare(config: Path, samples: int | None, at_once: bool, scratch: Path) -> 
         done = {name: task.result() for name, task in tasks.items()}
     pairs = list(zip(*(rows for rows, _ in done.values()), strict=True))
     return {
-        "config": str(config),
+        "config": yaml.safe_load(config.read_text()),
         "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
         "environment": environment.describe(done["mistral"][1]) | {"served_by": _versions()},
         "clips": len(clips),
