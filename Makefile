@@ -48,6 +48,9 @@ bench-full: .venv/ready ## all 500 clips on the tiny checkpoint, anew into bench
 reference: .venv/ready ## all 500 clips through the reference model, into bench/results/pico-reference (2 minutes)
 	@.venv/bin/python -m pico.evaluate --out bench/results/pico-reference
 
+layouts: .venv/ready ## all 500 clips in both layouts, compared, into bench/results/layouts (20 minutes)
+	@.venv/bin/python -m tools.compare_layouts --config vllm_config.yaml --out bench/results/layouts/cpu-vllm-0.32.0.json
+
 # No --upgrade for pinned.txt: its versions stay beside the vLLM that they were found to work with.
 lock: ## pin and hash requirements/*.in anew (needs uv)
 	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
@@ -56,6 +59,9 @@ lock: ## pin and hash requirements/*.in anew (needs uv)
 	  --upgrade -o requirements/dev.txt requirements/dev.in
 	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --override requirements/pinned-overrides.txt -o requirements/pinned.txt requirements/pinned.in
+
+readme: ## write the table of patches in README.md anew
+	@$(PYTHON) -m tools.patch_table
 
 clean: ## remove what the other targets made, the environments included
 	rm -rf .venv .venv-pinned results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
@@ -79,4 +85,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test test-pinned bench-full reference lock clean help
+.PHONY: demo serve bench test test-pinned bench-full reference layouts lock readme clean help

@@ -75,9 +75,12 @@ def check(config: Path | None, model: Path | None) -> Report:
     vllm = shims.installed("vllm") is not None
     if vllm:
         _patches(report)
-    _plugin(report)
+    absent = _plugin(report)
     options = _options(report, config) if vllm else None
     held = _checkpoint(report, options, model)
+    ours = options is not None and options.hf_overrides == {"architectures": [ENCODE_ONCE]}
+    if absent and (ours or (held is not None and held.layout == checkpoint.HUGGING_FACE)):
+        report.problem(f"{absent}, and vLLM would not know {ENCODE_ONCE if ours else 'this layout'}")
     _memory_and_clip(report, options, held)
     return report
 
@@ -112,22 +115,20 @@ def _patches(report: Report) -> None:
         report.problem(f"{kind}{error}")
 
 
-def _plugin(report: Report) -> None:
+def _plugin(report: Report) -> str | None:
+    """Whether vLLM will load the plugin; if not, why, which is a problem for what only the plugin can serve."""
     report.section("plugin")
     names = [entry.name for entry in entry_points(group=PLUGIN_GROUP) if entry.value == PLUGIN]
     allowed = os.environ.get("VLLM_PLUGINS")
     if not names:
-        report.problem(
-            f"no entry point of {PLUGIN_GROUP} is {PLUGIN}: vLLM would not know Hugging Face's layout. "
-            f"Reinstall voxtral-serve for {sys.executable}"
-        )
+        absent = f"no entry point of {PLUGIN_GROUP} is {PLUGIN}: reinstall voxtral-serve for {sys.executable}"
     elif allowed is not None and not set(names) & set(allowed.split(",")):
-        report.problem(
-            f"VLLM_PLUGINS={allowed!r} leaves out {names[0]}: vLLM would not know Hugging Face's layout. "
-            f"Unset VLLM_PLUGINS, or add {names[0]} to it"
-        )
+        absent = f"VLLM_PLUGINS={allowed!r} leaves out {names[0]}: unset VLLM_PLUGINS, or add {names[0]} to it"
     else:
         report.row(names[0], f"vLLM loads {PLUGIN}")
+        return None
+    report.row("not loaded", f"{absent}. Mistral's layout is served without it")
+    return absent
 
 
 def _options(report: Report, path: Path | None) -> Namespace | None:
@@ -142,6 +143,9 @@ def _options(report: Report, path: Path | None) -> Namespace | None:
         flat = [] if path is None else _flatten(parser, path)
     except ConfigError as error:
         report.problem(str(error))
+        return None
+    except shims.PatchError:  # told under "patches"; vLLM's parser loads the plugins
+        report.row("not read", "vLLM would end before")
         return None
     starts = [index for index, word in enumerate(flat) if word.startswith("--")]
     right: list[str] = []

@@ -7,6 +7,7 @@ each step adds the rows of its positions to the token embeddings. Live audio ove
 model.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -46,6 +47,9 @@ NORM_EPS = 1e-5
 # Queries that attend at once. With the window before them they bound the mask, so that time and memory grow with the
 # length of a clip, not with its square.
 BLOCK = 1024
+# Tokens past a clip's end that still get a row. The LM may end its text only there: in 16 of pico's 500 clips with the
+# first token past the end. vLLM's model goes on over frames of zeros, and without a row the LM never ends.
+TAIL = 16
 
 
 def windowed_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
@@ -86,7 +90,7 @@ class EncoderAttention(nn.Module):
         )
         self.rotary_emb = get_rope(
             self.head_dim,
-            max_position=config.max_position_embeddings,
+            max_position=config.max_position_embeddings + TAIL * config.downsample_factor,
             is_neox_style=False,
             rope_parameters={"rope_theta": ROPE_THETA},
         )
@@ -121,7 +125,10 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Mel frames [1, bins, 2 n] -> [n, dim]. Parameters are named as WhisperCausalEncoder's, whose loader is used."""
+    """Mel frames [1, bins, 2 n] -> [n and the tail's, dim].
+
+    Parameters are named as WhisperCausalEncoder's, whose loader is used.
+    """
 
     def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
@@ -132,9 +139,10 @@ class Encoder(nn.Module):
             [EncoderLayer(vllm_config, f"{prefix}.layers.{number}") for number in range(config.encoder_layers)]
         )
         self.layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
+        self.tail = TAIL * config.downsample_factor
 
     def forward(self, mel: torch.Tensor) -> torch.Tensor:
-        frames = F.gelu(self.conv2(F.gelu(self.conv1(mel))))[0].transpose(0, 1).contiguous()
+        frames = F.pad(F.gelu(self.conv2(F.gelu(self.conv1(mel)))), (0, self.tail))[0].transpose(0, 1).contiguous()
         positions = torch.arange(len(frames), device=frames.device)
         for layer in self.layers:
             frames = layer(frames, positions)
@@ -162,7 +170,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         self.register_buffer("mel_filters", torch.tensor(filters, dtype=torch.float32), persistent=False)
 
     def forward(self, audio: torch.Tensor) -> torch.Tensor:
-        """float32 [samples] at the config's rate -> [samples / 320, dim]: one frame for every 20 ms."""
+        """float32 [samples] at the config's rate -> [samples / 320 and the tail's, dim]: one frame for every 20 ms."""
         mel = self.compute_whisper_melspec(audio).to(self.dtype)
         return self.whisper_encoder(mel[None, :, mel.shape[1] % 2 :])
 
@@ -174,9 +182,18 @@ class OneClip(VoxtralProcessingInfo):
         return {"audio": 1}
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    VoxtralRealtimeMultiModalProcessor, info=OneClip, dummy_inputs=VoxtralDummyInputsBuilder
-)
+class WithTail(VoxtralRealtimeMultiModalProcessor):
+    """A clip's rows include the tail's, as far as the context goes."""
+
+    def _maybe_apply_prompt_updates(self, *args: Any, **kwargs: Any) -> Any:
+        prompt, placeholders = super()._maybe_apply_prompt_updates(*args, **kwargs)
+        (clip,) = placeholders["audio"]
+        room = self.info.get_max_audio_tokens() - len(clip.tokens)
+        tail = [0] * min(TAIL, max(0, room))
+        return prompt, {"audio": [dataclasses.replace(clip, tokens=[*clip.tokens, *tail])]}
+
+
+@MULTIMODAL_REGISTRY.register_processor(WithTail, info=OneClip, dummy_inputs=VoxtralDummyInputsBuilder)
 class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
     """Voxtral Realtime for `/v1/audio/transcriptions`; chosen by `hf_overrides: {architectures: [...]}`."""
 
@@ -204,7 +221,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.n_delay_tokens = self.tokenizer.instruct.audio_encoder.audio_config.get_num_delay_tokens()
 
     def embed_multimodal(self, **kwargs: object) -> list[torch.Tensor]:
-        """Waveforms `audio_arrays`, each [samples] -> for each one row of the LM's width for every 80 ms."""
+        """Waveforms `audio_arrays`, each [samples] -> for each one row of the LM's width for every 80 ms, and TAIL."""
         rows = []
         for audio in self._parse_and_validate_audio_arrays(**kwargs) or []:
             frames = self.whisper_encoder(audio)
@@ -220,7 +237,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         is_multimodal: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """[n] tokens -> [n, dim]: text embeddings, plus audio rows where `is_multimodal`: up to the clip's end."""
+        """[n] tokens -> [n, dim]: text embeddings, plus audio rows where `is_multimodal`: up to the tail's end."""
         embeddings = self.language_model.embed_input_ids(input_ids)
         rows = list(multimodal_embeddings or ())
         if rows:

@@ -15,6 +15,7 @@ from conftest import CONFIG, PICO, ROOT
 from vllm.platforms import current_platform
 from vllm.third_party import pynvml
 
+from pico import huggingface
 from voxtral_serve import check, checkpoint, shims
 from voxtral_serve.check import GIB, MIB, Device, Report
 
@@ -120,7 +121,8 @@ def test_an_untested_version_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_patches_that_are_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shims, "active", lambda: None)
+    others = [finder for finder in sys.meta_path if type(finder).__name__ != "PostImport"]
+    monkeypatch.setattr(sys, "meta_path", others)
     assert "Reinstall voxtral-serve" in only_problem(check.check(CONFIG, PICO))
 
 
@@ -132,21 +134,42 @@ def test_a_patch_that_drifted(monkeypatch: pytest.MonkeyPatch) -> None:
         def probe(self, module: object) -> bool:
             raise AttributeError("nothing is where it was")
 
-    monkeypatch.setattr(shims, "active", lambda: shims.PostImport((Drifted(),), shims.__file__))
+    others = [finder for finder in sys.meta_path if type(finder).__name__ != "PostImport"]
+    monkeypatch.setattr(sys, "meta_path", [shims.PostImport((Drifted(),), shims.__file__), *others])
     report = check.check(CONFIG, PICO)
     assert row(report, "drifted") == "drifting: AttributeError: nothing is where it was"
     assert "patch drifting (of json) has drifted on vllm" in only_problem(report)
 
 
-def test_no_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("hugging_face")
+    huggingface.write(directory)
+    return directory
+
+
+def test_no_entry_point(hugging_face: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "PLUGIN", "voxtral_serve.plugin:other")
-    assert "no entry point of vllm.general_plugins" in only_problem(check.check(CONFIG, PICO))
+    assert "no entry point of vllm.general_plugins" in only_problem(check.check(CONFIG, hugging_face))
 
 
 @pytest.mark.parametrize("allowed", ["", "other"])
-def test_a_plugin_that_is_left_out(allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_is_left_out(allowed: str, hugging_face: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", allowed)
-    assert f"VLLM_PLUGINS={allowed!r} leaves out voxtral_serve" in only_problem(check.check(CONFIG, PICO))
+    assert f"VLLM_PLUGINS={allowed!r} leaves out voxtral_serve" in only_problem(check.check(CONFIG, hugging_face))
+
+
+def test_mistrals_layout_does_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    report = check.check(CONFIG, PICO)
+    assert report.problems == []
+    assert "VLLM_PLUGINS='' leaves out voxtral_serve" in row(report, "not loaded")
+
+
+def test_encode_once_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    report = run(tmp_path, hf_overrides={"architectures": ["VoxtralRealtimeEncodeOnce"]})
+    assert "would not know VoxtralRealtimeEncodeOnce" in only_problem(report)
 
 
 def test_a_plugin_that_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,147 @@
+"""README.md says what is there: its table of patches, its files, its commands."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from tools import patch_table
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+FLAG = re.compile(r"(?<!\S)--[a-z][a-z-]*")
+
+
+# ---- The table of patches
+
+
+def test_the_table_is_not_stale() -> None:
+    """As a process of its own, without site-packages: the tool needs the standard library only."""
+    command = [sys.executable, "-S", "-m", "tools.patch_table", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_reading_the_records_puts_nothing_in_force() -> None:
+    before = list(sys.meta_path)
+    assert [patch.name for patch in patch_table.records()]
+    assert sys.meta_path == before
+
+
+@pytest.mark.parametrize("stale", ["an older word", "an older row"])
+def test_a_stale_table_is_told_and_rewritten(stale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = Path(shutil.copy(ROOT / "README.md", tmp_path))
+    patch = patch_table.records()[-1]
+    old = {"an older word": README.replace(patch.breaks, "AttributeError: another"), "an older row": without_row()}[
+        stale
+    ]
+    assert old != README
+    copy.write_text(old, encoding="utf-8")
+    assert patch_table.main(["--check"], copy) == 1
+    assert "README.md's table of patches is stale: run `python -m tools.patch_table`" in capsys.readouterr().err
+    assert copy.read_text(encoding="utf-8") == old
+    assert patch_table.main([], copy) == 0
+    assert copy.read_text(encoding="utf-8") == README
+    assert patch_table.main(["--check"], copy) == 0
+
+
+def without_row() -> str:
+    lines = README.splitlines(keepends=True)
+    del lines[next(number for number, line in enumerate(lines) if line.strip() == patch_table.END) - 2]
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("mark", [patch_table.BEGIN, patch_table.END])
+@pytest.mark.parametrize("times", [0, 2])
+def test_marks_that_are_not_there_once(
+    mark: str, times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "README.md"
+    copy.write_text(README.replace(mark, "\n".join([mark] * times)), encoding="utf-8")
+    assert patch_table.main([], copy) == 1
+    assert f"expected one {patch_table.BEGIN} and one {patch_table.END}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [("plain", "`plain`"), ("a `b` c", "``a `b` c``"), ("`a`", "`` `a` ``"), ("a `` b ` c", "```a `` b ` c```")],
+)
+def test_a_code_span(text: str, span: str) -> None:
+    assert patch_table.code(text) == span
+
+
+def test_a_row_has_as_many_cells_as_the_head() -> None:
+    for line in patch_table.table(patch_table.records()).splitlines():
+        assert len(re.findall(r"(?<!\\)\|", line)) == len(patch_table.HEADS) + 1
+
+
+# ---- Files and sections
+
+
+def test_the_files_of_the_layout_are_there() -> None:
+    block = README.partition("## Layout\n")[2].partition("```\n")[2].partition("```")[0]
+    paths = [line.split()[0] for line in block.splitlines()]
+    assert len(paths) > 5
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_links_lead_somewhere() -> None:
+    titles = re.findall(r"^#+ (.+)$", README, re.MULTILINE)
+    anchors = {"#" + re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if not link.startswith("https://")]
+    assert links
+    assert [link for link in links if link not in anchors and not (ROOT / link).exists()] == []
+
+
+def test_the_tests_that_are_named_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/.]+)`", README)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+# ---- Commands, by what their sources say
+
+
+def commands(pattern: str) -> list[tuple[str, str]]:
+    """Each (what `pattern` takes, the rest of the command) in README, whether in a block or in a sentence."""
+    found = re.findall(pattern + r"([^`\n#]*)", README.replace("`voxtral-serve\ncheck`", "`voxtral-serve check`"))
+    assert found
+    return found
+
+
+def test_every_make_target_is_there() -> None:
+    shown = re.findall(r"(?:`|^|SAMPLES=500 )make ([a-z][a-z-]*)((?: [A-Z]+=\S+)*)", README, re.MULTILINE)
+    targets = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z0-9]+) \?=", MAKEFILE, re.MULTILINE))
+    assert {"demo", "test", "bench"} <= {target for target, _ in shown} <= targets
+    assert {name for _, given in shown for name in re.findall(r"([A-Z]+)=", given)} <= variables
+
+
+def test_every_module_that_is_run_is_there_with_its_flags() -> None:
+    for module, rest in commands(r"python -m ([\w.]+)"):
+        place = ROOT / module.replace(".", "/")
+        file = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+        assert file.is_file(), module
+        source = file.read_text(encoding="utf-8")
+        assert "__main__" in source or file.name == "__main__.py", module
+        flags = set(FLAG.findall(rest))
+        assert flags <= set(re.findall(r'"(--[a-z-]+)"', source)), (module, rest)
+        for word in rest.split()[:1]:
+            if place.is_dir() and word.isalpha():
+                assert f'add_parser("{word}"' in source, (module, word)
+
+
+def test_every_command_of_voxtral_serve_is_there_with_its_flags() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    module, _, function = scripts["voxtral-serve"].partition(":")
+    source = (ROOT / "src" / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+    assert f"def {function}(" in source
+    known = set(re.findall(r'add_parser\(\s*"([a-z-]+)"', source))
+    for command, rest in commands(r"(?:^|[ `/])voxtral-serve ([a-z-]+)(?=[ `])"):
+        assert command in known, (command, rest)
+        assert set(FLAG.findall(rest.replace("[", ""))) <= set(re.findall(r'"(--[a-z-]+)"', source)), rest

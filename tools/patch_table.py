@@ -1,0 +1,78 @@
+"""Write the table of patches into README.md, from the records in sitecustomize.py. Standard library only.
+
+python -m tools.patch_table            # rewrites what stands between the two marks
+python -m tools.patch_table --check    # changes nothing; exit status 1 when the table is stale
+"""
+
+import argparse
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+BEGIN = "<!-- patches: made by tools/patch_table.py -->"
+END = "<!-- /patches -->"
+HEADS = ("patch", "what it does", "what breaks without it", "needed on", "upstream", "goes when")
+
+
+def records() -> tuple[Any, ...]:
+    """The PATCHES of sitecustomize.py in this checkout, whatever sitecustomize this Python has already imported."""
+    spec = importlib.util.spec_from_file_location("voxtral_serve_records", ROOT / "sitecustomize.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.meta_path)
+    spec.loader.exec_module(module)
+    sys.meta_path[:] = before  # read, not put in force
+    patches: tuple[Any, ...] = module.PATCHES
+    return patches
+
+
+def table(patches: Iterable[Any]) -> str:
+    rows = [HEADS, tuple("---" for _ in HEADS)]
+    for patch in patches:
+        versions = (f"{version} {'yes' if needed else 'no'}" for version, needed in patch.needed.items())
+        needed_on = f"{patch.library} {', '.join(versions)}"
+        rows.append((code(patch.name), patch.does, code(patch.breaks), needed_on, patch.upstream, patch.until))
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows)
+
+
+def code(text: str) -> str:
+    """As a code span, which needs more backticks around it than the text has in a row."""
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def updated(text: str, new: str) -> str:
+    """`text` with `new` between the marks. Raises ValueError unless each of them is there once, in their order."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not (begin and end) or BEGIN in rest or END in head + tail:
+        raise ValueError(f"expected one {BEGIN} and one {END} behind it")
+    return f"{head}{BEGIN}\n\n{new}\n\n{END}{tail}"
+
+
+def main(arguments: Sequence[str] | None = None, readme: Path = README) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.patch_table", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 when the table is stale")
+    check = parser.parse_args(arguments).check
+    old = readme.read_text(encoding="utf-8")
+    try:
+        new = updated(old, table(records()))
+    except ValueError as error:
+        print(f"error: {readme}: {error}", file=sys.stderr)
+        return 1
+    if check and new != old:
+        print(f"{readme.name}'s table of patches is stale: run `python -m tools.patch_table`", file=sys.stderr)
+        return 1
+    if new != old:
+        readme.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
