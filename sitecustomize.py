@@ -41,7 +41,8 @@ def installed(library: str) -> str | None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version(library).partition("+")[0]
+        # None for a distribution whose metadata are gone, after an interrupted uninstall for instance
+        return (version(library) or "").partition("+")[0] or None
     except PackageNotFoundError:
         return None
 
@@ -77,9 +78,9 @@ class Patch:
 
     def settle(self, module: ModuleType) -> tuple[str, str]:
         """Probe `module` and patch it where needed. Returns (outcome, what was found)."""
-        version = installed(self.library)
-        expected = self.needed.get(version or "")
         try:
+            version = installed(self.library)
+            expected = self.needed.get(version or "")
             broken = self.probe(module)
             if expected is not None and broken != expected:
                 return (
@@ -268,7 +269,7 @@ class PostImport:
         if load is None:
             raise PatchError(
                 f"{GUARDED} of vllm {installed('vllm')} has no load_general_plugins, where the patches are verified. "
-                + _ADVICE
+                + ADVICE
             )
 
         def load_general_plugins() -> None:
@@ -304,10 +305,10 @@ class PostImport:
             if outcomes[patch.name][0] == "drifted"
         ]
         if drifted:
-            raise PatchError(". ".join((*drifted, _ADVICE)))
+            raise PatchError(". ".join((*drifted, ADVICE)))
 
 
-_ADVICE = "Nothing is served. Install a tested version ({}), or a newer voxtral-serve.".format(
+ADVICE = "Nothing is served. Install a tested version ({}), or a newer voxtral-serve.".format(
     "; ".join(f"{library} {' or '.join(versions)}" for library, versions in TESTED.items())
 )
 

@@ -1,6 +1,6 @@
 """Serve pico in Mistral's and in Hugging Face's layout and compare what they transcribe, clip by clip.
 
-    python -m tools.compare_layouts --config vllm_config.yaml --out bench/results/layouts-cpu-vllm-0.32.0.json
+    python -m tools.compare_layouts --config vllm_config.yaml --out bench/results/layouts/cpu-vllm-0.32.0.json
 
 Exit status 1 when a text differs or a request failed. The two servers run one after the other; where memory and the
 config leave room for both, --at-once halves the time.

@@ -147,6 +147,9 @@ def _options(report: Report, path: Path | None) -> Namespace | None:
     except shims.PatchError:  # told under "patches"; vLLM's parser loads the plugins
         report.row("not read", "vLLM would end before")
         return None
+    except Exception as error:  # an installation in which vLLM cannot even be imported
+        report.problem(f"vLLM does not come up: {type(error).__name__}: {error}")
+        return None
     starts = [index for index, word in enumerate(flat) if word.startswith("--")]
     right: list[str] = []
     given: set[str] = set()
@@ -236,7 +239,12 @@ def _checkpoint(report: Report, options: Namespace | None, model: Path | None) -
     )
     if held.unused:
         report.row("unused", f"{', '.join(path.name for path in held.unused)}: the other layout's, of the same model")
-    if options and held.layout == checkpoint.HUGGING_FACE and options.tokenizer_mode not in ("auto", "mistral"):
+    for name in ("config_format", "load_format"):
+        if options and held.layout == checkpoint.HUGGING_FACE and getattr(options, name) == "mistral":
+            report.problem(f"{name} is 'mistral', and the checkpoint is of Hugging Face's layout: remove it")
+    if options and options.config_format == "hf" and not (directory / "config.json").is_file():
+        report.problem("config_format is 'hf', and there is no config.json: remove it")
+    if options and options.tokenizer_mode not in ("auto", "mistral"):
         report.problem(
             f"tokenizer_mode is {options.tokenizer_mode!r}: Voxtral Realtime is served with 'mistral' (or 'auto')"
         )
@@ -531,13 +539,19 @@ def _device(current: Any) -> Device:
         )
     from vllm.third_party import pynvml
 
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        raise ConfigError("CUDA_VISIBLE_DEVICES is set and empty, so that no GPU can be seen: unset it, or name one")
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(current.device_id_to_physical_device_id(0))
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         name = pynvml.nvmlDeviceGetName(handle)
     except (pynvml.NVMLError, RuntimeError, IndexError, ValueError) as error:
-        raise ConfigError(f"NVML does not tell the memory of the first GPU: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"NVML does not tell the memory of the first GPU (CUDA_VISIBLE_DEVICES is {visible!r}): "
+            f"{type(error).__name__}: {error}"
+        ) from error
     return Device(name, int(memory.total), int(memory.free))
 
 

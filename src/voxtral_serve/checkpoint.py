@@ -199,6 +199,11 @@ def to_params(config: Mapping[str, Any], processor: Mapping[str, Any] | None = N
         if not isinstance(block, Mapping):
             raise CheckpointError(f"config.json: {name} is {block!r}, expected an object")
     features = {**_FEATURES, **((processor or {}).get("feature_extractor") or processor or {})}
+    if features["feature_size"] != audio["num_mel_bins"]:
+        raise CheckpointError(
+            f"config.json has num_mel_bins {audio['num_mel_bins']}, "
+            f"the processor has feature_size {features['feature_size']}"
+        )
     for where, block, name, value in (
         ("config.json: audio_config", audio, "hidden_act", "silu"),
         ("config.json: audio_config", audio, "activation_function", "gelu"),
@@ -217,7 +222,8 @@ def to_params(config: Mapping[str, Any], processor: Mapping[str, Any] | None = N
         "rope_theta": _rope_theta("text_config", text),
         "norm_eps": text["rms_norm_eps"],
         "vocab_size": text["vocab_size"],
-        "tied_embeddings": config.get("tie_word_embeddings", True),
+        # transformers 5.6 writes it for the text model only
+        "tied_embeddings": config.get("tie_word_embeddings", text.get("tie_word_embeddings", True)),
         "sliding_window": text["sliding_window"],
         "model_max_length": text["max_position_embeddings"],
         "max_position_embeddings": text["max_position_embeddings"],
@@ -235,7 +241,7 @@ def to_params(config: Mapping[str, Any], processor: Mapping[str, Any] | None = N
                         "hop_length": features["hop_length"],
                         "window_size": features["win_length"],
                         "chunk_length_s": None,
-                        "global_log_mel_max": features["global_log_mel_max"],
+                        "global_log_mel_max": float(features["global_log_mel_max"]),
                         "transcription_format": "streaming",
                     },
                     "dim": audio["hidden_size"],
@@ -335,6 +341,7 @@ def read(directory: Path) -> Checkpoint:
     else:
         params = _params_of_hugging_face(directory)
         tensors = _tensors(directory, "model")
+        _refuse_strangers(directory)
     encoder = params["multimodal"]["whisper_model_args"]["encoder_args"]
     for name, value in _FIXED.items():
         if encoder.get(name, value) != value:
@@ -346,11 +353,14 @@ def read(directory: Path) -> Checkpoint:
             f"the encoder's sliding_window is {encoder.get('sliding_window')!r}: vLLM's Voxtral encoder needs a window"
         )
     source = directory / ("params.json" if layout == MISTRAL else "config.json")
+    for name in ("rope_theta", "norm_eps"):
+        if not isinstance(params.get(name), int | float):
+            raise CheckpointError(f"{source}: {name} is {params.get(name)!r}, expected a number")
     try:
         expected = expected_shapes(params)
     except KeyError as error:
         raise CheckpointError(f"{source} lacks {error.args[0]!r}") from error
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: {error}") from error
     if not params.get("quantization"):  # quantized tensors have scales beside them and other shapes
         _check_tensors(directory, expected, tensors, layout)
@@ -416,23 +426,37 @@ def _stored_name(name: str, layout: str, tensors: Mapping[str, Tensor]) -> str:
     return f"{theirs}.{kind}"
 
 
+def _refuse_strangers(directory: Path) -> None:
+    """Without an index vLLM loads every *.safetensors of this layout, and the last of two of one name wins."""
+    if (directory / "model.safetensors.index.json").is_file():
+        return
+    strangers = sorted(set(directory.glob("*.safetensors")) - set(_files(directory, "model")))
+    if strangers:
+        raise CheckpointError(
+            f"{strangers[0]} lies beside model.safetensors, and vLLM would load both: move it out of the directory"
+        )
+
+
 def _compare(directory: Path, params: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Where both layouts lie side by side, they must be of one model: same shapes, same last norms."""
-    theirs = _params_of_hugging_face(directory)
+    try:
+        theirs, other = _params_of_hugging_face(directory), _tensors(directory, "model")
+    except CheckpointError:
+        return  # it is not served, so what ails it is no matter
     for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size"):
         if params.get(name) != theirs[name]:
             raise CheckpointError(
                 f"{directory} mixes two models: params.json has {name} {params.get(name)}, config.json {theirs[name]}. "
                 "Keep the files of one layout"
             )
-    other = _tensors(directory, "model")
     for name in ("norm.weight", f"{_ENCODER}transformer.norm.weight"):
         if name not in other or name not in tensors:
             stem = "model" if name in tensors else "consolidated"
             raise CheckpointError(
                 f"{directory} mixes two models: {stem}*.safetensors has no {name}. Keep the files of one layout"
             )
-        if _bytes(directory, "consolidated", tensors[name]) != _bytes(directory, "model", other[name]):
+        same_type = tensors[name].dtype == other[name].dtype
+        if same_type and _bytes(directory, "consolidated", tensors[name]) != _bytes(directory, "model", other[name]):
             raise CheckpointError(
                 f"{directory} mixes two models: {tensors[name].stored_as} of consolidated.safetensors and "
                 f"{other[name].stored_as} of model.safetensors differ. Keep the files of one layout"

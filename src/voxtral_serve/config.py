@@ -40,10 +40,10 @@ class HuggingFaceLayout(HFConfigParser):
         content, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
         if content.get("model_type") != "voxtral_realtime":
             return content, config
-        _check(model)
-        processor = get_hf_file_to_dict("processor_config.json", model, revision)
-        adapted = adapt_config_dict(copy.deepcopy(checkpoint.to_params(content, processor)), defaults={})
-        adapted.architectures = content["architectures"]
+        held = _check(model)
+        params = held.params if held else _unchecked(model, revision, content)
+        adapted = adapt_config_dict(copy.deepcopy(params), defaults={})
+        adapted.architectures = ["VoxtralRealtimeForConditionalGeneration"]
         if dtype := content.get("dtype") or content.get("torch_dtype"):
             adapted.dtype = getattr(torch, dtype)
         return content, adapted
@@ -66,11 +66,22 @@ class MistralLayout(MistralConfigParser):
         return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
 
 
-def _check(model: str | Path) -> None:
-    """Check a local checkpoint's files and tensors. With no weights at all there is nothing to check: `load_format`
-    may be `dummy`, and otherwise vLLM says so itself."""
+def _check(model: str | Path) -> checkpoint.Checkpoint | None:
+    """Check a local checkpoint's files and tensors. None for a Hub id, and where there are no weights to check:
+    `load_format` may be `dummy`, and otherwise vLLM says so itself."""
     if any(Path(model).glob("*.safetensors")):
-        checkpoint.read(Path(model))
+        return checkpoint.read(Path(model))
+    return None
+
+
+def _unchecked(model: str | Path, revision: str | None, content: dict[str, Any]) -> dict[str, Any]:
+    """The params.json of a config.json whose weights were not looked at."""
+    files = ("processor_config.json", "preprocessor_config.json")
+    processor = next((found for file in files if (found := get_hf_file_to_dict(file, model, revision))), None)
+    try:
+        return checkpoint.to_params(content, processor)
+    except KeyError as error:
+        raise checkpoint.CheckpointError(f"config.json of {model} lacks {error.args[0]!r}") from error
 
 
 class MistralTokenizerMode(VerifyAndUpdateConfig):

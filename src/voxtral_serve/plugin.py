@@ -38,8 +38,14 @@ def register() -> None:
         ("VoxtralRealtimeForConditionalGeneration", "model", config.MistralTokenizerMode),
         ("VoxtralRealtimeEncodeOnce", "encode_once", config.RowsAsEmbeddings),
     ):
-        if architecture not in ModelRegistry.get_supported_archs():
+        known = ModelRegistry.models.get(architecture)
+        if known is None:
             ModelRegistry.register_model(architecture, f"voxtral_serve.{module}:{architecture}")
+        elif getattr(known, "module_name", None) != f"voxtral_serve.{module}":
+            raise shims.PatchError(
+                f"vllm {shims.installed('vllm')} has a model of its own for {architecture}, which takes another config "
+                f"than voxtral-serve would give it. {shims.ADVICE}"
+            )
         MODELS_CONFIG_MAP[architecture] = update
     outcomes = ", ".join(f"{name} {outcome}" for name, (outcome, _) in in_force.outcomes.items())
     init_logger("vllm.voxtral_serve").info("voxtral-serve patches: %s", outcomes)

@@ -10,7 +10,7 @@ import pytest
 import requests
 from conftest import CONFIG, DATA, PICO
 
-from bench import dataset, serve
+from bench import dataset, metrics, serve
 from shims import scratch
 from voxtral_serve.shims import PATCHES, installed
 
@@ -97,8 +97,6 @@ def test_every_process_of_vllm_has_the_patches(option_b: Path, served: Served) -
 
 @pytest.mark.skipif(installed("vllm") == "0.20.0", reason="stock vLLM 0.20.0 cannot run Voxtral Realtime on a CPU")
 def test_it_transcribes(served: Served) -> None:
-    from bench import metrics  # the environment of the pinned version has no scorer, and no use for it
-
     clip = next(clip for clip in dataset.load(DATA)[0] if clip.id == CLIP)
     assert served.text is not None, served.log[-5000:]
     assert metrics.word_errors(clip.text, served.text).total == 0

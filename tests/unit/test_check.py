@@ -172,6 +172,24 @@ def test_encode_once_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "would not know VoxtralRealtimeEncodeOnce" in only_problem(report)
 
 
+@pytest.mark.parametrize("option", ["config_format", "load_format"])
+def test_a_format_of_the_other_layout(option: str, hugging_face: Path, tmp_path: Path) -> None:
+    config = write(tmp_path / "config.yaml", model=str(hugging_face), **{option: "mistral"})
+    assert f"{option} is 'mistral'" in only_problem(check.check(config, None))
+
+
+def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
+    assert "tokenizer_mode is 'hf'" in only_problem(run(tmp_path, tokenizer_mode="hf"))
+
+
+def test_an_installation_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ImportError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(check, "_parser", broken)
+    assert "vLLM does not come up: ImportError: libcuda.so.1" in only_problem(check.check(CONFIG, PICO))
+
+
 def test_a_plugin_that_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "other,voxtral_serve")
     assert check.check(CONFIG, PICO).problems == []

@@ -424,6 +424,50 @@ def test_untied_embeddings_of_hugging_face_s_layout(hugging_face: Path) -> None:
     refused(hugging_face, "lm_head.weight")
 
 
+def test_untied_embeddings_as_transformers_5_6_says_it(hugging_face: Path) -> None:
+    """It writes the key for the text model alone."""
+
+    def untie(config: dict[str, Any]) -> None:
+        del config["tie_word_embeddings"]
+        config["text_config"]["tie_word_embeddings"] = False
+
+    edit(hugging_face / "config.json", untie)
+    refused(hugging_face, "lm_head.weight")
+
+
+def test_weights_that_vllm_would_load_as_well(hugging_face: Path) -> None:
+    shutil.copy(hugging_face / "model.safetensors", hugging_face / "ema.safetensors")
+    refused(hugging_face, "ema.safetensors", "beside model.safetensors")
+
+
+def test_a_processor_of_another_mel_spectrogram(hugging_face: Path) -> None:
+    (hugging_face / "processor_config.json").write_text(json.dumps({"feature_extractor": {"feature_size": 80}}))
+    refused(hugging_face, "num_mel_bins 128", "feature_size 80")
+
+
+def test_a_preprocessor_file_is_read_where_there_is_no_processor_file(hugging_face: Path) -> None:
+    (hugging_face / "processor_config.json").unlink(missing_ok=True)
+    (hugging_face / "preprocessor_config.json").write_text(json.dumps({"global_log_mel_max": 2}))
+    audio = encoder_args(checkpoint.read(hugging_face).params)["audio_encoding_args"]
+    assert repr(audio["global_log_mel_max"]) == "2.0"
+
+
+def test_what_ails_the_unused_layout_is_no_matter(mistral: Path, hugging_face: Path) -> None:
+    edit(hugging_face / "config.json", lambda config: config.update(quantization_config={"quant_method": "fp8"}))
+    assert checkpoint.read(both(mistral, hugging_face)).layout == checkpoint.MISTRAL
+
+
+@pytest.mark.parametrize("name", ["rope_theta", "norm_eps"])
+def test_a_number_of_the_text_model_that_is_none(name: str, mistral: Path) -> None:
+    edit(mistral / "params.json", lambda params: params.update({name: "x"}))
+    refused(mistral, f"{name} is 'x'", "expected a number")
+
+
+def test_a_block_that_is_none(mistral: Path) -> None:
+    edit(mistral / "params.json", lambda p: p["multimodal"]["whisper_model_args"].update(downsample_args=None))
+    refused(mistral, "params.json")
+
+
 def test_a_copy_of_tied_embeddings_is_no_stranger(hugging_face: Path, tensors: Entries) -> None:
     held = load(hugging_face / "model.safetensors")
     save(
