@@ -195,24 +195,22 @@ def ends(
         yield {case: pool.submit(end, *what) for case, what in CASES.items()}
 
 
-def assert_refused(end: scratch.End, *words: str) -> None:
-    """The first exception of the log is the one that `make serve` shows as the cause."""
-    assert end.status != 0
-    assert not end.opened
+@pytest.mark.parametrize("case", CASES)
+def test_a_broken_directory_is_refused(ends: dict[str, Future[tuple[scratch.End, list[str]]]], case: str) -> None:
+    """By the first exception of the log, which is what `make serve` shows as the cause."""
+    end, words = ends[case].result()
+    assert (end.status != 0, end.opened) == (True, False)
     causes = serve.CAUSE.findall(end.log)
     assert causes, end.log[-5000:]
     for word in words:
         assert word in causes[0]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_broken_directory_is_refused(ends: dict[str, Future[tuple[scratch.End, list[str]]]], case: str) -> None:
-    end, words = ends[case].result()
-    assert_refused(end, *words)
-
-
-def test_a_tokenizer_of_another_mode_is_refused(hugging_face: Path, tmp_path: Path) -> None:
+def test_another_tokenizer_mode_is_refused(hugging_face: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(yaml.safe_load(CONFIG.read_text()) | {"tokenizer_mode": "hf"}))
     end = scratch.serve_until_end(Path(sys.executable), hugging_face, config)
-    assert_refused(end, "tokenizer_mode is 'hf': expected 'auto' or 'mistral'")
+    assert (end.status != 0, end.opened) == (True, False)
+    # vLLM's config is pydantic's, which puts the message in the line after its exception.
+    last = "\n".join(end.log.splitlines()[-serve.SHOWN_LINES :])
+    assert "tokenizer_mode is 'hf': expected 'auto' or 'mistral' for Voxtral Realtime" in last
