@@ -309,7 +309,7 @@ def test_serve_until_a_signal(vllm: Vllm, number: signal.Signals) -> None:
     assert (ROOT / serve.SAMPLE).is_file()
     assert len(vllm.left()) == 2
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in stderr
     assert vllm.left() == set()
@@ -320,7 +320,7 @@ def test_sigterm_before_it_is_up(vllm: Vllm) -> None:
     process = vllm.start(vllm.serve_flags())
     wait_until(lambda: len(vllm.calls()) == 1)
     process.terminate()
-    stdout, stderr = process.communicate(timeout=10)
+    stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (0, "")
     assert "Traceback" not in stderr
     assert vllm.left() == set()
@@ -335,7 +335,7 @@ def test_a_second_ctrl_c_leaves_nothing_behind(vllm: Vllm) -> None:
     wait_until(lambda: (vllm.directory / "told").exists())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process.send_signal(number)
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in stderr
     assert vllm.left() == set()
@@ -378,7 +378,7 @@ def test_a_run_that_is_interrupted(vllm: Vllm, number: signal.Signals) -> None:
     wait_until(lambda: rows.exists() and rows.read_text().count("\n") == 3)
     assert len(vllm.left()) == 2
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=10)
+    stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "3/6 completed, 0 failed, 3 without an answer yet" in stdout
     assert "Traceback" not in stderr
