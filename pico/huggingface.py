@@ -2,9 +2,9 @@
 
     python -m pico.huggingface DIR
 
-The published Voxtral repository holds both layouts, and fine-tuned checkpoints only this one. The arithmetic differs in
-one point: transformers rotates the first half of a head against the second, Mistral each even element against the odd
-one after it, so the rows of the query and key projections stand in another order.
+A checkpoint that was fine-tuned with transformers has this layout. The arithmetic differs in one point: transformers
+rotates the first half of a head against the second, Mistral each even element against the odd one after it, so the
+rows of the query and key projections stand in another order.
 """
 
 import argparse

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import serve
+from pico import huggingface
 
 ROOT = Path(__file__).parent.parent
 PICO = ROOT / "pico/checkpoint"
@@ -22,3 +23,11 @@ def pico_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = serve.free_port()
     with serve.server(CONFIG, PICO, port, tmp_path_factory.mktemp("pico") / "server.log"):
         yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pico in Hugging Face's layout, to be read only."""
+    directory = tmp_path_factory.mktemp("hugging_face")
+    huggingface.write(directory)
+    return directory

@@ -30,14 +30,9 @@ class HuggingFaceLayout(HFConfigParser):
     """`config_format: hf`, which `auto` comes to where there is no consolidated.safetensors."""
 
     def parse(
-        self,
-        model: str | Path,
-        trust_remote_code: bool,
-        revision: str | None = None,
-        code_revision: str | None = None,
-        **kwargs: Any,
+        self, model: str | Path, trust_remote_code: bool, revision: str | None = None, *args: Any, **kwargs: Any
     ) -> tuple[dict, PretrainedConfig]:
-        content, config = super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
+        content, config = super().parse(model, trust_remote_code, revision, *args, **kwargs)
         if content.get("model_type") != "voxtral_realtime":
             return content, config
         held = _check(model)
@@ -53,17 +48,12 @@ class MistralLayout(MistralConfigParser):
     """`config_format: mistral`."""
 
     def parse(
-        self,
-        model: str | Path,
-        trust_remote_code: bool,
-        revision: str | None = None,
-        code_revision: str | None = None,
-        **kwargs: Any,
+        self, model: str | Path, trust_remote_code: bool, revision: str | None = None, *args: Any, **kwargs: Any
     ) -> tuple[dict, PretrainedConfig]:
         params = get_hf_file_to_dict("params.json", model, revision)
         if params and checkpoint.is_realtime(params):
             _check(model)
-        return super().parse(model, trust_remote_code, revision, code_revision, **kwargs)
+        return super().parse(model, trust_remote_code, revision, *args, **kwargs)
 
 
 def _check(model: str | Path) -> checkpoint.Checkpoint | None:

@@ -14,7 +14,6 @@ import yaml
 from conftest import CONFIG, PICO
 
 from bench import serve
-from pico import huggingface
 
 LAYOUTS = ("mistral", "hugging_face")
 
@@ -32,9 +31,7 @@ def pinned() -> None:
 
 
 @pytest.fixture(scope="session")
-def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    hugging_face = tmp_path_factory.mktemp("hugging_face")
-    huggingface.write(hugging_face)
+def directories(hugging_face: Path) -> dict[str, Path]:
     return {"mistral": PICO, "hugging_face": hugging_face}
 
 

@@ -18,7 +18,6 @@ from shims import scratch
 
 from bench import dataset, serve
 from bench.client import Client
-from pico import huggingface
 
 SAMPLES = 60  # of the 500, those of test_served.py; all of them are `python -m tools.compare_layouts`
 FEW = 6
@@ -34,13 +33,6 @@ Texts = dict[str, str | None]
 def clips() -> list[dataset.Clip]:
     clips = dataset.load(DATA)[0]
     return dataset.select(clips, SAMPLES, seed=0) + [clip for clip in clips if clip.id in LATE]
-
-
-@pytest.fixture(scope="module")
-def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("hugging_face")
-    huggingface.write(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,9 @@
 """What these tests share: scratch interpreters, pico in Hugging Face's layout, and what becomes of the patches here."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from shims import scratch
 
@@ -27,15 +24,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PYTHONPATH that holds a copy of sitecustomize.py, and no package beside it."""
     return scratch.sitecustomize(tmp_path_factory.mktemp("copied"), scratch.SOURCE.read_text())
-
-
-@pytest.fixture(scope="session")
-def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pico as `save_pretrained` writes it."""
-    directory = tmp_path_factory.mktemp("hugging_face")
-    command = [sys.executable, "-m", "pico.huggingface", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    return directory
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from conftest import CONFIG, PICO, ROOT
 from vllm.platforms import current_platform
 from vllm.third_party import pynvml
 
-from pico import huggingface
 from voxtral_serve import check, checkpoint, shims
 from voxtral_serve.check import GIB, MIB, Device, Report
 
@@ -139,13 +138,6 @@ def test_a_patch_that_drifted(monkeypatch: pytest.MonkeyPatch) -> None:
     report = check.check(CONFIG, PICO)
     assert row(report, "drifted") == "drifting: AttributeError: nothing is where it was"
     assert "patch drifting (of json) has drifted on vllm" in only_problem(report)
-
-
-@pytest.fixture(scope="module")
-def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("hugging_face")
-    huggingface.write(directory)
-    return directory
 
 
 def test_no_entry_point(hugging_face: Path, monkeypatch: pytest.MonkeyPatch) -> None:

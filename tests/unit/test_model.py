@@ -27,13 +27,6 @@ HEADS = {"text_head_dim": 64, "encoder_head_dim": 64}  # pico's
 
 
 @pytest.fixture(scope="module")
-def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("hugging_face")
-    huggingface.write(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
 def stored(hugging_face: Path) -> Tensors:
     return load_file(hugging_face / "model.safetensors")
 
