@@ -8,6 +8,7 @@ SAMPLES ?= 40
 URL ?= http://127.0.0.1:8000
 OUT ?= results/$(shell date +%Y%m%d-%H%M%S)
 PORT ?= 8000
+ROWS ?= stock-eager,stock-piecewise,fast
 
 # What a CPU needs besides vllm_config.yaml: a KV cache in GiB, since gpu_memory_utilization would be a share of RAM.
 export VLLM_CPU_KVCACHE_SPACE ?= 1
@@ -51,6 +52,11 @@ reference: .venv/ready ## all 500 clips through the reference model, into bench/
 layouts: .venv/ready ## all 500 clips in both layouts, compared, into bench/results/layouts (20 minutes)
 	@.venv/bin/python -m tools.compare_layouts --config vllm_config.yaml --out bench/results/layouts/cpu-vllm-0.32.0.json
 
+# In the environment that serves there, not in one of these: they have no GPU's vLLM.
+gpu: ## speed, energy and memory on a GPU, into results/gpu.json (ROWS=stock-eager,stock-piecewise,fast)
+	@mkdir -p results
+	@python3 -m bench.gpu run --rows $(ROWS) --out results/gpu.json
+
 # No --upgrade for pinned.txt: its versions stay beside the vLLM that they were found to work with.
 lock: ## pin and hash requirements/*.in anew (needs uv)
 	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
@@ -85,4 +91,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test test-pinned bench-full reference layouts lock readme clean help
+.PHONY: demo serve bench test test-pinned bench-full reference layouts gpu lock readme clean help

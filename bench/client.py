@@ -85,8 +85,8 @@ class Client:
             f"Is it up? `curl {self.url}/v1/models` should answer. Check --url, --model and --api-key-env."
         )
 
-    def transcribe(self, clip: Clip, part: int) -> Row:
-        """Send one clip and wait for its transcript.
+    def transcribe(self, clip: Clip, part: int, **fields: str) -> Row:
+        """Send one clip, with form fields beyond the usual, and wait for its transcript.
 
         The latency runs from the first byte sent until the answer's body is read. Reading the file and
         building the multipart body come before it.
@@ -97,7 +97,7 @@ class Client:
             "POST",
             f"{self.url}/v1/audio/transcriptions",
             files={"file": (clip.path.name, clip.path.read_bytes())},
-            data={"model": self.model, "response_format": "json", "temperature": "0"},
+            data={"model": self.model, "response_format": "json", "temperature": "0", **fields},
         )
         prepared = session.prepare_request(request)
         # Session.send, unlike Session.request, leaves proxies and certificates of the environment out.

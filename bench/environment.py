@@ -7,8 +7,9 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ LIBRARIES = ("jiwer", "numpy", "nvidia-ml-py", "psutil", "requests", "tqdm", "wh
 GIT = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
-def describe(server_version: str | None) -> dict[str, Any]:
+def describe(server_version: str | None, libraries: Sequence[str] = LIBRARIES) -> dict[str, Any]:
     gpus = Gpus().handles.values()
     cpuinfo = Path("/proc/cpuinfo")
     cpu = re.search(r"^model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
@@ -40,6 +41,13 @@ def describe(server_version: str | None) -> dict[str, Any]:
         "ram_bytes": psutil.virtual_memory().total,
         "gpu": [pynvml.nvmlDeviceGetName(gpu) for gpu in gpus] or None,
         "gpu_driver": pynvml.nvmlSystemGetDriverVersion() if gpus else None,
-        "libraries": {name: version(name) for name in LIBRARIES},
+        "libraries": {name: _version(name) for name in libraries},
         "git_commit": git.strip() or None,
     }
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None

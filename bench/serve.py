@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -40,23 +40,31 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(config: Path, directory: Path, port: int, log: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def server(
+    config: Path,
+    directory: Path,
+    port: int,
+    log: Path,
+    *flags: str,
+    command: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    wait: bool = True,
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run `vllm serve --config CONFIG` in `directory`, where the config's `model: .` points; yields when it answers.
 
     Listens on 127.0.0.1 alone. Output goes to `log`. Raises BenchError when it does not come up, with the log's last
-    lines and the exception that they name. On the way out every process of it is ended.
+    lines and the exception that they name. On the way out every process of it is ended. `command` stands in for
+    `vllm`, `environment` is added to this process's, and without `wait` the caller does the waiting.
     """
-    vllm = shutil.which("vllm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if vllm is None:
-        raise BenchError(f"no `vllm` command beside {sys.executable} or on PATH: install vLLM, or give --url")
+    vllm = list(command) or _command()
     for path, kind in ((config, "a vLLM config file"), (directory, "the checkpoint's directory")):
         if not path.exists():
             raise BenchError(f"{path} does not exist: expected {kind}")
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise BenchError(f"port {port} of 127.0.0.1 is taken: stop what listens there, or choose another port")
-    command = [
-        vllm,
+    arguments = [
+        *vllm,
         "serve",
         "--config",
         str(config.resolve()),
@@ -72,26 +80,36 @@ def server(config: Path, directory: Path, port: int, log: Path, *flags: str) -> 
             with log.open("wb") as output:
                 # A session of its own: Ctrl-C in the terminal reaches only us, and its processes can be told apart.
                 process = subprocess.Popen(
-                    command,
+                    arguments,
                     cwd=directory,
+                    env={**os.environ, **(environment or {})},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            _wait_until_up(process, f"http://127.0.0.1:{port}", log)
+            if wait:
+                wait_until_up(process, f"http://127.0.0.1:{port}", log)
             yield process
         finally:
             if process is not None:
                 _stop(process)
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _command() -> list[str]:
+    vllm = shutil.which("vllm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if vllm is None:
+        raise BenchError(f"no `vllm` command beside {sys.executable} or on PATH: install vLLM, or give --url")
+    return [vllm]
+
+
+def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path, show: bool = True) -> None:
+    """Return when GET /health answers 200, looked at every 0.3 s; raise BenchError when it never will."""
     start = time.monotonic()
-    with tqdm(desc="starting vLLM", bar_format="{desc}: {elapsed}", file=sys.stderr) as bar:
+    with tqdm(desc="starting vLLM", bar_format="{desc}: {elapsed}", file=sys.stderr, disable=not show) as bar:
         while True:
             with contextlib.suppress(requests.RequestException):
-                if _get(f"{url}/health", timeout_s=2).status_code == 200:
+                if get(f"{url}/health", timeout_s=2).status_code == 200:
                     return
             if process.poll() is not None:
                 raise BenchError(f"vllm serve ended with status {process.returncode} before it answered.\n{_tail(log)}")
@@ -102,7 +120,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> Non
                 bar.refresh()
 
 
-def _get(url: str, timeout_s: float) -> requests.Response:
+def get(url: str, timeout_s: float) -> requests.Response:
     with requests.Session() as session:
         session.trust_env = False  # a proxy of the environment would not reach our 127.0.0.1
         return session.get(url, timeout=timeout_s)
@@ -174,7 +192,7 @@ def stay_up(config: Path, directory: Path, port: int) -> None:
         log = Path(scratch, "vllm.log")
         with contextlib.suppress(KeyboardInterrupt), server(config, directory, port, log) as process:
             url = f"http://127.0.0.1:{port}"
-            model = _get(f"{url}/v1/models", timeout_s=10).json()["data"][0]["id"]
+            model = get(f"{url}/v1/models", timeout_s=10).json()["data"][0]["id"]
             print(f"Serving {model} at {url}, for this machine alone. Ctrl-C stops it. In another terminal:\n")
             print(f"  curl {url}/v1/audio/transcriptions -F model={model} -F file=@{SAMPLE}\n", flush=True)
             raise BenchError(f"vllm serve ended with status {process.wait()}.\n{_tail(log)}")

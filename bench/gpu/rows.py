@@ -1,0 +1,247 @@
+"""What a row is: the configuration it serves, its tokens, its figures, and how rows compare. Nothing runs here.
+
+stock-eager      vllm_config.yaml, as the contest serves it
+stock-piecewise  the same with piecewise CUDA graphs and 64 sequences
+stock-full       the same with full decode graphs, which vLLM 0.20.0 refuses
+stock-vram       vllm_config.yaml with no more KV cache than it starts with
+fast             profiles/fast.yaml without speculation
+fast-spec        the same with speculation: the profile's, or --speculative
+fast-vram        fast with a context of 512, one sequence, and no more KV cache than it starts with
+fast-fp8         profiles/fast-fp8.yaml
+long-N           profiles/long.yaml with clips of N minutes, such as long-10; all of them share one server
+NAME-triton      any of these with attention_backend: TRITON_ATTN, in place of vLLM's choice
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+from bench import BenchError
+from bench.client import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTEST = "vllm_config.yaml"
+SEQUENCES = 64
+# Name -> file, GiB of KV cache, and what differs from the file. Without a cache of fixed size, vLLM would take what the
+# servers before it left. Stock needs about 3 MB a token, and the fast path 0.1 MB.
+SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "stock-eager": (CONTEST, 2, {}),
+    "stock-piecewise": (CONTEST, 40, {"enforce_eager": False, "max_num_seqs": SEQUENCES}),
+    "stock-full": (
+        CONTEST,
+        40,
+        {
+            "enforce_eager": False,
+            "max_num_seqs": SEQUENCES,
+            "compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"},
+        },
+    ),
+    "stock-vram": (CONTEST, 2, {}),
+    "fast": ("profiles/fast.yaml", 6, {"speculative_config": None}),
+    "fast-spec": ("profiles/fast.yaml", 6, {}),
+    "fast-vram": ("profiles/fast.yaml", 0.0625, {"speculative_config": None, "max_model_len": 512, "max_num_seqs": 1}),
+    "fast-fp8": ("profiles/fast-fp8.yaml", 6, {"speculative_config": None}),
+    "long": ("profiles/long.yaml", 8, {}),
+}
+LONG = re.compile(r"long-(\d+)((?:-triton)?)$")
+TRITON = "-triton"
+
+SAMPLE_RATE = 16000
+SAMPLES_PER_TOKEN = 1280
+LEFT_PAD, RIGHT_PAD, PROMPT = 32, 17, 39  # tokens; the prompt is BOS, the left padding and 6 of delay
+
+# What is compared, and whether more is better.
+COMPARED = {"p50_ms": False, "p90_ms": False, "p95_ms": False, "rtfx": True, "joules_per_audio_second": False}
+
+
+def tokens(samples: int) -> int:
+    """Tokens that a clip of so many samples at 16 kHz gets: its audio tokens N, as mistral-common pads and vLLM counts
+    them, less the prompt's P positions, and one more, since position P - 1 gives the first: N - P + 1."""
+    return LEFT_PAD + -(-samples // SAMPLES_PER_TOKEN) + RIGHT_PAD - PROMPT + 1
+
+
+# ---- Configurations
+
+
+def server_of(name: str) -> tuple[str, int | None]:
+    """The server that a row is measured on, and the minutes of its clips where it has clips of its own."""
+    if match := LONG.match(name):
+        return "long" + match[2], int(match[1])
+    if name.removesuffix(TRITON) not in SERVERS or name.removesuffix(TRITON) == "long":
+        known = ", ".join([*(known for known in SERVERS if known != "long"), "long-MINUTES"])
+        raise BenchError(f"--rows: {name!r} is no known row: expected one of {known}, or one of these with {TRITON}")
+    return name, None
+
+
+def config(
+    server: str,
+    directory: Path = ROOT,
+    dummy: bool = True,
+    kv_gib: float | None = None,
+    speculative: dict[str, Any] | None = None,
+    acceptance: Sequence[float] | None = None,
+) -> dict[str, Any]:
+    """What the server's file says, with what its name and the measuring ask for on top.
+
+    `acceptance` is the share of drafts that are accepted at each position, for vLLM's synthetic rejection sampling:
+    random weights repeat one token, and would accept every draft.
+    """
+    file, gib, differences = SERVERS[server.removesuffix(TRITON)]
+    try:
+        content = yaml.safe_load((directory / file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchError(f"cannot read {file} ({error.strerror}), the config of the row {server!r}") from None
+    content |= differences
+    if server.removesuffix(TRITON) == "fast-spec":
+        content["speculative_config"] = drafts = dict(speculative or content.get("speculative_config") or {})
+        if not drafts:
+            raise BenchError(f"{file} has no speculative_config for the row {server!r}: give one with --speculative")
+        if acceptance:
+            rates = {"synthetic_acceptance_rates": list(acceptance)}
+            drafts |= {"rejection_sample_method": "synthetic", "num_speculative_tokens": len(acceptance), **rates}
+    if server.endswith(TRITON):
+        content["attention_backend"] = "TRITON_ATTN"
+    content |= {"model": ".", "served_model_name": "voxtral"}
+    if dummy:  # vLLM knows Mistral's layout by its weights' file
+        content |= {"load_format": "dummy", "config_format": "mistral", "tokenizer_mode": "mistral"}
+    # With the cache's size given, vLLM only checks that this share of the GPU is free.
+    content |= {"kv_cache_memory_bytes": int((gib if kv_gib is None else kv_gib) * 2**30)}
+    content |= {"gpu_memory_utilization": 0.04}
+    return {key: value for key, value in content.items() if value is not None}
+
+
+def acceptance_of(content: Mapping[str, Any]) -> list[float] | None:
+    """The rates that the config gives for drafts to be accepted, by position; null where the weights decide."""
+    return (content.get("speculative_config") or {}).get("synthetic_acceptance_rates")
+
+
+# ---- Figures
+
+
+def figures(
+    answers: Sequence[Row], clip_tokens: Mapping[str, int], counted: float | None, joules: float | None
+) -> dict[str, Any]:
+    """The figures of one configuration at one concurrency; what was not measured is null.
+
+    `p50_ms`, `p90_ms`, `p95_ms`: latency of the completed requests, by linear interpolation.
+    `tokens`: generated, as the server's counter says (`counted`); of the completed clips by their length where there
+    is no counter, or where failed requests are in it. `tokens_by` names which.
+    `ms_per_token`: the completed requests' latencies, summed, over `tokens`. At concurrency 1 that is the time for a
+    token with everything in it (upload, encoder, HTTP); above, the time that each request waits for one of its own.
+    `rtfx`: completed audio seconds over `wall_s`, from the first request's start to the last one's end.
+    `joules_per_audio_second`: the whole GPU's energy in that time, what it takes when idle included.
+    """
+    done = [row for row in answers if row.error is None and row.latency_ms is not None]
+    latencies = [row.latency_ms for row in done if row.latency_ms is not None]
+    p50, p90, p95 = np.percentile(latencies, (50, 90, 95)).tolist() if done else (None, None, None)
+    audio_s = sum(row.duration_s for row in done)
+    wall_s = max(row.end for row in answers) - min(row.start for row in answers)
+    by_server = bool(counted) and len(done) == len(answers)
+    made = round(counted or 0) if by_server else sum(clip_tokens[row.id] for row in done)
+    return {
+        "clips": len(answers),
+        "failed": len(answers) - len(done),
+        "errors": sorted({row.error[:300] for row in answers if row.error is not None})[:5],
+        "p50_ms": p50,
+        "p90_ms": p90,
+        "p95_ms": p95,
+        "ms_per_token": sum(latencies) / made if made else None,
+        "rtfx": audio_s / wall_s if audio_s and wall_s else None,
+        "joules_per_audio_second": joules / audio_s if joules is not None and audio_s else None,
+        "tokens": made,
+        "tokens_by": "server" if by_server else "clip length",
+        "tokens_expected": sum(clip_tokens[row.id] for row in answers),
+        "audio_s": round(audio_s, 3),
+        "wall_s": wall_s,
+    }
+
+
+# ---- Files
+
+
+def key(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    return str(row["vllm"]), str(row["name"]), int(row["concurrency"])
+
+
+def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """One outcome of several: of rows with the same name, vLLM and concurrency the last counts; ratios made anew."""
+    runs: list[dict[str, Any]] = []
+    rows: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for part in parts:
+        rows |= {key(row): {**row, "run": row["run"] + len(runs)} for row in part["rows"]}
+        runs += part["runs"]
+    # Runs of which nothing is left go, unless they say of a server why it has no row.
+    measured = {(row["vllm"], server_of(row["name"])[0]) for row in rows.values()}
+    lacking = {
+        n for n, run in enumerate(runs) for server in run["not_measured"] if (run["vllm"], server) not in measured
+    }
+    used = sorted({row["run"] for row in rows.values()} | lacking)
+    kept = [{**row, "run": used.index(row["run"])} for row in rows.values()]
+    hashes = {row["config_sha256"] for row in kept}
+    configs = {sha: text for part in parts for sha, text in part["configs"].items() if sha in hashes}
+    return {
+        "schema_version": 1,
+        "runs": [runs[number] for number in used],
+        "configs": configs,
+        "rows": kept,
+        "ratios": ratios(kept),
+    }
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How many times better each fast row is than stock-eager, and than the best stock row, figure by figure.
+
+    On the same vLLM at the same concurrency; above 1 is better, for joules and milliseconds as well. `best` names the
+    stock row that is best in that figure, so no figure is compared with a slower one. A row with failures is left out.
+    """
+    whole = [row for row in rows if row["failed"] == 0 and "-vram" not in row["name"]]
+    found = []
+    for row in whole:
+        peers = [other for other in whole if key(other)[::2] == key(row)[::2] and other["name"].startswith("stock-")]
+        if not row["name"].startswith("fast") or not peers:
+            continue
+        eager = [other for other in peers if other["name"] == "stock-eager"]
+        for against, stock in (("stock-eager", eager), ("best stock", peers)):
+            if stock:
+                ratio: dict[str, Any] = {name: row[name] for name in ("name", "vllm", "concurrency", "acceptance")}
+                ratio |= {"against": against, "best": {}}
+                for figure, more in COMPARED.items():
+                    ratio[figure], ratio["best"][figure] = _ratio(row, stock, figure, more)
+                found.append(ratio)
+    return found
+
+
+def _ratio(
+    row: Mapping[str, Any], stock: Sequence[Mapping[str, Any]], figure: str, more: bool
+) -> tuple[float | None, str | None]:
+    known = [other for other in stock if other[figure]]
+    if not known or not row[figure]:
+        return None, None
+    best = (max if more else min)(known, key=lambda other: other[figure])
+    return (row[figure] / best[figure] if more else best[figure] / row[figure]), best["name"]
+
+
+def table(outcome: Mapping[str, Any]) -> str:
+    """Rows and ratios for people."""
+
+    def line(cells: Sequence[Any], widths: Sequence[int]) -> str:
+        shown = (f"{cell:.2f}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in cells)
+        return "  ".join(f"{cell:>{width}}" for cell, width in zip(shown, widths, strict=True))
+
+    wide = (8, 24, 4, 5, 6, 10, 10, 10, 8, 8, 8, 8, 7)
+    heads = ("p50_ms", "p90_ms", "p95_ms", "ms_per_token", "rtfx", "joules_per_audio_second")
+    titles = ("vllm", "name", "conc", "clips", "failed", *heads[:3], "ms/token", "rtfx", "J/s", "GB", "start s")
+    lines = [line(titles, wide)]
+    for row in outcome["rows"]:
+        memory = row["peak_vram_bytes"] and row["peak_vram_bytes"] / 1e9
+        cells = [row[name] for name in ("vllm", "name", "concurrency", "clips", "failed", *heads)]
+        lines.append(line([*cells, memory, row["start_s"]], wide))
+    narrow = (8, 24, 4, 12, 8, 8, 8, 8, 8)
+    lines += ["", line(("vllm", "times better", "conc", "than", "p50", "p90", "p95", "rtfx", "J/s"), narrow)]
+    for ratio in outcome["ratios"]:
+        lines.append(line([ratio[name] for name in ("vllm", "name", "concurrency", "against", *COMPARED)], narrow))
+    return "\n".join(lines)
