@@ -16,12 +16,18 @@ DATA = ROOT / "bench/data"
 
 
 @pytest.fixture(scope="session")
-def pico_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def pico_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of the server at `pico_url`."""
+    return tmp_path_factory.mktemp("pico") / "server.log"
+
+
+@pytest.fixture(scope="session")
+def pico_url(pico_log: Path) -> Iterator[str]:
     """Root URL of `vllm serve --config vllm_config.yaml` on the tiny checkpoint."""
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         pytest.exit("the Makefile sets what vLLM needs on a CPU: run the tests with `make test`", returncode=2)
     port = serve.free_port()
-    with serve.server(CONFIG, PICO, port, tmp_path_factory.mktemp("pico") / "server.log"):
+    with serve.server(CONFIG, PICO, port, pico_log):
         yield f"http://127.0.0.1:{port}"
 
 

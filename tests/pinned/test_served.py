@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -89,11 +90,32 @@ def test_silence_gives_no_text(servers: dict[str, Server], layout: str) -> None:
 
 
 @both
+def test_no_clip_decodes_past_its_end(servers: dict[str, Server], layout: str) -> None:
+    """Neither a clip whose text the LM ends too late, nor a tone, in which it says no EOS at all."""
+
+    def generated() -> int:
+        text = requests.get(f"{servers[layout].url}/metrics", timeout=10).text
+        return int(float(re.findall(r"^vllm:generation_tokens_total\{.*?\} (\S+)$", text, re.MULTILINE)[0]))
+
+    (late,) = [clip for clip in dataset.load(DATA)[0] if clip.id == LATE[1]]
+    tone = 0.3 * np.sin(2 * np.pi * 440 / model.SAMPLE_RATE * np.arange(4 * model.SAMPLE_RATE))
+    for audio in (soundfile.read(late.path, dtype="float32")[0], tone):
+        before, limit = generated(), model.n_tokens(len(audio)) - model.PROMPT_TOKENS + 1
+        assert post(servers[layout].url, audio).status_code == 200
+        time.sleep(0.5)  # what is counted is counted by then
+        assert generated() - before == limit
+
+
+@both
 def test_a_clip_beyond_the_context_is_refused(servers: dict[str, Server], layout: str) -> None:
     longest, _, rate = check.longest_clip(checkpoint.read(PICO).tekken, 512)
     assert round(longest / rate, 2) == 37.04
     assert post(servers[layout].url, np.zeros(longest, np.float32)).status_code == 200
-    assert post(servers[layout].url, np.zeros(longest + 1, np.float32)).status_code == 400
+    refused = post(servers[layout].url, np.zeros(longest + 1, np.float32))
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert message.startswith("the clip lasts 37.12 s and this server takes at most 37.04 s: its max_model_len is 512 ")
+    assert "set max_model_len to 513 or more" in message
 
 
 @both

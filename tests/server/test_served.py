@@ -98,11 +98,6 @@ def test_what_is_not_speech_gives_no_text(pico_url: str, kind: str) -> None:
     assert response.json()["text"].strip() == ""
 
 
-def test_a_clip_beyond_the_context_is_refused(pico_url: str) -> None:
-    response = post(pico_url, np.zeros(45 * model.SAMPLE_RATE, np.float32))
-    assert response.status_code == 400
-
-
 def test_resume_after_a_kill(pico_url: str, tmp_path: Path) -> None:
     out, asked = tmp_path / "run", 12
     command = [sys.executable, "-m", "bench", "run", "--url", pico_url, "--dataset", str(DATA)]

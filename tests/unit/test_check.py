@@ -479,12 +479,6 @@ def test_a_context_that_padding_fills(tmp_path: Path) -> None:
     )
 
 
-def test_clips_that_are_accepted_and_cut(tmp_path: Path) -> None:
-    beware = row(run(tmp_path, max_model_len=512, max_num_seqs=4), "beware")
-    assert beware.startswith("clips up to 159.92 s are accepted, and their text ends with the context")
-    assert "beyond" in "".join(run(tmp_path, max_model_len=512, max_num_seqs=4, max_num_batched_tokens=512).lines)
-
-
 def test_the_delay_is_the_tokenizer_s() -> None:
     tekken = json.loads((PICO / "tekken.json").read_text())["audio"]
     assert check.longest_clip(tekken, 512) == (463 * 1280, 49, 16000)

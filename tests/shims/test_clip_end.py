@@ -1,0 +1,141 @@
+"""What becomes of a request in vLLM's own InputProcessor, on each version; and what when that is not as expected."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import PICO
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.plugins import load_general_plugins
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.input_processor import InputProcessor
+
+from pico import model
+from shims import scratch
+from voxtral_serve import clip_end
+from voxtral_serve.shims import TESTED, PatchError, installed
+
+CONTEXT = 512
+LOAD = "from vllm.plugins import load_general_plugins; load_general_plugins()"
+
+
+@pytest.fixture(scope="module")
+def processor() -> Any:
+    """It batches more tokens than the context has, where stock vLLM takes longer clips and cuts their text."""
+    args = EngineArgs(model=str(PICO), max_model_len=CONTEXT, max_num_batched_tokens=2000, enforce_eager=True)
+    return InputProcessor(args.create_engine_config())
+
+
+def ask(
+    processor: Any, seconds: float, resumable: bool = False, prompt: int = model.PROMPT_TOKENS, **sampling: Any
+) -> Any:
+    audio = model.pad_audio(np.zeros(int(seconds * model.SAMPLE_RATE), np.float32))
+    return processor.process_inputs(
+        "request",
+        {"prompt_token_ids": [1] * prompt, "multi_modal_data": {"audio": (audio, model.SAMPLE_RATE)}},
+        SamplingParams(**sampling),
+        supported_tasks=("generate",),
+        resumable=resumable,
+    )
+
+
+def positions(seconds: float) -> int:
+    return model.n_tokens(int(seconds * model.SAMPLE_RATE))
+
+
+@pytest.mark.parametrize("seconds", [0.05, 1, 8])
+def test_a_request_ends_with_its_clip(processor: Any, seconds: float) -> None:
+    limit = positions(seconds) - model.PROMPT_TOKENS + 1
+    asked = {"unset": None, "more": 400, "fewer": 3}
+    got = {name: ask(processor, seconds, max_tokens=tokens) for name, tokens in asked.items()}
+    assert {name: request.sampling_params.max_tokens for name, request in got.items()} == {
+        "unset": limit,
+        "more": limit,
+        "fewer": 3,
+    }
+    (clip,) = got["more"].mm_features
+    assert clip.mm_position.length == positions(seconds)
+
+
+def test_a_minimum_does_not_lead_past_it(processor: Any) -> None:
+    params = ask(processor, 1, max_tokens=400, min_tokens=300).sampling_params
+    assert params.min_tokens == params.max_tokens == positions(1) - model.PROMPT_TOKENS + 1
+    assert ask(processor, 1, max_tokens=400, min_tokens=2).sampling_params.min_tokens == 2
+
+
+def test_the_caller_s_params_stay_as_they_are(processor: Any) -> None:
+    """Many prompts share one SamplingParams in the offline `LLM`."""
+    audio = model.pad_audio(np.zeros(8000, np.float32))
+    prompt = {"prompt_token_ids": [1] * 39, "multi_modal_data": {"audio": (audio, model.SAMPLE_RATE)}}
+    params = SamplingParams(max_tokens=400)
+    processor.process_inputs("request", prompt, params, ("generate",))
+    assert params.max_tokens == 400
+
+
+def test_audio_that_comes_in_pieces_is_left_alone(processor: Any) -> None:
+    request = ask(processor, 1, resumable=True, max_tokens=400)
+    assert (request.sampling_params.max_tokens, request.mm_features[0].mm_position.length) == (400, positions(1))
+
+
+def test_the_final_empty_piece_is_left_alone(processor: Any) -> None:
+    params = SamplingParams(max_tokens=400)
+    request = processor.process_inputs("request", {"prompt_token_ids": [0]}, params, ("generate",))
+    assert request.sampling_params.max_tokens == 400
+
+
+def test_other_models_are_left_alone(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clip_end, "ARCHITECTURES", ())
+    assert ask(processor, 1, max_tokens=400).sampling_params.max_tokens == 400
+    assert ask(processor, 60, max_tokens=400).sampling_params.max_tokens == 400  # as stock
+
+
+def test_the_longest_clip(processor: Any) -> None:
+    longest = (CONTEXT - model.n_tokens(0)) * model.SAMPLES_PER_TOKEN / model.SAMPLE_RATE
+    assert ask(processor, longest).mm_features[0].mm_position.length == CONTEXT
+    with pytest.raises(VLLMValidationError, match=r"lasts 37.12 s and this server takes at most 37.04 s.* to 513 or"):
+        ask(processor, longest + 0.08)
+
+
+def test_a_prompt_past_the_clip_is_refused(processor: Any) -> None:
+    assert ask(processor, 1, prompt=positions(1), max_tokens=9).sampling_params.max_tokens == 1
+    with pytest.raises(VLLMValidationError, match="63 tokens of prompt for a clip of 62 tokens"):
+        ask(processor, 1, prompt=positions(1) + 1, max_tokens=9)
+
+
+def test_the_encode_once_model_has_vllm_hold_the_prompt_s_rows_only(
+    processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clip_end, "ENCODE_ONCE", processor.model_config.architecture)
+    request = ask(processor, 8, max_tokens=400)
+    (clip,) = request.mm_features
+    assert (clip.mm_position.length, clip.modality) == (model.PROMPT_TOKENS, "audio")
+    assert request.sampling_params.max_tokens == positions(8) - model.PROMPT_TOKENS + 1
+    assert clip.data is not None
+
+
+def test_installing_twice_wraps_once(processor: Any) -> None:
+    wrapped = InputProcessor.process_inputs
+    clip_end.install()
+    load_general_plugins()
+    assert InputProcessor.process_inputs is wrapped
+
+
+def test_an_input_processor_of_other_parameters_is_refused(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(InputProcessor, clip_end.MARK)
+    monkeypatch.setattr(InputProcessor, "process_inputs", lambda self, request_id, prompt: None)
+    with pytest.raises(PatchError) as raised:
+        clip_end.install()
+    assert str(raised.value).startswith(
+        f"patch clip_end (of vllm.v1.engine.input_processor) has drifted on vllm {installed('vllm')}: "
+        "InputProcessor.process_inputs has no params, resumable. Nothing is served. "
+    )
+    assert all(version in str(raised.value) for version in TESTED["vllm"])
+
+
+def test_a_process_whose_vllm_has_none_ends(stock: Any, tmp_path: Any) -> None:
+    renamed = {"vllm.v1.engine.input_processor": {"def process_inputs(": "def process("}}
+    changed = scratch.sitecustomize(tmp_path, scratch.LOADED, scratch.edited(renamed))
+    done = scratch.run(stock, "-c", LOAD, PYTHONPATH=f"{changed}:{scratch.ROOT / 'src'}")
+    assert done.returncode != 0
+    assert "PatchError: patch clip_end " in done.stderr.splitlines()[-1], done.stderr
