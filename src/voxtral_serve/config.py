@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from transformers import PretrainedConfig
-from vllm.config import ModelConfig
+from vllm.config import ModelConfig, VllmConfig
+from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.transformers_utils.config import (
     HFConfigParser,
@@ -23,7 +24,9 @@ from vllm.transformers_utils.config import (
 )
 from vllm.transformers_utils.configs.mistral import adapt_config_dict
 
-from voxtral_serve import checkpoint
+from voxtral_serve import checkpoint, drafter
+
+logger = init_logger("vllm.voxtral_serve")
 
 
 class HuggingFaceLayout(HFConfigParser):
@@ -86,12 +89,38 @@ class MistralTokenizerMode(VerifyAndUpdateConfig):
         model_config.tokenizer_mode = "mistral"
 
 
-class RowsAsEmbeddings(MistralTokenizerMode):
-    """The LM's embeddings are what the model takes, and not the encoder's frames by which vLLM would size them."""
+class Stock(MistralTokenizerMode):
+    """vLLM's own model."""
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: VllmConfig) -> None:
+        if vllm_config.speculative_config is not None:
+            raise ValueError(
+                "speculative_config with vLLM's own model of Voxtral Realtime: expected none. A draft beyond a clip's "
+                "end has no audio, and the engine would end there. profiles/fast.yaml serves a model that can"
+            )
+
+
+class EncodeOnce(MistralTokenizerMode):
+    """What the encode-once model needs of vLLM's config."""
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: VllmConfig) -> None:
+        drafter.check(vllm_config)
+        if vllm_config.parallel_config.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}: expected 1 for "
+                "VoxtralRealtimeEncodeOnce, whose audio rows are kept by one worker"
+            )
+        if vllm_config.cache_config.enable_prefix_caching:
+            # A request that resumes in the midst of its text would not be encoded again; and no clip comes twice.
+            logger.info("enable_prefix_caching is off for VoxtralRealtimeEncodeOnce")
+            vllm_config.cache_config.enable_prefix_caching = False
 
     @staticmethod
     def verify_and_update_model_config(model_config: ModelConfig) -> None:
         MistralTokenizerMode.verify_and_update_model_config(model_config)
+        # By this vLLM sizes the embeddings of a model that takes audio: here they are the LM's.
         model_config.hf_text_config.projection_size = model_config.hf_text_config.hidden_size
 
 

@@ -2,30 +2,23 @@
 
 vLLM's own model runs the encoder on four frames for every token, with a KV cache for each of its layers, since audio
 may arrive in pieces. The encoder is causal, so all its frames at once give the same rows: `embed_multimodal` returns
-one row for each token position, ready for the LM; vLLM keeps them in its encoder cache while the request lives, and
-each step adds the rows of its positions to the token embeddings. Live audio over `/v1/realtime` still needs vLLM's
-model.
+one for each token position, and `rows.AudioRows` holds them while the request lives. A step then takes token ids and
+positions, and adds the rows inside the model's forward: with a full CUDA graph, inside the graph. Live audio over
+`/v1/realtime` still needs vLLM's model.
 """
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from vllm.config import ModelConfig, SpeechToTextConfig, VllmConfig
-from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.inputs import PromptType
-from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
-from vllm.model_executor.layers.rotary_embedding import get_rope
-from vllm.model_executor.models.mistral import MistralMLP
 from vllm.model_executor.models.utils import init_vllm_registered_model, maybe_prefix
 from vllm.model_executor.models.voxtral import (
     AudioLanguageAdapter,
     VoxtralDummyInputsBuilder,
-    VoxtralEncoderModel,
     VoxtralForConditionalGeneration,
     VoxtralProcessingInfo,
 )
@@ -34,145 +27,13 @@ from vllm.model_executor.models.voxtral_realtime import (
     VoxtralRealtimeGeneration,
     VoxtralRealtimeMultiModalProcessor,
 )
-from vllm.model_executor.models.whisper_causal import WhisperCausalConv1d
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.sequence import IntermediateTensors
 from vllm.tokenizers import cached_tokenizer_from_config
 
+from voxtral_serve import rows
+from voxtral_serve.encoder import EncodeOnceEncoder
 from voxtral_serve.model import EitherLayout
-
-# The encoder's, not in its config: WhisperCausalEncoder has both built in.
-ROPE_THETA = 1e6
-NORM_EPS = 1e-5
-# Queries that attend at once. With the window before them they bound the mask, so that time and memory grow with the
-# length of a clip, not with its square.
-BLOCK = 1024
-# Tokens past a clip's end that still get a row. The LM may end its text only there: in 16 of pico's 500 clips with the
-# first token past the end. vLLM's model goes on over frames of zeros, and without a row the LM never ends.
-TAIL = 16
-
-
-def windowed_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
-    """Causal attention of [heads, n, head_dim] in which a position sees itself and the window - 1 before it."""
-    n = q.shape[1]
-    out = []
-    for start in range(0, n, BLOCK):
-        end = min(start + BLOCK, n)
-        first = max(0, start - window + 1)
-        rows = torch.arange(start, end, device=q.device)[:, None]
-        columns = torch.arange(first, end, device=q.device)[None]
-        mask = (columns <= rows) & (columns > rows - window)
-        out.append(F.scaled_dot_product_attention(q[:, start:end], k[:, first:end], v[:, first:end], attn_mask=mask))
-    return torch.cat(out, 1)
-
-
-class EncoderAttention(nn.Module):
-    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_config
-        self.heads = config.encoder_attention_heads // get_tensor_model_parallel_world_size()
-        self.head_dim, self.window = config.encoder_head_dim, config.sliding_window
-        quantization = vllm_config.quant_config
-        self.qkv_proj = QKVParallelLinear(
-            hidden_size=config.d_model,
-            head_size=self.head_dim,
-            total_num_heads=config.encoder_attention_heads,
-            bias=True,
-            quant_config=quantization,
-            prefix=f"{prefix}.qkv_proj",
-        )
-        self.out_proj = RowParallelLinear(
-            input_size=config.encoder_attention_heads * self.head_dim,
-            output_size=config.d_model,
-            bias=True,
-            quant_config=quantization,
-            prefix=f"{prefix}.out_proj",
-        )
-        self.rotary_emb = get_rope(
-            self.head_dim,
-            max_position=config.max_position_embeddings + TAIL * config.downsample_factor,
-            is_neox_style=False,
-            rope_parameters={"rope_theta": ROPE_THETA},
-        )
-
-    def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv_proj(frames)[0].chunk(3, dim=-1)
-        q, k = self.rotary_emb(positions, q.contiguous(), k.contiguous())
-        q, k, v = (x.unflatten(-1, (self.heads, self.head_dim)).transpose(0, 1) for x in (q, k, v))
-        return self.out_proj(windowed_attention(q, k, v, self.window).transpose(0, 1).flatten(1))[0]
-
-
-class EncoderLayer(nn.Module):
-    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_config
-        self.self_attn = EncoderAttention(vllm_config, f"{prefix}.self_attn")
-        self.self_attn_layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
-        self.mlp = MistralMLP(
-            hidden_size=config.d_model,
-            intermediate_size=config.encoder_ffn_dim,
-            hidden_act="silu",
-            quant_config=vllm_config.quant_config,
-            bias=True,
-            gate_up_proj_bias=False,
-            prefix=f"{prefix}.mlp",
-        )
-        self.final_layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
-
-    def forward(self, frames: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        frames = frames + self.self_attn(self.self_attn_layer_norm(frames), positions)
-        return frames + self.mlp(self.final_layer_norm(frames))
-
-
-class Encoder(nn.Module):
-    """Mel frames [1, bins, 2 n] -> [n and the tail's, dim].
-
-    Parameters are named as WhisperCausalEncoder's, whose loader is used.
-    """
-
-    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_config
-        self.conv1 = WhisperCausalConv1d(config.num_mel_bins, config.d_model, kernel_size=3)
-        self.conv2 = WhisperCausalConv1d(config.d_model, config.d_model, stride=2, kernel_size=3)
-        self.layers = nn.ModuleList(
-            [EncoderLayer(vllm_config, f"{prefix}.layers.{number}") for number in range(config.encoder_layers)]
-        )
-        self.layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
-        self.tail = TAIL * config.downsample_factor
-
-    def forward(self, mel: torch.Tensor) -> torch.Tensor:
-        frames = F.pad(F.gelu(self.conv2(F.gelu(self.conv1(mel)))), (0, self.tail))[0].transpose(0, 1).contiguous()
-        positions = torch.arange(len(frames), device=frames.device)
-        for layer in self.layers:
-            frames = layer(frames, positions)
-        return self.layer_norm(frames)
-
-
-class EncodeOnceEncoder(VoxtralEncoderModel):
-    """vLLM's mel spectrogram and loader around the encoder above."""
-
-    def __init__(self, vllm_config: VllmConfig, *, prefix: str = "") -> None:
-        nn.Module.__init__(self)
-        stock = VoxtralEncoderModel.__init__.__globals__  # its mel filter bank, wherever that version takes it from
-        config: Any = vllm_config.model_config.hf_config
-        self.config = config
-        self.dtype = vllm_config.model_config.dtype
-        self.is_causal = True
-        self.whisper_encoder = Encoder(vllm_config, maybe_prefix(prefix, "whisper_encoder"))
-        filters = stock["mel_filter_bank"](
-            num_frequency_bins=1 + self.config.window_size // 2,
-            num_mel_bins=self.config.num_mel_bins,
-            min_frequency=0.0,
-            max_frequency=8000.0,
-            sampling_rate=self.config.sampling_rate,
-        )
-        self.register_buffer("mel_filters", torch.tensor(filters, dtype=torch.float32), persistent=False)
-
-    def forward(self, audio: torch.Tensor) -> torch.Tensor:
-        """float32 [samples] at the config's rate -> [samples / 320 and the tail's, dim]: one frame for every 20 ms."""
-        mel = self.compute_whisper_melspec(audio).to(self.dtype)
-        return self.whisper_encoder(mel[None, :, mel.shape[1] % 2 :])
 
 
 class OneClip(VoxtralProcessingInfo):
@@ -182,18 +43,20 @@ class OneClip(VoxtralProcessingInfo):
         return {"audio": 1}
 
 
-class WithTail(VoxtralRealtimeMultiModalProcessor):
-    """A clip's rows include the tail's, as far as the context goes."""
+class Known(nn.Module):
+    """Stands in for a layer whose input never changes: its output, computed once."""
 
-    def _maybe_apply_prompt_updates(self, *args: Any, **kwargs: Any) -> Any:
-        prompt, placeholders = super()._maybe_apply_prompt_updates(*args, **kwargs)
-        (clip,) = placeholders["audio"]
-        room = self.info.get_max_audio_tokens() - len(clip.tokens)
-        tail = [0] * min(TAIL, max(0, room))
-        return prompt, {"audio": [dataclasses.replace(clip, tokens=[*clip.tokens, *tail])]}
+    def __init__(self, value: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("value", value, persistent=False)
+
+    def forward(self, _: torch.Tensor) -> Any:
+        return self.value
 
 
-@MULTIMODAL_REGISTRY.register_processor(WithTail, info=OneClip, dummy_inputs=VoxtralDummyInputsBuilder)
+@MULTIMODAL_REGISTRY.register_processor(
+    VoxtralRealtimeMultiModalProcessor, info=OneClip, dummy_inputs=VoxtralDummyInputsBuilder
+)
 class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
     """Voxtral Realtime for `/v1/audio/transcriptions`; chosen by `hf_overrides: {architectures: [...]}`."""
 
@@ -201,6 +64,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         nn.Module.__init__(self)
+        rows.attach(vllm_config)
         self.tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
         config = vllm_config.model_config.hf_config
         self.config = config
@@ -219,31 +83,23 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
         self.time_embedding = TimeEmbedding(dim=config.text_config.hidden_size)
         self.n_delay_tokens = self.tokenizer.instruct.audio_encoder.audio_config.get_num_delay_tokens()
+        self.audio_rows = rows.AudioRows(vllm_config)
+        self.delay: torch.Tensor | None = None
 
     def embed_multimodal(self, **kwargs: object) -> list[torch.Tensor]:
-        """Waveforms `audio_arrays`, each [samples] -> for each one row of the LM's width for every 80 ms, and TAIL."""
-        rows = []
-        for audio in self._parse_and_validate_audio_arrays(**kwargs) or []:
-            frames = self.whisper_encoder(audio)
-            frames = frames[len(frames) % self.downsample_factor :]
-            rows.append(self.audio_language_adapter(frames.unflatten(0, (-1, self.downsample_factor)).flatten(1)))
-        return rows
+        """Waveforms `audio_arrays`, each [samples] -> for each one row of the LM's width for every 80 ms."""
+        audios = self._parse_and_validate_audio_arrays(**kwargs) or []
+        step = self.whisper_encoder.samples * self.downsample_factor
+        whole = [F.pad(audio, (0, -len(audio) % step)) for audio in audios]
+        encoded: list[torch.Tensor] = self.whisper_encoder(whole, self.project, self.downsample_factor)
+        return encoded
 
-    def embed_input_ids(
-        self,
-        input_ids: torch.Tensor,
-        multimodal_embeddings: Iterable[torch.Tensor] | None = None,
-        *,
-        is_multimodal: torch.Tensor | None = None,
-        **_: Any,
-    ) -> torch.Tensor:
-        """[n] tokens -> [n, dim]: text embeddings, plus audio rows where `is_multimodal`: up to the tail's end."""
-        embeddings = self.language_model.embed_input_ids(input_ids)
-        rows = list(multimodal_embeddings or ())
-        if rows:
-            assert is_multimodal is not None
-            embeddings[is_multimodal.to(embeddings.device)] += torch.cat(rows).to(embeddings.dtype)
-        return embeddings
+    def project(self, frames: torch.Tensor) -> torch.Tensor:
+        """[n, encoder dim] -> [n / 4, LM dim]."""
+        projected: torch.Tensor = self.audio_language_adapter(
+            frames.unflatten(0, (-1, self.downsample_factor)).flatten(1)
+        )
+        return projected
 
     def forward(
         self,
@@ -253,14 +109,30 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         inputs_embeds: torch.Tensor | None = None,
         **_: object,
     ) -> torch.Tensor | IntermediateTensors:
-        delay = torch.full((1,), self.n_delay_tokens, device=positions.device, dtype=self.whisper_encoder.dtype)
-        return self.language_model.model(
-            input_ids,
-            positions,
-            intermediate_tensors,
-            inputs_embeds=inputs_embeds,
-            t_cond=self.time_embedding(delay),
-        )
+        if input_ids is None or inputs_embeds is not None:
+            raise RuntimeError(
+                "VoxtralRealtimeEncodeOnce was given embeddings: expected token ids, to which it adds the audio's rows "
+                "itself. The hook of voxtral_serve.rows is not in force in this worker"
+            )
+        if self.delay is None:
+            self.delay = self.settle_delay(positions.device)
+        embeddings = self.audio_rows.added_to(self.language_model.model.embed_input_ids(input_ids), positions)
+        return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=self.delay)
+
+    def settle_delay(self, device: torch.device) -> torch.Tensor:
+        """The delay's embedding [1, LM dim]; what each layer makes of it, by two products, is computed here once."""
+        tokens = torch.full((1,), self.n_delay_tokens, device=device, dtype=self.whisper_encoder.dtype)
+        delay = self.time_embedding(tokens)
+        for layer in self.language_model.model.layers:
+            layer.ada_rms_norm_t_cond = Known(layer.ada_rms_norm_t_cond(delay))
+        return delay
+
+    @classmethod
+    def get_model_state_cls(cls) -> type:
+        """How vLLM's Model Runner V2 keeps this model's state; asked by that runner alone."""
+        from voxtral_serve import rows_v2
+
+        return rows_v2.RowsState
 
     @classmethod
     def get_speech_to_text_config(cls, model_config: ModelConfig, task_type: str) -> SpeechToTextConfig:

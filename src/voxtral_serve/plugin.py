@@ -31,12 +31,15 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.model_executor.models.registry import ModelRegistry
 
-    from voxtral_serve import config
+    from voxtral_serve import clip_end, config, drafter
 
+    clip_end.install()
+    drafter.install()
     config.register_parsers()
+    MODELS_CONFIG_MAP["VoxtralRealtimeGeneration"] = config.Stock
     for architecture, module, update in (
-        ("VoxtralRealtimeForConditionalGeneration", "model", config.MistralTokenizerMode),
-        ("VoxtralRealtimeEncodeOnce", "encode_once", config.RowsAsEmbeddings),
+        ("VoxtralRealtimeForConditionalGeneration", "model", config.Stock),
+        ("VoxtralRealtimeEncodeOnce", "encode_once", config.EncodeOnce),
     ):
         known = ModelRegistry.models.get(architecture)
         if known is None:

@@ -16,7 +16,7 @@ from transformers.models.voxtral_realtime import modeling_voxtral_realtime
 
 from bench import dataset
 from pico import evaluate, huggingface, model
-from voxtral_serve.encode_once import BLOCK, windowed_attention
+from voxtral_serve.encoder import BLOCK, windowed_attention
 from voxtral_serve.model import to_mistral, to_pairs
 
 Tensors = dict[str, torch.Tensor]

@@ -1,0 +1,312 @@
+"""The audio encoder of Voxtral Realtime over whole clips: several at once, packed, and the longest in pieces.
+
+It is causal, with a window of 750 frames (15 s). So a clip's frames can be computed together and come out as they do
+four at a time, and a piece of a clip needs of what came before only the last 749 keys and values of each layer.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention.varlen import varlen_attn
+from vllm._custom_ops import fused_add_rms_norm
+from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_world_size
+from vllm.model_executor.custom_op import CustomOp
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.models.mistral import MistralMLP
+from vllm.model_executor.models.utils import maybe_prefix
+from vllm.model_executor.models.voxtral import VoxtralEncoderModel
+from vllm.model_executor.models.whisper_causal import WhisperCausalConv1d
+
+# The encoder's, not in its config: WhisperCausalEncoder has both built in.
+ROPE_THETA = 1e6
+NORM_EPS = 1e-5
+# Frames computed at once: 164 s of audio. It bounds the memory for activations whatever the clips, and is enough to
+# keep a large GPU busy.
+FRAMES = 8192
+# Queries that attend at once where no kernel knows windows. With the window before them they bound the mask.
+BLOCK = 1024
+
+
+class Spans(NamedTuple):
+    """Where the packed clips lie: queries and keys of each, and on a GPU the same as the kernel takes them."""
+
+    queries: list[int]
+    keys: list[int]
+    query_starts: torch.Tensor | None = None
+    key_starts: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, queries: list[int], keys: list[int], like: torch.Tensor) -> "Spans":
+        if not like.is_cuda or like.dtype == torch.float32:
+            return cls(queries, keys)
+        starts = torch.tensor([[0, *accumulate(lengths)] for lengths in (queries, keys)], dtype=torch.int32)
+        # Pinned, as a plain copy would have the CPU wait for what the GPU does.
+        return cls(queries, keys, *starts.pin_memory().to(like.device, non_blocking=True))
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, window: int) -> torch.Tensor:
+    """Attention of packed clips, q [sum of queries, heads, head_dim], k and v [sum of keys, heads, head_dim].
+
+    A clip's queries are the last of its keys' positions; a position sees itself and the window - 1 before it.
+    """
+    if spans.query_starts is not None and spans.key_starts is not None:
+        return varlen_attn(
+            q,
+            k,
+            v,
+            spans.query_starts,
+            spans.key_starts,
+            max(spans.queries),
+            max(spans.keys),
+            window_size=(window - 1, 0),
+        )
+    clips = zip(q.split(spans.queries), k.split(spans.keys), v.split(spans.keys), strict=True)
+    done = []
+    for clip in clips:
+        one_q, one_k, one_v = (x.transpose(0, 1) for x in clip)
+        done.append(windowed_attention(one_q, one_k, one_v, window).transpose(0, 1))
+    return torch.cat(done)
+
+
+def windowed_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
+    """Of one clip: q [heads, n, head_dim], k and v [heads, m, head_dim], the queries at the last n of m positions."""
+    n, before = q.shape[1], k.shape[1] - q.shape[1]
+    out = []
+    for start in range(0, n, BLOCK):
+        end = min(start + BLOCK, n)
+        first, last = max(0, before + start - window + 1), before + end
+        rows = torch.arange(before + start, last, device=q.device)[:, None]
+        columns = torch.arange(first, last, device=q.device)[None]
+        mask = (columns <= rows) & (columns > rows - window)
+        out.append(F.scaled_dot_product_attention(q[:, start:end], k[:, first:last], v[:, first:last], attn_mask=mask))
+    return torch.cat(out, 1)
+
+
+def add_and_normalise(added: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """(normalised sum, sum), both [n, dim]; on a GPU one kernel, and in the memory of the arguments."""
+    if not added.is_cuda:
+        residual = residual + added
+        return norm(residual), residual
+    fused_add_rms_norm(added, residual, norm.weight.data, norm.variance_epsilon)
+    return added, residual
+
+
+class Past:
+    """Keys and values of the last window - 1 frames before a piece, by layer; empty before the first."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.held: dict[EncoderAttention, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def extend(self, layer: "EncoderAttention", *kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[n, heads, head_dim] each -> the same with what was before; the last of it is kept."""
+        if layer in self.held:
+            kv = tuple(torch.cat(both) for both in zip(self.held[layer], kv, strict=True))
+        keep = min(self.window - 1, len(kv[0]))
+        self.held[layer] = (kv[0][len(kv[0]) - keep :].clone(), kv[1][len(kv[1]) - keep :].clone())
+        return kv
+
+    def __len__(self) -> int:
+        """Frames before the next piece that it will see."""
+        return len(next(iter(self.held.values()))[0]) if self.held else 0
+
+
+class EncoderAttention(nn.Module):
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.heads = config.encoder_attention_heads // get_tensor_model_parallel_world_size()
+        self.head_dim, self.window = config.encoder_head_dim, config.sliding_window
+        quantization = vllm_config.quant_config
+        self.qkv_proj = QKVParallelLinear(
+            hidden_size=config.d_model,
+            head_size=self.head_dim,
+            total_num_heads=config.encoder_attention_heads,
+            bias=True,
+            quant_config=quantization,
+            prefix=f"{prefix}.qkv_proj",
+        )
+        self.out_proj = RowParallelLinear(
+            input_size=config.encoder_attention_heads * self.head_dim,
+            output_size=config.d_model,
+            bias=True,
+            quant_config=quantization,
+            prefix=f"{prefix}.out_proj",
+        )
+        # Frames that fit the context, not all the model could take: that table alone would be 67 MB.
+        self.rotary_emb = get_rope(
+            self.head_dim,
+            max_position=vllm_config.model_config.max_model_len * config.block_pool_size,
+            is_neox_style=False,
+            rope_parameters={"rope_theta": ROPE_THETA},
+        )
+
+    def forward(
+        self, frames: torch.Tensor, positions: torch.Tensor, spans: Spans, past: Past | None = None
+    ) -> torch.Tensor:
+        q, k, v = self.qkv_proj(frames)[0].chunk(3, dim=-1)
+        if not q.is_cuda:  # vLLM's kernel for CPUs takes whole rows only
+            q, k = q.contiguous(), k.contiguous()
+        q, k = self.rotary_emb(positions, q, k)
+        q, k, v = (x.unflatten(-1, (self.heads, self.head_dim)) for x in (q, k, v))
+        if past is not None:
+            k, v = past.extend(self, k, v)
+        return self.out_proj(attention(q, k, v, spans, self.window).flatten(1))[0]
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.self_attn = EncoderAttention(vllm_config, f"{prefix}.self_attn")
+        self.self_attn_layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
+        self.mlp = MistralMLP(
+            hidden_size=config.d_model,
+            intermediate_size=config.encoder_ffn_dim,
+            hidden_act="silu",
+            quant_config=vllm_config.quant_config,
+            bias=True,
+            gate_up_proj_bias=False,
+            prefix=f"{prefix}.mlp",
+        )
+        self.final_layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
+
+    def forward(
+        self, added: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, spans: Spans, past: Past | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the layer before added to the residual stream, and the stream without it -> the same of this layer."""
+        frames, residual = add_and_normalise(added, residual, self.self_attn_layer_norm)
+        frames, residual = add_and_normalise(
+            self.self_attn(frames, positions, spans, past), residual, self.final_layer_norm
+        )
+        return self.mlp(frames), residual
+
+
+class Encoder(nn.Module):
+    """Parameters are named as WhisperCausalEncoder's, whose loader is used."""
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.window = config.sliding_window
+        self.conv1 = WhisperCausalConv1d(config.num_mel_bins, config.d_model, kernel_size=3)
+        self.conv2 = WhisperCausalConv1d(config.d_model, config.d_model, stride=2, kernel_size=3)
+        self.layers = nn.ModuleList(
+            [EncoderLayer(vllm_config, f"{prefix}.layers.{number}") for number in range(config.encoder_layers)]
+        )
+        self.layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
+        # vLLM turns its own kernels off where it compiles the model; the encoder runs as it is written.
+        for module in self.modules():
+            if isinstance(module, CustomOp) and next(self.parameters()).is_cuda:
+                module._forward_method = module.forward_cuda
+
+    def convolve(self, mel: torch.Tensor, first: bool) -> torch.Tensor:
+        """[bins, m] -> [n, dim]: one frame for every two of the spectrogram.
+
+        Of a clip's first piece m = 2 n, and zeros lie before both convolutions; of any other m = 2 n + 3, beginning
+        with the last three of the piece before.
+        """
+        x = mel[None]
+        x = F.gelu(F.conv1d(F.pad(x, (2, 0)) if first else x, self.conv1.weight, self.conv1.bias))
+        x = F.gelu(F.conv1d(F.pad(x, (1, 0)) if first else x, self.conv2.weight, self.conv2.bias, stride=2))
+        return x[0].transpose(0, 1)
+
+    def forward(
+        self, frames: torch.Tensor, positions: torch.Tensor, spans: Spans, past: Past | None = None
+    ) -> torch.Tensor:
+        """Packed frames [n, dim] at positions [n] of their clips -> [n, dim]."""
+        residual = torch.zeros_like(frames)
+        for layer in self.layers:
+            frames, residual = layer(frames, residual, positions, spans, past)
+        return add_and_normalise(frames, residual, self.layer_norm)[0]
+
+
+class EncodeOnceEncoder(VoxtralEncoderModel):
+    """vLLM's loader around the encoder above, and the log-mel spectrogram before it."""
+
+    def __init__(self, vllm_config: VllmConfig, *, prefix: str = "") -> None:
+        nn.Module.__init__(self)
+        stock = VoxtralEncoderModel.__init__.__globals__  # its mel filter bank, wherever that version takes it from
+        config: Any = vllm_config.model_config.hf_config
+        self.config = config
+        self.dtype = vllm_config.model_config.dtype
+        self.is_causal = True
+        self.samples = config.hop_length * 2  # of one frame
+        self.whisper_encoder = Encoder(vllm_config, maybe_prefix(prefix, "whisper_encoder"))
+        filters = stock["mel_filter_bank"](
+            num_frequency_bins=1 + config.window_size // 2,
+            num_mel_bins=config.num_mel_bins,
+            min_frequency=0.0,
+            max_frequency=8000.0,
+            sampling_rate=config.sampling_rate,
+        )
+        self.register_buffer("mel_filters", torch.tensor(filters, dtype=torch.float32), persistent=False)
+        self.register_buffer("hann", torch.hann_window(config.window_size, dtype=torch.float32), persistent=False)
+
+    def log_mel(self, padded: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """[bins, last - first] of a waveform with half a window of reflection on either side."""
+        hop, size = self.config.hop_length, self.config.window_size
+        stft = torch.stft(
+            padded[first * hop : (last - 1) * hop + size],
+            size,
+            hop,
+            window=self.hann,
+            center=False,
+            return_complex=True,
+        )
+        log = (self.mel_filters.T @ stft.abs() ** 2).clamp(min=1e-10).log10()
+        return (log.clamp(min=self.config.global_log_mel_max - 8.0) + 4.0) / 4.0
+
+    def pieces(self, audio: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The encoder's input of one clip: [n, dim] with n up to FRAMES, in order."""
+        half = self.config.window_size // 2
+        padded = F.pad(audio.float()[None], (half, half), mode="reflect")[0]
+        total = len(audio) // self.samples
+        for start in range(0, total, FRAMES):
+            end = min(start + FRAMES, total)
+            mel = self.log_mel(padded, max(0, 2 * start - 3), 2 * end).to(self.dtype)
+            yield self.whisper_encoder.convolve(mel, first=start == 0)
+
+    def encode(self, pieces: list[torch.Tensor], start: int = 0, past: Past | None = None) -> torch.Tensor:
+        """First pieces of clips, or one later piece with its `past`, packed -> [sum of n, dim]."""
+        lengths = [len(piece) for piece in pieces]
+        positions = torch.cat([torch.arange(start, start + n, device=pieces[0].device) for n in lengths])
+        spans = Spans.of(lengths, [n + len(past or ()) for n in lengths], pieces[0])
+        return self.whisper_encoder(torch.cat(pieces), positions, spans, past)
+
+    def forward(  # type: ignore[override]
+        self, audios: list[torch.Tensor], project: Callable[[torch.Tensor], torch.Tensor], stride: int
+    ) -> list[torch.Tensor]:
+        """float32 waveforms of [samples], whole rows each -> for each its rows, [rows, dim of `project`].
+
+        `project` makes one row of every `stride` frames, and is called as soon as frames are there.
+        """
+        out: dict[int, torch.Tensor] = {}
+        waiting: dict[int, torch.Tensor] = {}
+
+        def encode_waiting() -> None:
+            if waiting:
+                rows = project(self.encode(list(waiting.values())))
+                out.update(zip(waiting, rows.split([len(piece) // stride for piece in waiting.values()]), strict=True))
+                waiting.clear()
+
+        for number, audio in enumerate(audios):
+            if len(audio) > FRAMES * self.samples:
+                past, done = Past(self.whisper_encoder.window), list[torch.Tensor]()
+                for count, piece in enumerate(self.pieces(audio)):
+                    done.append(project(self.encode([piece], start=count * FRAMES, past=past)))
+                out[number] = torch.cat(done)
+                continue
+            (piece,) = self.pieces(audio)
+            if sum(map(len, waiting.values())) + len(piece) > FRAMES:
+                encode_waiting()
+            waiting[number] = piece
+        encode_waiting()
+        return [out[number] for number in range(len(audios))]

@@ -1,0 +1,50 @@
+"""The encode-once model's rows in vLLM's Model Runner V2, which has a place for such state and numbers requests itself.
+
+vLLM 0.32.0 runs on it wherever there is Triton; 0.20.0 has an earlier form of it, off by default, that is not used.
+"""
+
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.states import RequestState
+
+from voxtral_serve.rows import AudioRows
+
+
+class RowsState(DefaultModelState):
+    supports_prompt_embeds = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rows: AudioRows = self.model.audio_rows
+        self.begun: list[tuple[int, str]] = []
+
+    def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
+        """A request begins, or begins again after it was preempted; its clip is encoded in the same step."""
+        self.begun += [(req_index, clip.identifier) for clip in new_req_data.mm_features]
+
+    def dummy_inputs_embeds(self, num_tokens: int) -> None:
+        return None
+
+    def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+        return {}
+
+    def prepare_inputs_embeds(
+        self, scheduled_encoder_inputs: dict[str, list[int]], input_batch: InputBatch, req_states: RequestState
+    ) -> None:
+        """No embeddings: the model is given token ids. What it adds to them is put in place here."""
+        self.execute_mm_encoder(scheduled_encoder_inputs)
+        for slot, clip in self.begun:
+            self.rows.put(slot, self.encoder_cache.encoder_outputs[clip])
+        self.begun.clear()
+        tokens, starts = input_batch.num_tokens, self.rows.starts[: input_batch.num_tokens]
+        if tokens == input_batch.num_reqs:
+            torch.mul(input_batch.idx_mapping, self.rows.length, out=starts)
+            return
+        ends = input_batch.query_start_loc[1 : input_batch.num_reqs + 1]
+        counts = ends - input_batch.query_start_loc[: input_batch.num_reqs]
+        slots = torch.repeat_interleave(input_batch.idx_mapping, counts, output_size=tokens)
+        torch.mul(slots, self.rows.length, out=starts)
