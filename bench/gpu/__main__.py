@@ -52,6 +52,7 @@ SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1024",  # an hour of WAV is 115 MB, and vLLM takes 25 by default
+    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3601",  # 0.32.0 takes 600 by default
 }
 RANDOM = "Weights are random, so no text is right, and no draft is refused unless the config gives an acceptance."
 NOTES = (
@@ -442,10 +443,7 @@ def _configs(flags: argparse.Namespace) -> dict[str, dict[str, Any]]:
     # With weights in the directory, those are served.
     dummy = flags.model is None or not any(flags.model.glob("*.safetensors"))
     return {
-        name: rows.config(
-            name, dummy=dummy, kv_gib=flags.kv.get(name), speculative=flags.speculative, acceptance=flags.acceptance
-        )
-        for name in servers
+        name: rows.config(name, dummy=dummy, kv_gib=flags.kv.get(name), acceptance=flags.acceptance) for name in servers
     }
 
 
@@ -489,7 +487,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--logs", type=Path, metavar="DIR", help="keep the servers' logs")
     add("--model", type=Path, metavar="DIR", help="checkpoint, with weights or without (default: random, full size)")
     add("--kv", type=_sizes, default={}, metavar="NAME=GIB,...", help="KV cache of a server")
-    add("--speculative", type=json.loads, metavar="JSON", help="speculative_config of fast-spec")
     rates = "rates at which drafts are accepted, by position, for fast-spec (0.8,0.6)"
     add("--acceptance", type=lambda text: [float(rate) for rate in _words(text)], metavar="RATE,...", help=rates)
     engine = shlex.join([sys.executable, "-m", "vllm.entrypoints.cli.main"])

@@ -4,8 +4,8 @@ stock-eager      vllm_config.yaml, as the contest serves it
 stock-piecewise  the same with piecewise CUDA graphs and 64 sequences
 stock-full       the same with full decode graphs, which vLLM 0.20.0 refuses
 stock-vram       vllm_config.yaml with no more KV cache than it starts with
-fast             profiles/fast.yaml without speculation
-fast-spec        the same with speculation: the profile's, or --speculative
+fast             profiles/fast.yaml
+fast-spec        profiles/fast-spec.yaml
 fast-vram        fast with a context of 512, one sequence, and no more KV cache than it starts with
 fast-fp8         profiles/fast-fp8.yaml
 long-N           profiles/long.yaml with clips of N minutes, such as long-10; all of them share one server
@@ -26,6 +26,8 @@ from bench.client import Row
 ROOT = Path(__file__).resolve().parents[2]
 CONTEST = "vllm_config.yaml"
 SEQUENCES = 64
+# fast.yaml's graphs, as far as one sequence needs them.
+ONE_SEQUENCE = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1], "compile_sizes": [1]}
 # Name -> file, GiB of KV cache, and what differs from the file. Without a cache of fixed size, vLLM would take what the
 # servers before it left. Stock needs about 3 MB a token, and the fast path 0.1 MB.
 SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
@@ -41,10 +43,14 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
         },
     ),
     "stock-vram": (CONTEST, 2, {}),
-    "fast": ("profiles/fast.yaml", 6, {"speculative_config": None}),
-    "fast-spec": ("profiles/fast.yaml", 6, {}),
-    "fast-vram": ("profiles/fast.yaml", 0.0625, {"speculative_config": None, "max_model_len": 512, "max_num_seqs": 1}),
-    "fast-fp8": ("profiles/fast-fp8.yaml", 6, {"speculative_config": None}),
+    "fast": ("profiles/fast.yaml", 6, {}),
+    "fast-spec": ("profiles/fast-spec.yaml", 6, {}),
+    "fast-vram": (
+        "profiles/fast.yaml",
+        0.0625,
+        {"max_model_len": 512, "max_num_seqs": 1, "max_num_batched_tokens": 512, "compilation_config": ONE_SEQUENCE},
+    ),
+    "fast-fp8": ("profiles/fast-fp8.yaml", 6, {}),
     "long": ("profiles/long.yaml", 8, {}),
 }
 LONG = re.compile(r"long-(\d+)((?:-triton)?)$")
@@ -82,7 +88,6 @@ def config(
     directory: Path = ROOT,
     dummy: bool = True,
     kv_gib: float | None = None,
-    speculative: dict[str, Any] | None = None,
     acceptance: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """What the server's file says, with what its name and the measuring ask for on top.
@@ -97,9 +102,7 @@ def config(
         raise BenchError(f"cannot read {file} ({error.strerror}), the config of the row {server!r}") from None
     content |= differences
     if server.removesuffix(TRITON) == "fast-spec":
-        content["speculative_config"] = drafts = dict(speculative or content.get("speculative_config") or {})
-        if not drafts:
-            raise BenchError(f"{file} has no speculative_config for the row {server!r}: give one with --speculative")
+        content["speculative_config"] = drafts = dict(content["speculative_config"])
         if acceptance:
             rates = {"synthetic_acceptance_rates": list(acceptance)}
             drafts |= {"rejection_sample_method": "synthetic", "num_speculative_tokens": len(acceptance), **rates}

@@ -6,10 +6,12 @@ without loading the model, so it is the rest that is compared with what there is
 """
 
 import difflib
+import math
 import os
 import platform
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
@@ -301,6 +303,11 @@ class Plan:
         """Audio tokens that the encoder cache holds (vllm.v1.core.encoder_cache_manager.compute_mm_encoder_budget)."""
         return max(self.scheduler.max_num_batched_tokens, self.max_model_len)
 
+    @property
+    def audio_rows(self) -> int:
+        """Rows of the LM's width that the encode-once model keeps (voxtral_serve.rows.AudioRows)."""
+        return self.max_num_seqs * self.max_model_len + int(self.scheduler.max_num_batched_tokens)
+
     @classmethod
     def of(cls, options: Namespace, held: Checkpoint) -> "Plan":
         """Raises ConfigError for values that vLLM refuses."""
@@ -374,6 +381,7 @@ def _memory(report: Report, options: Namespace, held: Checkpoint, plan: Plan) ->
     weights = held.weight_bytes if quantized else parameters(held) * plan.element_bytes
     row = held.params["dim"] if encode_once else encoder["dim"] * pooled
     encoder_cache = plan.encoder_cache * row * plan.element_bytes
+    rows = plan.audio_rows * row * plan.element_bytes if encode_once else 0
     try:
         kv = KvCache.of(held.params, plan, options.async_scheduling is not False, encode_once)
     except ConfigError as error:
@@ -388,6 +396,8 @@ def _memory(report: Report, options: Namespace, held: Checkpoint, plan: Plan) ->
     if seqs > 1:
         report.row("", f"{_size(kv.bytes_of(seqs))} for max_num_seqs = {seqs:,} of them")
     report.row("encoder cache", f"{_size(encoder_cache)} for {plan.encoder_cache:,} audio tokens")
+    if encode_once:
+        report.row("audio rows", f"{_size(rows)} for max_num_seqs = {seqs:,} clips, held beside the KV cache")
     report.row("not counted", "activations, CUDA graphs and what PyTorch keeps: vLLM measures them at its start")
 
     try:
@@ -405,7 +415,7 @@ def _memory(report: Report, options: Namespace, held: Checkpoint, plan: Plan) ->
     part = plan.cache.gpu_memory_utilization
     share = int(device.total * part)
     if explicit is None:
-        pool, source = share - weights - encoder_cache, f"gpu_memory_utilization {part} of {_size(device.total)}"
+        pool, source = share - weights - encoder_cache - rows, f"gpu_memory_utilization {part} of {_size(device.total)}"
         report.row("share", f"{_size(share)}: {source}")
     else:
         pool, source = explicit
@@ -415,10 +425,11 @@ def _memory(report: Report, options: Namespace, held: Checkpoint, plan: Plan) ->
             f"gpu_memory_utilization {part} is {_size(share)} of {device.name}, and {_size(device.free)} of it is "
             "free: vLLM refuses to start. Lower it, or end what uses the memory"
         )
-    if explicit and weights + encoder_cache + pool > device.free:
+    if explicit and weights + encoder_cache + rows + pool > device.free:
+        audio = f"encoder cache {_size(encoder_cache)}" + (f", audio rows {_size(rows)}" if rows else "")
         report.problem(
-            f"weights {_size(weights)}, encoder cache {_size(encoder_cache)} and KV cache {_size(pool)} ({source}) are "
-            f"more than the {_size(device.free)} that {device.name} has free"
+            f"weights {_size(weights)}, {audio} and KV cache {_size(pool)} ({source}) are more than the "
+            f"{_size(device.free)} that {device.name} has free"
         )
     if kv.bytes_of(1) > pool:
         left = f"{_size(pool)}" if pool > 0 else "nothing"
@@ -592,6 +603,23 @@ def _clip(report: Report, held: Checkpoint, plan: Plan) -> None:
         "transcribed", f"{longest / rate:.2f} s: {plan.max_model_len - padding:,} tokens, and {padding} of padding"
     )
     report.row("beyond", "refused with status 400")
+    for limit in _upload_limits(longest, rate):
+        report.row("upload limit", limit)
+
+
+def _upload_limits(samples: int, rate: int) -> Iterator[str]:
+    """Limits of vLLM's own, from the environment, that a clip of so many samples would exceed."""
+    from vllm import envs
+
+    for name, per_sample, of in (
+        ("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", 2 / MIB, " of 16-bit WAV"),
+        ("VLLM_MAX_AUDIO_DECODE_DURATION_S", 1 / rate, ""),  # this and the next not in vLLM 0.20.0
+        ("VLLM_MAX_AUDIO_DECODE_BYTES", 4, f" of one channel at {rate / 1000:g} kHz"),
+    ):
+        limit, needed = getattr(envs, name, None), math.ceil(samples * per_sample)
+        if limit is not None and limit < needed:
+            takes = limit / per_sample / rate
+            yield f"{name} is {limit}: {takes:.0f} s{of} at most. For the longest clip set it to {needed} or more"
 
 
 def longest_clip(tekken: dict[str, Any], tokens: int) -> tuple[int, int, int]:

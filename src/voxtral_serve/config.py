@@ -7,12 +7,13 @@ class serves both layouts.
 
 import copy
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import CUDAGraphMode, ModelConfig, VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.transformers_utils.config import (
@@ -99,6 +100,17 @@ class Stock(MistralTokenizerMode):
                 "speculative_config with vLLM's own model of Voxtral Realtime: expected none. A draft beyond a clip's "
                 "end has no audio, and the engine would end there. profiles/fast.yaml serves a model that can"
             )
+        graphs = vllm_config.compilation_config
+        if graphs.cudagraph_mode is None and _refuses_full_graphs():
+            # vLLM's default is FULL_AND_PIECEWISE, and its model would end the start with an assertion.
+            logger.info("cudagraph_mode is PIECEWISE: this vLLM's own Voxtral Realtime takes no full CUDA graphs")
+            graphs.cudagraph_mode = CUDAGraphMode.PIECEWISE
+
+
+def _refuses_full_graphs() -> bool:
+    """Whether vLLM's model takes no full CUDA graphs at all, as up to 0.27.0. Read: importing it costs seconds."""
+    spec = find_spec("vllm.model_executor.models.voxtral_realtime")
+    return spec is not None and "Please use PIECEWISE" in Path(str(spec.origin)).read_text(encoding="utf-8")
 
 
 class EncodeOnce(MistralTokenizerMode):

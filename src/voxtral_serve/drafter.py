@@ -3,22 +3,21 @@
 Voxtral Realtime emits a token every 80 ms, and more than half of pico's are pads. vLLM verifies a guess greedily in
 the step that makes the next token anyway, so the text cannot change; a wrong guess costs its share of that step only.
 
-    speculative_config: {method: custom_class, model: voxtral_serve.drafter.PadDrafter, num_speculative_tokens: 5}
     speculative_config: {method: ngram_gpu,    model: voxtral_serve.drafter.PadDrafter, num_speculative_tokens: 5}
+    speculative_config: {method: custom_class, model: voxtral_serve.drafter.PadDrafter, num_speculative_tokens: 5}
 
-The first is vLLM 0.32.0's own interface. It takes the V1 model runner and switches asynchronous scheduling off, as
-the tokens come to it on the CPU. The second stays asynchronous, in 0.32.0's V2 runner: vLLM knows `ngram_gpu` as a
-method that drafts on the GPU, and `install` puts PadSpeculator in the place of its n-gram search when `model` names
-this class. A pad needs to know nothing about the tokens before it, and so waits for none of them.
+The first is for GPUs: vLLM knows `ngram_gpu` as a method that drafts there, and so goes on scheduling a step ahead;
+`install` puts the pads in the place of its n-gram search when `model` names this class. A pad needs to know nothing
+about the tokens before it, and so waits for none of them. The second is vLLM 0.32.0's own interface: tokens come to it
+on the CPU, after each step.
 
 Every request gets all its drafts in every step, right after [STREAMING_WORD] too, where a pad never follows: only
 steps in which each request has the same number of tokens run as full CUDA graphs, and a draft that is thrown away
 costs far less than a step without its graph.
 
 Only for the encode-once model. vLLM's own dies at a clip's end, where drafted positions have no audio rows, and its
-encoder has full graphs for one token a step only. While scheduling is asynchronous, the CPU's count of computed
-tokens is too high after a rejection, until the GPU has corrected it: a model must take its rows by the GPU's
-positions.
+encoder has full graphs for one token a step only. While vLLM schedules ahead, the CPU's count of computed tokens is
+too high after a rejection, until the GPU has corrected it: a model must take its rows by the GPU's positions.
 """
 
 import inspect
@@ -27,9 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from voxtral_serve import shims
+
+MARK = "voxtral_serve_pads"
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +47,14 @@ def drafts_pads(vllm_config: VllmConfig) -> bool:
     """Whether `speculative_config.model` names PadDrafter."""
     config = vllm_config.speculative_config
     return config is not None and config.model == f"{__name__}.{PadDrafter.__name__}"
+
+
+def pads(vllm_config: VllmConfig, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """[max_num_seqs, num_speculative_tokens]"""
+    config = vllm_config.speculative_config
+    assert config is not None
+    shape = (vllm_config.scheduler_config.max_num_seqs, config.num_speculative_tokens)
+    return torch.full(shape, streaming_pad(vllm_config), dtype=dtype, device=device)
 
 
 class PadDrafter:
@@ -77,10 +87,7 @@ def pad_speculator(vllm_config: VllmConfig, device: torch.device) -> Any:
         draft_logits = None  # a draft is certain of itself; the rejection sampler treats it as one-hot
 
         def __init__(self) -> None:
-            config = vllm_config.speculative_config
-            assert config is not None
-            shape = (vllm_config.scheduler_config.max_num_seqs, config.num_speculative_tokens)
-            self.drafts = torch.full(shape, streaming_pad(vllm_config), dtype=torch.int64, device=device)
+            self.drafts = pads(vllm_config, device, torch.int64)
 
         def init_cudagraph_manager(self, cudagraph_mode: object) -> None:
             pass
@@ -100,27 +107,29 @@ def pad_speculator(vllm_config: VllmConfig, device: torch.device) -> Any:
 def check(vllm_config: VllmConfig) -> None:
     """Raise ValueError where `model` names PadDrafter and vLLM would draft something else, and not say so."""
     config = vllm_config.speculative_config
-    if config is None or not drafts_pads(vllm_config) or config.method == "custom_class":
+    if config is None or not drafts_pads(vllm_config):
         return
-    if config.method != "ngram_gpu" or not getattr(vllm_config, "use_v2_model_runner", False):
+    # vLLM 0.20.0 does not have the property: nothing there was shown to draft pads and keep the text.
+    on_gpu = current_platform.is_cuda() and getattr(vllm_config, "use_v2_model_runner", False)
+    if config.method != "custom_class" and not (config.method == "ngram_gpu" and on_gpu):
         raise ValueError(
-            f"speculative_config has method {config.method!r} and model {config.model!r}: expected method 'ngram_gpu' "
-            "on vLLM's Model Runner V2 (vLLM 0.32.0 with Triton), or method 'custom_class'. vLLM 0.20.0 has neither: "
-            "leave speculative_config out"
+            f"speculative_config has method {config.method!r} and model {config.model!r}: expected method "
+            f"'ngram_gpu' with vLLM 0.32.0's Model Runner V2 on a GPU, or 'custom_class' with any other runner of it; "
+            f"this is vllm {shims.installed('vllm')} on {current_platform.device_name}"
         )
 
 
 def install() -> None:
-    """Have the V2 model runner draft pads where `model` asks for them; `check` refuses that where there is none.
+    """Have vLLM's Model Runner V2 draft pads on the GPU where `model` asks for them.
 
-    May run twice. Raises PatchError if that runner is not as expected.
+    May run twice. Raises PatchError if what it drafts with is not as expected.
     """
     if shims.installed("vllm") == "0.20.0":
         return  # its V2 runner is a sketch that it never uses by itself
     from vllm.v1.worker.gpu import spec_decode
 
     stock: Any = getattr(spec_decode, "init_speculator", None)
-    if getattr(stock, "drafts_pads", False):
+    if hasattr(stock, MARK):
         return
     if stock is None or [*inspect.signature(stock).parameters][:2] != ["vllm_config", "device"]:
         raise shims.PatchError(
@@ -133,7 +142,7 @@ def install() -> None:
             return pad_speculator(vllm_config, device)
         return stock(vllm_config, device, *args, **kwargs)
 
-    init_speculator.drafts_pads = True  # type: ignore[attr-defined]
+    setattr(init_speculator, MARK, True)
     spec_decode.init_speculator = init_speculator
     if runner := sys.modules.get("vllm.v1.worker.gpu.model_runner"):  # it has bound the name
         runner.init_speculator = init_speculator  # type: ignore[attr-defined]

@@ -10,11 +10,14 @@ positions, and adds the rows inside the model's forward: with a full CUDA graph,
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from mistral_common.tokens.tokenizers.audio import Audio
 from torch import nn
 from vllm.config import ModelConfig, SpeechToTextConfig, VllmConfig
-from vllm.inputs import PromptType
+from vllm.config.speech_to_text import SpeechToTextParams
+from vllm.inputs import PromptType, TokensPrompt
 from vllm.model_executor.models.utils import init_vllm_registered_model, maybe_prefix
 from vllm.model_executor.models.voxtral import (
     AudioLanguageAdapter,
@@ -41,6 +44,13 @@ class OneClip(VoxtralProcessingInfo):
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {"audio": 1}
+
+    def get_max_audio_array_len(self) -> int:
+        """Samples of that clip: with its padding it fills the context, and no frame lies beyond the rotary table."""
+        tokenizer: Any = self.get_tokenizer()
+        audio = tokenizer.instruct.audio_encoder.audio_config
+        padding = audio.n_left_pad_tokens + audio.n_right_pad_tokens()
+        return int(max(1, self.get_max_audio_tokens() - padding) * audio.raw_audio_length_per_tok)
 
 
 class Known(nn.Module):
@@ -116,6 +126,8 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
             )
         if self.delay is None:
             self.delay = self.settle_delay(positions.device)
+            # At the latest now, in a trial run: with a KV cache of given size, none has encoded anything yet.
+            self.whisper_encoder.capture(self.project, self.downsample_factor)
         embeddings = self.audio_rows.added_to(self.language_model.model.embed_input_ids(input_ids), positions)
         return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=self.delay)
 
@@ -139,5 +151,14 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         return VoxtralRealtimeGeneration.get_speech_to_text_config(model_config, task_type)
 
     @classmethod
-    def get_generation_prompt(cls, *args: Any, **kwargs: Any) -> PromptType:
-        return VoxtralRealtimeGeneration.get_generation_prompt(*args, **kwargs)
+    def get_generation_prompt(cls, stt_params: SpeechToTextParams) -> PromptType:
+        """vLLM's own, without its way through a WAV file in base64, which took a third of the API server's time."""
+        rate = int(stt_params.stt_config.sample_rate)
+        instruct: Any = cached_tokenizer_from_config(stt_params.model_config).instruct
+        # That way rounds to 16 bits, as libsndfile does. A clip's text should not depend on how it is served.
+        rounded = np.floor(np.rint(stt_params.audio * np.float32(2**31)) / 2**16).clip(-(2**15), 2**15 - 1) / 2**15
+        clip = instruct.audio_encoder.encode_audio(Audio(rounded.astype(np.float32), rate, format="wav"))
+        return TokensPrompt(
+            prompt_token_ids=[*instruct.start(), *clip.tokens],
+            multi_modal_data={"audio": (clip.audio.audio_array, rate)},
+        )

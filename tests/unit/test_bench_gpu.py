@@ -87,10 +87,10 @@ def profiles(tmp_path: Path) -> Path:
         "hf_overrides": {"architectures": ["VoxtralRealtimeEncodeOnce"]},
         "max_model_len": 4096,
         "max_num_seqs": 64,
-        "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
     }
-    for name in ("fast", "fast-fp8", "long"):
-        (tmp_path / "profiles" / f"{name}.yaml").write_text(yaml.safe_dump(fast))
+    drafting = fast | {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+    for name, content in (("fast", fast), ("fast-fp8", fast), ("long", fast), ("fast-spec", drafting)):
+        (tmp_path / "profiles" / f"{name}.yaml").write_text(yaml.safe_dump(content))
     return tmp_path
 
 
@@ -125,8 +125,7 @@ def test_what_a_name_asks_for(name: str, expected: dict[str, Any], profiles: Pat
 
 
 def test_speculation_at_a_given_acceptance(profiles: Path) -> None:
-    given = {"method": "ngram", "num_speculative_tokens": 9}
-    config = rows.config("fast-spec", profiles, speculative=given, acceptance=[0.75, 0.5])
+    config = rows.config("fast-spec", profiles, acceptance=[0.75, 0.5])
     assert config["speculative_config"] == {
         "method": "ngram",
         "num_speculative_tokens": 2,
@@ -136,8 +135,8 @@ def test_speculation_at_a_given_acceptance(profiles: Path) -> None:
     assert rows.acceptance_of(config) == [0.75, 0.5]
     assert rows.acceptance_of(rows.config("fast-spec", profiles)) is None
     assert rows.acceptance_of(rows.config("fast", profiles)) is None
-    (profiles / "profiles/fast.yaml").write_text("model: .\n")
-    with pytest.raises(BenchError, match=r"has no speculative_config for the row 'fast-spec': .* --speculative"):
+    (profiles / "profiles/fast-spec.yaml").unlink()
+    with pytest.raises(BenchError, match=r"cannot read profiles/fast-spec.yaml .* row 'fast-spec'"):
         rows.config("fast-spec", profiles)
 
 
