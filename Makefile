@@ -52,6 +52,9 @@ reference: .venv/ready ## all 500 clips through the reference model, into bench/
 layouts: .venv/ready ## all 500 clips in both layouts, compared, into bench/results/layouts (20 minutes)
 	@.venv/bin/python -m tools.compare_layouts --config vllm_config.yaml --out bench/results/layouts/cpu-vllm-0.32.0.json
 
+models: .venv/ready ## all 500 clips on the encode-once model, against vLLM's own, into bench/results/encode-once (10 minutes)
+	@.venv/bin/python -m tools.compare_models --out bench/results/encode-once/cpu-vllm-0.32.0.json
+
 # In the environment that serves there, not in one of these: they have no GPU's vLLM.
 gpu: ## speed, energy and memory on a GPU, into results/gpu.json (ROWS=stock-eager,stock-piecewise,fast)
 	@mkdir -p results
@@ -91,4 +94,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test test-pinned bench-full reference layouts gpu lock readme clean help
+.PHONY: demo serve bench test test-pinned bench-full reference layouts models gpu lock readme clean help

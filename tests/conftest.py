@@ -32,6 +32,18 @@ def pico_url(pico_log: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def fast_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Root URL of `vllm serve --config profiles/fast.yaml` on the tiny checkpoint, without minutes of compiling.
+
+    0.9 of the RAM would be more than other servers leave.
+    """
+    port, log = serve.free_port(), tmp_path_factory.mktemp("fast") / "server.log"
+    flags = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
+    with serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
 def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """pico in Hugging Face's layout, to be read only."""
     directory = tmp_path_factory.mktemp("hugging_face")

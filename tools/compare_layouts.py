@@ -54,7 +54,7 @@ def compare(config: Path, samples: int | None, at_once: bool, scratch: Path) -> 
     return {
         "config": yaml.safe_load(config.read_text()),
         "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
-        "environment": environment.describe(done["mistral"][1]) | {"served_by": _versions()},
+        "environment": environment.describe(done["mistral"][1]) | {"served_by": versions()},
         "clips": len(clips),
         "failed": {name: [row.id for row in rows if row.error] for name, (rows, _) in done.items()},
         "wer": {name: metrics.wer(rows)["value"] for name, (rows, _) in done.items()},
@@ -64,7 +64,7 @@ def compare(config: Path, samples: int | None, at_once: bool, scratch: Path) -> 
     }
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
     def of(library: str) -> str | None:
         try:
             return version(library)

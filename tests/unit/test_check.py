@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import struct
@@ -19,6 +20,8 @@ from voxtral_serve import check, checkpoint, shims
 from voxtral_serve.check import GIB, MIB, Device, Report
 
 OK = "ok: this configuration can be served"
+LONG = ROOT / "profiles/long.yaml"
+UPLOAD_LIMITS = dict(re.findall(r"(VLLM_MAX_AUDIO_\w+)=(\d+)", LONG.read_text()))  # what its comment says to set
 
 
 @pytest.fixture(autouse=True)
@@ -370,6 +373,45 @@ def test_encode_once(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     report = run(tmp_path, model=str(full), max_model_len=512, max_num_seqs=1, hf_overrides=overrides)
     assert report.problems == []
     assert row(report, "encoder cache") == "3.00 MiB for 512 audio tokens"
+
+
+def test_the_rows_of_audio_are_counted(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(4 clips x 45,056 positions + 512, max_num_batched_tokens) x 3072 numbers x 2 bytes: 1059 MiB."""
+    on_gpu(monkeypatch, 22.5, 22.2)
+    report = check.check(LONG, full)
+    assert report.problems == []
+    assert row(report, "audio rows") == "1.03 GiB for max_num_seqs = 4 clips, held beside the KV cache"
+    on_gpu(monkeypatch, 12, 12)
+    assert row(check.check(LONG, full), "room for").startswith("at most 1.")
+    on_gpu(monkeypatch, 11.25, 11.25)  # without the rows, one clip would fit
+    assert "max_model_len 45,056 needs 939.25 MiB of KV cache" in only_problem(check.check(LONG, full))
+
+
+@pytest.mark.parametrize("profile", ["fast", "long", "realtime"])
+def test_a_profile_is_served_and_its_limit_told(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = check.check(ROOT / f"profiles/{profile}.yaml", PICO)
+    assert report.problems == []
+    assert row(report, "transcribed").startswith("78.00 s" if profile == "fast" else "3600.56 s")
+    assert any("  audio rows  " in line for line in report.lines) == (profile != "realtime")
+
+
+def test_what_uploads_are_limited_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limits() -> list[str]:
+        return [line.split("  ")[-1] for line in check.check(LONG, PICO).lines if line.startswith("  upload limit")]
+
+    assert len(UPLOAD_LIMITS) == 3
+    for name, value in UPLOAD_LIMITS.items():
+        monkeypatch.setenv(name, value)
+    assert limits() == []
+    monkeypatch.delenv("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB")
+    assert limits() == [
+        "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB is 25: 819 s of 16-bit WAV at most. For the longest clip set it to 110 or more"
+    ]
+    for name in UPLOAD_LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    known = 1 if shims.installed("vllm") == "0.20.0" else 2
+    assert [limit.split()[0] for limit in limits()] == list(UPLOAD_LIMITS)[:known]
+    assert not any("upload limit" in line for line in check.check(ROOT / "profiles/fast.yaml", PICO).lines)
 
 
 def test_another_override_is_not_guessed_at(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""Real vLLM without a server: pico on an `LLM` of its own, asked and answering in tokens, beside pico's reference.
+
+In float32. There the tokens must be the reference's whatever is computed together: two candidates are never as close
+as two orders of summation. In bfloat16 they are, in a few clips of the 500 (bench/results/encode-once).
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from conftest import DATA, PICO
+
+from bench import dataset
+from pico import evaluate, model
+
+ENCODE_ONCE = {"architectures": ["VoxtralRealtimeEncodeOnce"]}
+OPTIONS: dict[str, Any] = {
+    "model": str(PICO),
+    "dtype": "float32",
+    "hf_overrides": ENCODE_ONCE,
+    "max_model_len": 512,
+    "enforce_eager": True,
+    "disable_log_stats": False,
+    # A share of RAM that vLLM's start-up wants free, whatever the KV cache takes.
+    "gpu_memory_utilization": 0.3,
+}
+
+
+@contextlib.contextmanager
+def running(**options: Any) -> Iterator[Any]:
+    """A `vllm.LLM`; one at a time, as all in a process count into the same metrics. Its workers run what they are
+    sent: `apply_model` takes any function that they can import."""
+    from vllm import LLM
+
+    before = dict(os.environ)
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    llm = None
+    try:
+        llm = LLM(**OPTIONS | options)
+        yield llm
+    finally:
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+        for name in os.environ.keys() - before.keys():  # vLLM sets some for its children
+            del os.environ[name]
+        os.environ.update(before)
+
+
+# What is asked
+
+
+@cache
+def clips() -> dict[str, dataset.Clip]:
+    return {clip.id: clip for clip in dataset.load(DATA)[0]}
+
+
+@cache
+def read(clip: str) -> np.ndarray:
+    return evaluate.read_audio(clips()[clip].path)
+
+
+@cache
+def speech(seconds: float) -> np.ndarray:
+    """So much of the longest clips, one after the other."""
+    parts = [read(clip.id) for clip in sorted(clips().values(), key=lambda clip: -clip.duration_s)[:3]]
+    return np.concatenate(parts)[: round(seconds * model.SAMPLE_RATE)]
+
+
+def varied(number: int, longest_s: float = 5.0) -> list[str]:
+    """Clips from the shortest to those of about `longest_s`, not in that order."""
+    names = sorted((clip.duration_s, clip.id) for clip in clips().values() if clip.duration_s <= longest_s)
+    spread = [names[i * (len(names) - 1) // (number - 1)][1] for i in range(number)]
+    return spread[::2] + spread[1::2][::-1]
+
+
+def prompt(audio: np.ndarray) -> dict[str, Any]:
+    return {
+        "prompt_token_ids": [model.BOS] + [model.STREAMING_PAD] * (model.PROMPT_TOKENS - 1),
+        "multi_modal_data": {"audio": (model.pad_audio(audio), model.SAMPLE_RATE)},
+    }
+
+
+def limit(audio: np.ndarray) -> int:
+    """Tokens from the end of the prompt to the one that is sampled at the clip's last position."""
+    return model.n_tokens(len(audio)) - model.PROMPT_TOKENS + 1
+
+
+# What is answered
+
+
+def sampling(**options: Any) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(**{"temperature": 0, "max_tokens": 512} | options)
+
+
+def without_eos(tokens: Sequence[int]) -> list[int]:
+    return [*tokens[:-1]] if tokens and tokens[-1] == model.EOS else [*tokens]
+
+
+def generate(llm: Any, audios: Sequence[np.ndarray], **options: Any) -> list[list[int]]:
+    """Tokens of each clip, EOS left out; all clips are asked for at once."""
+    answers = llm.generate([prompt(audio) for audio in audios], sampling(**options), use_tqdm=False)
+    return [without_eos(answer.outputs[0].token_ids) for answer in answers]
+
+
+def first_logits(llm: Any, audio: np.ndarray) -> torch.Tensor:
+    """[vocab], of the token after the prompt; the LLM has logprobs_mode raw_logits and max_logprobs -1."""
+    (answer,) = llm.generate([prompt(audio)], sampling(max_tokens=1, logprobs=-1), use_tqdm=False)
+    (step,) = answer.outputs[0].logprobs
+    return torch.tensor([step[token].logprob for token in range(len(step))])
+
+
+def counters(llm: Any) -> dict[str, float]:
+    """vLLM's counters and gauges by name, as /metrics has them."""
+    return {metric.name.removeprefix("vllm:"): metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+
+
+def steps(llm: Any) -> list[int]:
+    """How many tokens the model was given in each step since this was last asked; nothing the first time."""
+    (counts,) = llm.apply_model(counts_of_steps)
+    return counts
+
+
+# The reference
+
+
+@cache
+def reference() -> model.Voxtral:
+    return model.load(PICO)
+
+
+def reference_tokens(names: Sequence[str]) -> list[list[int]]:
+    return reference().transcribe([read(name) for name in names])
+
+
+@torch.no_grad()
+def reference_rows(audio: np.ndarray) -> torch.Tensor:
+    padded = torch.from_numpy(model.pad_audio(audio))
+    return reference().embed_audio(model.log_mel(padded[None]))[0]
+
+
+@torch.no_grad()
+def reference_first_logits(audio: np.ndarray) -> torch.Tensor:
+    tokens = torch.tensor([prompt(audio)["prompt_token_ids"]])
+    return reference().decode(reference_rows(audio)[None, : model.PROMPT_TOKENS], tokens)[0, -1]
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The greatest difference of two tensors over the greatest magnitude in the expected one."""
+    assert got.shape == expected.shape
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+# What workers run
+
+
+def counts_of_steps(served: Any) -> list[int]:
+    def count(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        served.counted.append(len(kwargs["positions"]))
+
+    if not hasattr(served, "counted"):
+        served.register_forward_pre_hook(count, with_kwargs=True)
+        served.counted = []
+    counted, served.counted = served.counted, []
+    return counted
+
+
+def rows_of(served: Any, audios: Sequence[np.ndarray], frames: int = 8192) -> list[torch.Tensor]:
+    """`embed_multimodal` of these clips in one call, with pieces of at most `frames`."""
+    from voxtral_serve import encoder
+
+    whole, encoder.FRAMES = encoder.FRAMES, frames
+    try:
+        padded = [torch.from_numpy(model.pad_audio(audio)) for audio in audios]
+        return [rows.clone() for rows in served.embed_multimodal(audio_arrays=padded)]
+    finally:
+        encoder.FRAMES = whole

@@ -1,0 +1,31 @@
+"""profiles/fast.yaml on vLLM 0.20.0: it starts, transcribes, and tells a client of `/v1/realtime` where to go."""
+
+import live
+import pytest
+from conftest import DATA
+from vllm.entrypoints.openai.realtime.protocol import ErrorEvent
+from websockets.exceptions import ConnectionClosed
+
+from bench import dataset, metrics
+from bench.client import Client
+
+SAMPLES = 10
+
+
+def test_whole_clips(fast_url: str) -> None:
+    client = Client(fast_url, timeout_s=60)
+    client.model = "voxtral"
+    rows = [client.transcribe(clip, part=1) for clip in dataset.select(dataset.load(DATA)[0], SAMPLES, seed=0)]
+    assert [row.error for row in rows] == [None] * SAMPLES
+    assert metrics.wer(rows)["value"] <= 0.05
+
+
+def test_live_audio(fast_url: str) -> None:
+    with live.session(fast_url) as socket:
+        event = live.receive(socket)
+        assert ErrorEvent.model_validate(event).model_dump() == event
+        assert "profiles/realtime.yaml" in event["error"]
+        with pytest.raises(ConnectionClosed) as closed:
+            live.receive(socket)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008

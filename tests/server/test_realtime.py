@@ -1,0 +1,100 @@
+"""Live audio over `/v1/realtime`: profiles/realtime.yaml transcribes it, profiles/fast.yaml says that it does not."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import live
+import pytest
+import requests
+from conftest import DATA, PICO, ROOT
+from vllm.entrypoints.speech_to_text.realtime.protocol import ErrorEvent
+from websockets.exceptions import ConnectionClosed
+
+from bench import dataset, results, serve
+from bench.client import Client
+from pico import evaluate
+
+REFERENCE = ROOT / "bench/results/pico-reference" / results.ROWS
+SAMPLES = 10
+# Of these, the clips that vLLM hears otherwise live. Frames of its spectrogram are then 2.5 ms before those of a whole
+# clip: a piece begins 52.5 ms before its token, and not a whole number of hops of 10 ms.
+DIFFERENT = {"215"}
+AT_ONCE = 4
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """In float32, where no two candidates are so close that the order of a sum would decide."""
+    port, log = serve.free_port(), tmp_path_factory.mktemp("realtime") / "server.log"
+    flags = ("--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.3")
+    with serve.server(ROOT / "profiles/realtime.yaml", PICO, port, log, *flags):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def clips() -> list[dataset.Clip]:
+    return dataset.select(dataset.load(DATA)[0], SAMPLES, seed=0)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str | None]:
+    return {row.id: row.text for row in results.read_rows(REFERENCE)}
+
+
+def heard(url: str, clip: dataset.Clip, piece: int) -> str:
+    created, *deltas, done = live.transcribe(url, evaluate.read_audio(clip.path), piece)
+    assert (created["type"], done["type"]) == ("session.created", "transcription.done"), done
+    assert "".join(delta["delta"] for delta in deltas) == done["text"]
+    text: str = done["text"]
+    return text.strip()
+
+
+def test_live_audio_has_the_text_of_the_whole_clip(
+    url: str, clips: list[dataset.Clip], expected: dict[str, str | None]
+) -> None:
+    """In pieces of 0.1 s, which is what microphones send, and of other lengths; several sessions at once."""
+    pieces = [1600, 480, 4001, 16000, 100000]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        texts = list(pool.map(heard, [url] * SAMPLES, clips, pieces * (SAMPLES // len(pieces))))
+    heard_so = dict(zip([clip.id for clip in clips], texts, strict=True))
+    different = {id: (text, expected[id]) for id, text in heard_so.items() if text != expected[id]}
+    assert different.keys() <= DIFFERENT, different
+
+
+def test_a_model_of_another_name_is_an_error(url: str) -> None:
+    with live.session(url) as socket:
+        live.receive(socket)
+        live.send(socket, "session.update", model="other")
+        assert live.receive(socket) == {
+            "type": "error",
+            "error": "The model `other` does not exist.",
+            "code": "model_not_found",
+        }
+
+
+def test_uploaded_clips_are_transcribed_as_well(
+    url: str, clips: list[dataset.Clip], expected: dict[str, str | None]
+) -> None:
+    client = Client(url, timeout_s=60)
+    client.model = "voxtral"
+    assert (client.transcribe(clips[0], part=1).text or "").strip() == expected[clips[0].id]
+
+
+def test_the_fast_profile_says_that_it_takes_whole_clips(fast_url: str, clips: list[dataset.Clip]) -> None:
+    with live.session(fast_url) as socket:
+        event = live.receive(socket)
+        assert ErrorEvent.model_validate(event).model_dump() == event
+        assert "POST /v1/audio/transcriptions" in event["error"]
+        assert "profiles/realtime.yaml" in event["error"]
+        with pytest.raises(ConnectionClosed) as closed:
+            live.receive(socket)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "whole clips only")
+    client = Client(fast_url, timeout_s=60)
+    client.model = "voxtral"
+    assert client.transcribe(clips[0], part=1).error is None
+
+
+def test_its_other_routes_are_vllms(fast_url: str) -> None:
+    assert requests.get(f"{fast_url}/v1/models", timeout=10).status_code == 200
+    assert requests.get(f"{fast_url}/v1/realtime", timeout=10).status_code == 404  # no WebSocket

@@ -1,0 +1,27 @@
+"""The CUDA graphs of vLLM's own model where a config names none: vLLM's default, unless that model refuses it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import CompilationConfig, CUDAGraphMode
+
+from voxtral_serve import config, shims
+
+REFUSES = shims.installed("vllm") == "0.20.0"
+
+
+def decided(**options: Any) -> Any:
+    settings: Any = SimpleNamespace(speculative_config=None, compilation_config=CompilationConfig(**options))
+    config.Stock.verify_and_update_config(settings)
+    return settings.compilation_config.cudagraph_mode
+
+
+def test_piecewise_where_this_vllm_refuses_full_graphs() -> None:
+    """Where this fails, vLLM no longer says "Please use PIECEWISE": see whether it takes full graphs by now."""
+    assert decided() == (CUDAGraphMode.PIECEWISE if REFUSES else None)
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "FULL"])
+def test_a_mode_that_is_set_stays(mode: str) -> None:
+    assert decided(cudagraph_mode=mode) == CUDAGraphMode[mode]

@@ -1,0 +1,244 @@
+"""Audio rows of running requests: each request's tokens get its own, whatever came, went and came back."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from voxtral_serve import rows, shims
+from voxtral_serve.rows import AudioRows, Slots
+
+SLOTS, LENGTH, TOKENS, DIM = 3, 10, 32, 4
+
+
+@pytest.fixture
+def held() -> AudioRows:
+    return AudioRows(
+        SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_seqs=SLOTS, max_num_batched_tokens=TOKENS),
+            model_config=SimpleNamespace(max_model_len=LENGTH, get_hidden_size=lambda: DIM),
+        )
+    )
+
+
+def filled(value: float, length: int = LENGTH) -> torch.Tensor:
+    """Rows that tell their clip and position: of clip 5 at position 3, 5.03."""
+    return (value + torch.arange(length)[:, None] / 100).expand(length, DIM).contiguous()
+
+
+# The tensor
+
+
+def test_a_slot_holds_a_clip_and_nothing_after_it(held: AudioRows) -> None:
+    held.put(1, filled(5))
+    held.put(1, filled(7, 4))
+    assert torch.equal(held.pool[LENGTH : LENGTH + 4], filled(7, 4))
+    assert not held.pool[LENGTH + 4 : 2 * LENGTH].any()
+    assert not held.pool[:LENGTH].any()
+    assert not held.pool[2 * LENGTH :].any()
+
+
+def test_rows_beyond_the_context_are_left_out(held: AudioRows) -> None:
+    held.put(0, filled(5, LENGTH + 3))
+    assert torch.equal(held.pool[:LENGTH], filled(5))
+    assert not held.pool[LENGTH:].any()
+
+
+def test_each_token_gets_the_row_of_its_slot_and_position(held: AudioRows) -> None:
+    held.put(0, filled(5))
+    held.put(2, filled(8))
+    held.starts[:4] = torch.tensor([0, 2 * LENGTH, 2 * LENGTH, LENGTH])
+    positions = torch.tensor([3, 0, 9, 4])
+    embeddings = torch.randn(4, DIM)
+    got = held.added_to(embeddings, positions)
+    expected = embeddings + torch.tensor([5.03, 8.0, 8.09, 0.0])[:, None]
+    torch.testing.assert_close(got, expected)
+    assert got.data_ptr() == held.embeddings.data_ptr()  # where a CUDA graph has it
+
+
+def test_positions_of_a_warm_up_may_be_beyond_the_context(held: AudioRows) -> None:
+    held.put(2, filled(8))
+    held.starts[:1] = 2 * LENGTH
+    got = held.added_to(torch.zeros(1, DIM), torch.tensor([LENGTH + 5]))
+    torch.testing.assert_close(got, torch.full((1, DIM), 8.09))
+
+
+# Slots in Model Runner V1
+
+
+class Runner:
+    """What Slots reads of vLLM's runner, and steps as its scheduler tells of them."""
+
+    def __init__(self, held: AudioRows) -> None:
+        self.slots = Slots(held)
+        self.requests: dict[str, Any] = {}
+        self.encoder_cache: dict[str, torch.Tensor] = {}
+        self.input_batch = SimpleNamespace(req_ids=[])
+
+    def begin(self, name: str, value: float | None) -> None:
+        """A request, with a clip of rows `filled(value)` if any."""
+        clips = [] if value is None else [SimpleNamespace(identifier=f"clip of {name}")]
+        self.requests[name] = SimpleNamespace(mm_features=clips)
+        if value is not None:
+            self.encoder_cache[f"clip of {name}"] = filled(value)
+
+    def step(
+        self,
+        tokens: dict[str, int],
+        new: tuple[str, ...] = (),
+        resumed: tuple[str, ...] = (),
+        preempted: tuple[str, ...] | None = None,
+    ) -> list[float]:
+        """The value of the rows that each token of the step would get at position 0."""
+        self.input_batch.req_ids = [*tokens]
+        scheduled = SimpleNamespace(
+            scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
+            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={*resumed}),
+            preempted_req_ids=None if preempted is None else {*preempted},
+            num_scheduled_tokens=tokens,
+        )
+        self.slots.begin_step(self, scheduled)
+        held, n = self.slots.rows, sum(tokens.values())
+        return held.added_to(torch.zeros(n, DIM), torch.zeros(n, dtype=torch.int64))[:, 0].tolist()
+
+
+@pytest.fixture
+def runner(held: AudioRows) -> Runner:
+    return Runner(held)
+
+
+def begun(runner: Runner, *names: str) -> None:
+    for value, name in enumerate(names, 1):
+        runner.begin(name, value)
+    runner.step(dict.fromkeys(names, 2), new=names)
+
+
+def test_tokens_of_a_step_belong_to_their_requests(runner: Runner) -> None:
+    runner.begin("a", 1)
+    runner.begin("b", 2)
+    assert runner.step({"a": 3, "b": 2}, new=("a", "b")) == [1, 1, 1, 2, 2]
+    assert runner.step({"a": 1, "b": 1}) == [1, 2]
+    assert runner.step({"b": 1, "a": 1}) == [2, 1]  # V1 reorders its batch
+    assert runner.step({"b": 4}) == [2, 2, 2, 2]
+
+
+def test_a_slot_is_free_again_once_its_request_ended(runner: Runner) -> None:
+    begun(runner, "a", "b", "c")
+    assert runner.slots.free == []
+    for name in "abc":
+        del runner.requests[name]
+    for value, name in enumerate("def", 7):
+        runner.begin(name, value)
+    assert runner.step({"d": 1, "e": 1, "f": 1}, new=("d", "e", "f")) == [7, 8, 9]
+
+
+def test_many_requests_pass_through_a_few_slots(runner: Runner) -> None:
+    running: list[str] = []
+    for number in range(50):
+        if len(running) == SLOTS:
+            del runner.requests[running.pop(number % SLOTS)]
+        name = f"request {number}"
+        runner.begin(name, number)
+        running.append(name)
+        expected = [float(each.split()[1]) for each in running]
+        assert runner.step(dict.fromkeys(running, 1), new=(name,)) == expected
+    assert sorted([*runner.slots.of.values(), *runner.slots.free]) == list(range(SLOTS))
+
+
+def test_a_preempted_requests_slot_goes_to_another_and_it_gets_a_new_one(runner: Runner) -> None:
+    begun(runner, "a", "b", "c")
+    assert runner.step({"a": 1, "b": 1}, preempted=("c",)) == [1, 2]
+    assert len(runner.slots.free) == 1
+    runner.begin("d", 9)
+    assert runner.step({"a": 1, "d": 1, "b": 1}, new=("d",)) == [1, 9, 2]
+    del runner.requests["a"]
+    assert runner.step({"c": 2, "b": 1, "d": 1}, resumed=("c",)) == [3, 3, 2, 9]
+
+
+def test_one_is_preempted_in_the_step_in_which_another_begins(runner: Runner) -> None:
+    begun(runner, "a", "b", "c")
+    runner.begin("d", 9)
+    assert runner.step({"a": 1, "b": 1, "d": 1}, new=("d",), preempted=("c",)) == [1, 2, 9]
+
+
+def test_one_that_was_aborted_while_preempted(runner: Runner) -> None:
+    begun(runner, "a", "b", "c")
+    runner.step({"a": 1, "b": 1}, preempted=("c",))
+    del runner.requests["c"]
+    runner.begin("d", 9)
+    assert runner.step({"a": 1, "b": 1, "d": 1}, new=("d",)) == [1, 2, 9]
+    assert runner.slots.free == []
+
+
+def test_a_request_without_a_clip_takes_no_slot(runner: Runner) -> None:
+    runner.begin("text", None)
+    runner.begin("a", 1)
+    runner.step({"text": 2, "a": 2}, new=("text", "a"))
+    assert [*runner.slots.of] == ["a"]
+    assert len(runner.slots.free) == SLOTS - 1
+
+
+# The hook in Model Runner V1
+
+
+CONFIG: Any = SimpleNamespace(use_v2_model_runner=False)
+
+
+@pytest.fixture
+def unattached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    assert not hasattr(GPUModelRunner, rows.MARK)  # only workers attach
+    for name in ("_preprocess", "_dummy_run"):  # put back, should the test attach
+        monkeypatch.setattr(GPUModelRunner, name, getattr(GPUModelRunner, name))
+    yield
+    if hasattr(GPUModelRunner, rows.MARK):
+        delattr(GPUModelRunner, rows.MARK)
+
+
+def test_attaching_twice_wraps_once(unattached: None) -> None:
+    stock = GPUModelRunner._preprocess
+    rows.attach(CONFIG)
+    once = GPUModelRunner._preprocess
+    rows.attach(CONFIG)
+    assert GPUModelRunner._preprocess is once is not stock
+
+
+def test_the_second_runner_needs_no_hook(unattached: None) -> None:
+    stock = GPUModelRunner._preprocess
+    rows.attach(SimpleNamespace(use_v2_model_runner=True))  # type: ignore[arg-type]
+    assert GPUModelRunner._preprocess is stock
+
+
+def other_arguments(self: Any, tokens: int, supports_mm_inputs: bool) -> None:
+    pass
+
+
+def no_branch(self: Any, scheduler_output: Any, num_tokens: int) -> None:
+    pass
+
+
+def no_branch_either(self: Any, num_tokens: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "found"),
+    [
+        ("_preprocess", None, r"takes nothing: it is gone"),
+        ("_preprocess", other_arguments, r"takes \['tokens'\], expected \['scheduler_output'\] first"),
+        ("_preprocess", no_branch, "a branch on supports_mm_inputs"),
+        ("_dummy_run", no_branch_either, "a branch on supports_mm_inputs"),
+    ],
+)
+def test_a_runner_that_drifted_is_refused(
+    unattached: None, monkeypatch: pytest.MonkeyPatch, name: str, method: Any, found: str
+) -> None:
+    if method is None:
+        monkeypatch.delattr(GPUModelRunner, name)
+    else:
+        monkeypatch.setattr(GPUModelRunner, name, method)
+    with pytest.raises(shims.PatchError, match=rf"GPUModelRunner\.{name} .*{found}"):
+        rows.attach(CONFIG)
+    assert not hasattr(GPUModelRunner, rows.MARK)
