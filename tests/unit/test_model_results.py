@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import DATA, ROOT
 
-from bench import dataset, results
+from bench import dataset, metrics, results
 from pico import model
 from tools import compare_models
 
@@ -89,3 +89,36 @@ def test_where_two_paths_part() -> None:
     assert here["chosen"]["stock"] == {"id": word, "text": "[STREAMING_WORD]"}
     assert here["logits"]["encode_once"] == {"stock": 16.75, "encode_once": 16.875}
     assert here["gap_in_units"] == {"stock": 1.0, "encode_once": 1.0}
+
+
+# ---- On a GPU
+
+
+@pytest.fixture(scope="module")
+def h200() -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((COMPARISON.parent / "h200-texts.json").read_text())
+    return read
+
+
+def test_speculation_changed_no_text_there(h200: dict[str, Any]) -> None:
+    assert h200["others"]["fast-spec, vLLM 0.32.0 *"] == {}
+    counted = h200["speculation"]
+    assert sum(counted["accepted_per_position"]) == counted["accepted_tokens"] > counted["drafts"]
+
+
+@pytest.mark.parametrize(
+    ("server", "wer"),
+    [
+        ("fast, vLLM 0.20.0 *", 0.0139),
+        ("fast, vLLM 0.32.0, with the encoder as CUDA graphs", 0.0141),
+        ("fast-spec, vLLM 0.32.0 *", 0.0141),
+        ("fast-fp8, vLLM 0.32.0 *", 0.0145),
+    ],
+)
+def test_word_error_rates_there(h200: dict[str, Any], server: str, wer: float) -> None:
+    """As the README gives them."""
+    texts = h200["texts"] | h200["others"][server]
+    clips = {clip.id: clip.text for clip in dataset.load(DATA)[0]}
+    assert texts.keys() == clips.keys()
+    counts = [metrics.word_errors(clips[id], text) for id, text in texts.items()]
+    assert sum(count.total for count in counts) / sum(count.words for count in counts) == pytest.approx(wer, abs=5e-5)

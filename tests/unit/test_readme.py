@@ -1,5 +1,6 @@
 """README.md says what is there: its table of patches, its files, its commands."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -102,6 +103,26 @@ def test_the_tests_that_are_named_are_there() -> None:
     named = re.findall(r"`(tests/[\w/.]+)`", README)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+# ---- Figures
+
+
+def test_the_speed_on_a_gpu_is_what_was_measured() -> None:
+    """Each row of the results is a line of the table, and each line a row."""
+    names = {
+        "stock-eager": "stock, eager",
+        "stock-piecewise": "stock, piecewise graphs",
+        "stock-full": "stock, full graphs",
+    }
+    measured = {
+        f"| {row['vllm']} | {names.get(row['name'], row['name'])} | {row['concurrency']} | {row['p50_ms']:.0f} "
+        f"| {row['p95_ms']:.0f} | {row['ms_per_token']:.2f} | {row['rtfx']:.1f} "
+        f"| {row['joules_per_audio_second']:.2f} |"
+        for row in json.loads((ROOT / "bench/results/gpu.json").read_text())["rows"]
+    }
+    table = README.partition("| vLLM | configuration | requests at once |")[2].partition("\n\n")[0]
+    assert set(table.splitlines()[2:]) == measured
 
 
 # ---- Commands, by what their sources say
