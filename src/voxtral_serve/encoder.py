@@ -334,8 +334,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
 class Graphs:
     """The encoder and the projection after it as CUDA graphs, for packs of clips of up to so many frames.
 
-    Launched one by one, the kernels for a single clip keep the CPU busy for 8 ms, and the GPU for 3 of them: with 64
-    requests in flight, that was a third of the engine's time.
+    Launched one by one, the kernels for a single clip take the CPU longer than the GPU.
     """
 
     def __init__(

@@ -1,0 +1,44 @@
+"""The encode-once model's prompt for a clip is that of vLLM's own model, sample by sample."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import PICO
+from vllm.model_executor.models import voxtral_realtime
+from vllm.tokenizers import get_tokenizer
+
+from voxtral_serve import encode_once
+
+
+@pytest.fixture(autouse=True)
+def one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both models ask vLLM for the checkpoint's tokenizer by a config, which there is none of here."""
+    tokenizer = get_tokenizer(str(PICO), tokenizer_mode="mistral")
+    for module in (voxtral_realtime, encode_once):
+        monkeypatch.setattr(module, "cached_tokenizer_from_config", lambda _: tokenizer)
+
+
+def prompt(model: Any, audio: np.ndarray) -> Any:
+    asked = SimpleNamespace(
+        audio=audio.copy(),
+        model_config=SimpleNamespace(model="pico"),
+        stt_config=SimpleNamespace(sample_rate=16000),
+        language=None,
+    )
+    return model.get_generation_prompt(asked)
+
+
+@pytest.mark.parametrize("samples", [1, 160, 12345, 16000, 176001])
+@pytest.mark.parametrize("loudness", [1e-5, 0.1, 1.0, 3.0], ids=["silent", "speech", "full", "clipped"])
+def test_the_prompt_is_vllms_own(samples: int, loudness: float) -> None:
+    audio = (np.random.default_rng(samples).standard_normal(samples) * loudness).astype(np.float32)
+    audio[: samples // 2 : 7] = np.sign(audio[: samples // 2 : 7])  # the very ends of the range
+    ours = prompt(encode_once.VoxtralRealtimeEncodeOnce, audio)
+    theirs = prompt(voxtral_realtime.VoxtralRealtimeGeneration, audio)
+    assert ours["prompt_token_ids"] == theirs["prompt_token_ids"]
+    (waveform, rate), (expected, expected_rate) = (each["multi_modal_data"]["audio"] for each in (ours, theirs))
+    assert rate == expected_rate
+    assert waveform.dtype == expected.dtype
+    np.testing.assert_array_equal(waveform, expected)
