@@ -70,8 +70,6 @@ class Known(nn.Module):
 class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
     """Voxtral Realtime for `/v1/audio/transcriptions`; chosen by `hf_overrides: {architectures: [...]}`."""
 
-    requires_raw_input_tokens = False
-
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         nn.Module.__init__(self)
         rows.attach(vllm_config)
@@ -152,7 +150,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
 
     @classmethod
     def get_generation_prompt(cls, stt_params: SpeechToTextParams) -> PromptType:
-        """vLLM's own, without its way through a WAV file in base64, which took a third of the API server's time."""
+        """What vLLM's own gives, without its way through a WAV file in base64."""
         rate = int(stt_params.stt_config.sample_rate)
         instruct: Any = cached_tokenizer_from_config(stt_params.model_config).instruct
         # That way rounds to 16 bits, as libsndfile does. A clip's text should not depend on how it is served.

@@ -332,10 +332,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
 
 
 class Graphs:
-    """The encoder and the projection after it as CUDA graphs, for packs of clips of up to so many frames.
-
-    Launched one by one, the kernels for a single clip take the CPU longer than the GPU.
-    """
+    """The encoder and the projection after it as CUDA graphs, for packs of clips of up to so many frames."""
 
     def __init__(
         self, encoder: EncodeOnceEncoder, project: Callable[[torch.Tensor], torch.Tensor], stride: int
