@@ -1,8 +1,8 @@
 """bench.gpu: tokens of a clip, configs, figures, merging and ratios; a whole run against a fake vLLM; gpu.json."""
 
 import json
-import re
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
