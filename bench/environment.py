@@ -41,13 +41,18 @@ def describe(server_version: str | None, libraries: Sequence[str] = LIBRARIES) -
         "ram_bytes": psutil.virtual_memory().total,
         "gpu": [pynvml.nvmlDeviceGetName(gpu) for gpu in gpus] or None,
         "gpu_driver": pynvml.nvmlSystemGetDriverVersion() if gpus else None,
-        "libraries": {name: _version(name) for name in libraries},
+        "libraries": versions(libraries),
         "git_commit": git.strip() or None,
     }
 
 
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
+def versions(libraries: Sequence[str]) -> dict[str, str | None]:
+    """Of the installed distributions; null for one that is not there."""
+
+    def of(library: str) -> str | None:
+        try:
+            return version(library)
+        except PackageNotFoundError:
+            return None
+
+    return {library: of(library) for library in libraries}

@@ -12,7 +12,6 @@ import hashlib
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def compare(config: Path, samples: int | None, at_once: bool, scratch: Path) -> 
     return {
         "config": yaml.safe_load(config.read_text()),
         "config_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
-        "environment": environment.describe(done["mistral"][1]) | {"served_by": versions()},
+        "environment": environment.describe(done["mistral"][1]) | {"served_by": environment.versions(LIBRARIES)},
         "clips": len(clips),
         "failed": {name: [row.id for row in rows if row.error] for name, (rows, _) in done.items()},
         "wer": {name: metrics.wer(rows)["value"] for name, (rows, _) in done.items()},
@@ -62,16 +61,6 @@ def compare(config: Path, samples: int | None, at_once: bool, scratch: Path) -> 
         "different": [{"id": a.id, "mistral": a.text, "hugging_face": b.text} for a, b in pairs if a.text != b.text],
         "texts_sha256": hashlib.sha256("\n".join(a.text or "" for a, _ in pairs).encode()).hexdigest(),
     }
-
-
-def versions() -> dict[str, str | None]:
-    def of(library: str) -> str | None:
-        try:
-            return version(library)
-        except PackageNotFoundError:
-            return None
-
-    return {library: of(library) for library in LIBRARIES}
 
 
 def main() -> None:

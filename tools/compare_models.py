@@ -26,7 +26,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from bench import dataset, environment, metrics, results, serve
 from pico import evaluate, huggingface, model
 from pico.tokenizer import CONTROL_TOKENS, TextTokenizer
-from tools.compare_layouts import ROOT, transcribe, versions
+from tools.compare_layouts import LIBRARIES, ROOT, transcribe
 
 STOCK_ROWS = ROOT / "bench/results/pico-cpu" / results.ROWS
 MODELS = {"stock": "VoxtralRealtimeGeneration", "encode_once": "VoxtralRealtimeEncodeOnce"}
@@ -146,7 +146,7 @@ def compare(config: Path, samples: int | None, scratch: Path) -> dict[str, Any]:
     return {
         "config": options,
         "stock_rows_sha256": hashlib.sha256(STOCK_ROWS.read_bytes()).hexdigest(),
-        "environment": environment.describe(server_version) | {"served_by": versions()},
+        "environment": environment.describe(server_version) | {"served_by": environment.versions(LIBRARIES)},
         "clips": len(clips),
         "failed": [row.id for row in rows if row.error],
         "wer": metrics.wer(rows)["value"],

@@ -1,0 +1,142 @@
+"""What the encode-once model does in vLLM's Model Runner V2, which itself needs a GPU: its rows, and drafted pads.
+
+vLLM's own classes, without their set-up; the batches are made by hand.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.worker.gpu import spec_decode
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+from voxtral_serve import drafter
+from voxtral_serve.encode_once import VoxtralRealtimeEncodeOnce
+from voxtral_serve.rows_v2 import RowsState
+
+LENGTH = 10
+PAD = 32
+
+
+@pytest.fixture
+def state() -> Any:
+    state: Any = RowsState.__new__(RowsState)
+    put: dict[int, str] = {}
+    state.put = put
+    state.rows = SimpleNamespace(length=LENGTH, starts=torch.full((32,), -1), put=put.__setitem__)
+    state.begun = []
+    state.encoder_cache = SimpleNamespace(encoder_outputs={})
+    state.execute_mm_encoder = state.encoder_cache.encoder_outputs.update
+    return state
+
+
+def request(clip: str) -> Any:
+    return SimpleNamespace(mm_features=[SimpleNamespace(identifier=clip)])
+
+
+def batch(*tokens_of_slots: tuple[int, int]) -> Any:
+    """Requests as (slot, tokens in this step)."""
+    slots, counts = zip(*tokens_of_slots, strict=True)
+    ends = torch.tensor(counts).cumsum(0)
+    padded = torch.cat([torch.zeros(1, dtype=torch.int64), ends, ends[-1:]])  # as vLLM pads for its graphs
+    return SimpleNamespace(
+        num_tokens=sum(counts), num_reqs=len(slots), idx_mapping=torch.tensor(slots), query_start_loc=padded
+    )
+
+
+def starts_after(state: Any, encoded: dict[str, str], asked: Any) -> list[int]:
+    assert state.prepare_inputs_embeds(encoded, asked, None) is None  # so the runner gives the model token ids
+    starts: list[int] = state.rows.starts[: asked.num_tokens].tolist()
+    return starts
+
+
+def test_the_model_asks_for_this_state() -> None:
+    assert VoxtralRealtimeEncodeOnce.get_model_state_cls() is RowsState
+
+
+def test_a_clip_is_put_where_its_request_is_in_the_step_that_encodes_it(state: Any) -> None:
+    state.add_request(5, request("clip"))
+    starts_after(state, {"clip": "rows"}, batch((5, 3)))
+    assert state.put == {5: "rows"}
+    state.put.clear()
+    starts_after(state, {}, batch((5, 1)))
+    assert state.put == {}
+
+
+def test_a_request_that_resumes_elsewhere_is_put_again(state: Any) -> None:
+    state.add_request(5, request("clip"))
+    starts_after(state, {"clip": "rows"}, batch((5, 3)))
+    state.add_request(2, request("clip"))
+    starts_after(state, {}, batch((2, 4)))
+    assert state.put == {5: "rows", 2: "rows"}
+
+
+def test_a_clip_that_was_not_encoded_is_an_error(state: Any) -> None:
+    state.add_request(5, request("clip"))
+    with pytest.raises(KeyError, match="clip"):
+        starts_after(state, {}, batch((5, 3)))
+
+
+@pytest.mark.parametrize(
+    ("requests", "slots"),
+    [
+        ([(4, 1), (0, 1), (2, 1)], [4, 0, 2]),
+        ([(4, 1), (0, 3), (2, 1)], [4, 0, 0, 0, 2]),
+        ([(1, 6), (3, 6)], [1] * 6 + [3] * 6),
+    ],
+    ids=["decoding", "one begins", "drafts"],
+)
+def test_each_token_has_the_slot_of_its_request(state: Any, requests: list[tuple[int, int]], slots: list[int]) -> None:
+    assert starts_after(state, {}, batch(*requests)) == [slot * LENGTH for slot in slots]
+
+
+def test_nothing_stands_in_for_embeddings(state: Any) -> None:
+    assert state.dummy_inputs_embeds(4) is None
+    assert state.prepare_dummy_inputs(2, 4) == {}
+
+
+# ---- Drafted pads
+
+
+def config(model: str | None, drafts: int = 5) -> Any:
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(model=model, num_speculative_tokens=drafts),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+    )
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """`drafter.install` over a stock function that only notes what it was asked for; returns those notes."""
+    asked: list[Any] = []
+
+    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> str:
+        asked.append(vllm_config)
+        return "stock"
+
+    monkeypatch.setattr(spec_decode, "init_speculator", init_speculator)
+    monkeypatch.setattr(drafter, "streaming_pad", lambda _: PAD)
+    drafter.install()
+    return asked
+
+
+def test_pads_are_drafted_where_the_config_names_them(installed: list[Any]) -> None:
+    speculator: Any = spec_decode.init_speculator(config("voxtral_serve.drafter.PadDrafter"), torch.device("cpu"), None)
+    assert installed == []
+    assert isinstance(speculator, BaseSpeculator)
+    three = SimpleNamespace(num_reqs=3)
+    drafts = speculator.propose(three, "metadata", num_speculative_tokens=5)
+    assert drafts.dtype == torch.int64
+    assert drafts.tolist() == [[PAD] * 5] * 3
+    fewer = speculator.propose(three, num_speculative_tokens=2)
+    fewer[:, 2:] = -1  # as the runner does
+    assert speculator.propose(three).tolist() == [[PAD] * 5] * 3
+
+
+@pytest.mark.parametrize("model", ["another.Drafter", None])
+def test_any_other_speculation_is_vllms(installed: list[Any], model: str | None) -> None:
+    asked = config(model)
+    drafter.install()  # a second time
+    assert spec_decode.init_speculator(asked, torch.device("cpu"), None) == "stock"
+    assert installed == [asked]
