@@ -9,21 +9,15 @@ import pytest
 
 from pico import model
 
-AT_ONCE, CHUNK, CONTEXT, BLOCK = 8, 16, 512, 32
+AT_ONCE, CHUNK, CONTEXT = 8, 16, 512
 RELATIVE = 1e-5  # the greatest difference over the greatest magnitude
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[Any]:
     """Prompts go in chunks of 16 tokens; the KV cache holds one request of 512 tokens, or half of eight of 5 s."""
-    with offline.running(
-        max_model_len=CONTEXT,
-        max_num_seqs=AT_ONCE,
-        max_num_batched_tokens=CHUNK,
-        block_size=BLOCK,
-        num_gpu_blocks_override=CONTEXT // BLOCK + 2,
-        max_logprobs=-1,
-        logprobs_mode="raw_logits",
+    with offline.crowded(
+        CONTEXT, AT_ONCE, max_num_batched_tokens=CHUNK, max_logprobs=-1, logprobs_mode="raw_logits"
     ) as running:
         yield running
 

@@ -11,19 +11,13 @@ DRAFTER = "voxtral_serve.drafter.PadDrafter"
 DRAFTS = 5
 PADS = {"method": "custom_class", "model": DRAFTER, "num_speculative_tokens": DRAFTS}
 LATE = ("154", "217")  # clips that the LM does not end within their last positions
-AT_ONCE, CONTEXT, BLOCK = 4, 192, 32
+AT_ONCE, CONTEXT = 4, 192
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[Any]:
     """With a KV cache that is too small for four of the longer clips: drafts of preempted requests are lost."""
-    with offline.running(
-        max_model_len=CONTEXT,
-        max_num_seqs=AT_ONCE,
-        block_size=BLOCK,
-        num_gpu_blocks_override=CONTEXT // BLOCK + 2,
-        speculative_config=PADS,
-    ) as running:
+    with offline.crowded(CONTEXT, AT_ONCE, speculative_config=PADS) as running:
         yield running
 
 

@@ -10,21 +10,13 @@ import pytest
 
 from pico import model
 
-AT_ONCE, CHUNK, BLOCK = 4, 16, 32
-CONTEXT = 192  # 11 s
-# One request of that length fits, as vLLM demands, with a little beside it; four of 5 s do not.
-BLOCKS = CONTEXT // BLOCK + 2
+AT_ONCE, CHUNK = 4, 16
+CONTEXT = 192  # 11 s; of clips of 5 s, four do not fit
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[Any]:
-    with offline.running(
-        max_model_len=CONTEXT,
-        max_num_seqs=AT_ONCE,
-        max_num_batched_tokens=CHUNK,
-        block_size=BLOCK,
-        num_gpu_blocks_override=BLOCKS,
-    ) as running:
+    with offline.crowded(CONTEXT, AT_ONCE, max_num_batched_tokens=CHUNK) as running:
         yield running
 
 
