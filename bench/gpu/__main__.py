@@ -395,9 +395,9 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
         clock.say("decoding the clips")
-        sources = tasks[0].clips + tasks[0].warm_up
         (places / "clips").mkdir()
         needed = {clip.id: clip for task in tasks for clip in (*task.warm_up, *task.clips)}
+        sources = [clip for clip in needed.values() if clip.path.is_absolute()]
         decoded = {name: decode(clip, places / "clips", sources) for name, clip in needed.items()}
         colds: dict[str, float] = {}
         if flags.restart:
