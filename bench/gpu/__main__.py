@@ -59,7 +59,7 @@ NOTES = (
     "Clips were decoded from Opus to 16 kHz WAV before: 11 ms for 12 s that no row has in it.",
     "Every clip is sent to a server once: none is answered from a cache.",
     "joules_per_audio_second has in it what the GPU takes when idle, with all servers of the run resident.",
-    "start_s: until /health answers, looked at every 0.3 s; no weights are read.",
+    "start_s: until /health answers, looked at every 0.3 s; the weights come from memory.",
 )
 
 
@@ -234,6 +234,7 @@ def _settings() -> dict[str, str]:
     settings = dict(SETTINGS)
     if importlib.util.find_spec("flashinfer") is None:
         settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM 0.32.0 takes it for granted
+    settings |= {name: os.environ[name] for name in ("PYTORCH_CUDA_ALLOC_CONF",) if name in os.environ}
     return {name: os.environ.get(name, value) for name, value in settings.items()}
 
 
@@ -376,7 +377,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
         "idle_watts": watts(gpus),
         "idle_watts_all_resident": None,
         "settings": _settings(),
-        "notes": [*([RANDOM] if any("load_format" in content for content in configs.values()) else []), *NOTES],
+        "notes": [*([RANDOM] if flags.model is None else []), *NOTES],
         "not_measured": {},
     }
     outcome: dict[str, Any] = {"runs": [record], "configs": {}, "rows": []}
@@ -440,11 +441,7 @@ def _configs(flags: argparse.Namespace) -> dict[str, dict[str, Any]]:
     servers = dict.fromkeys(rows.server_of(name)[0] for name in flags.rows)
     if unknown := set(flags.kv) - set(servers):
         raise BenchError(f"--kv: {min(unknown)!r} is no server of --rows: expected one of {', '.join(servers)}")
-    # With weights in the directory, those are served.
-    dummy = flags.model is None or not any(flags.model.glob("*.safetensors"))
-    return {
-        name: rows.config(name, dummy=dummy, kv_gib=flags.kv.get(name), acceptance=flags.acceptance) for name in servers
-    }
+    return {name: rows.config(name, kv_gib=flags.kv.get(name), acceptance=flags.acceptance) for name in servers}
 
 
 def _print_plan(tasks: Sequence[Task], configs: dict[str, dict[str, Any]]) -> None:

@@ -6,6 +6,7 @@ stock-full       the same with full decode graphs, which vLLM 0.20.0 refuses
 stock-vram       vllm_config.yaml with no more KV cache than it starts with
 fast             profiles/fast.yaml
 fast-spec        profiles/fast-spec.yaml
+fast-spec-0.20.0 profiles/fast-spec-0.20.0.yaml
 fast-vram        fast with a context of 512, one sequence, and no more KV cache than it starts with
 fast-fp8         profiles/fast-fp8.yaml
 long-N           profiles/long.yaml with clips of N minutes, such as long-10; all of them share one server
@@ -45,6 +46,7 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "stock-vram": (CONTEST, 2, {}),
     "fast": ("profiles/fast.yaml", 6, {}),
     "fast-spec": ("profiles/fast-spec.yaml", 6, {}),
+    "fast-spec-0.20.0": ("profiles/fast-spec-0.20.0.yaml", 6, {}),
     "fast-vram": (
         "profiles/fast.yaml",
         0.0625,
@@ -86,7 +88,6 @@ def server_of(name: str) -> tuple[str, int | None]:
 def config(
     server: str,
     directory: Path = ROOT,
-    dummy: bool = True,
     kv_gib: float | None = None,
     acceptance: Sequence[float] | None = None,
 ) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def config(
     except OSError as error:
         raise BenchError(f"cannot read {file} ({error.strerror}), the config of the row {server!r}") from None
     content |= differences
-    if server.removesuffix(TRITON) == "fast-spec":
+    if server.startswith("fast-spec"):
         content["speculative_config"] = drafts = dict(content["speculative_config"])
         if acceptance:
             rates = {"synthetic_acceptance_rates": list(acceptance)}
@@ -109,8 +110,6 @@ def config(
     if server.endswith(TRITON):
         content["attention_backend"] = "TRITON_ATTN"
     content |= {"model": ".", "served_model_name": "voxtral"}
-    if dummy:  # vLLM knows Mistral's layout by its weights' file
-        content |= {"load_format": "dummy", "config_format": "mistral", "tokenizer_mode": "mistral"}
     # With the cache's size given, vLLM only checks that this share of the GPU is free.
     content |= {"kv_cache_memory_bytes": int((gib if kv_gib is None else kv_gib) * 2**30)}
     content |= {"gpu_memory_utilization": 0.04}

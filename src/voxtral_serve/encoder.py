@@ -348,6 +348,7 @@ class Graphs:
         self.output: dict[int, torch.Tensor] = {}
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()  # one for all: what a stream has used, the allocator keeps for that stream
         for size in reversed(self.sizes):  # the largest first, so that the others fit into its memory
 
             def run(size: int = size) -> torch.Tensor:
@@ -356,7 +357,6 @@ class Graphs:
                 return project(encoder.whisper_encoder(self.input[:size].clone(), self.positions[:size], spans))
 
             self.starts[1:] = size
-            stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 run()  # what kernels set up at their first call cannot be captured
@@ -364,6 +364,7 @@ class Graphs:
             self.graphs[size] = graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self.output[size] = run()
+        torch.cuda.empty_cache()  # of the runs outside the graphs
 
     def replay(self, pieces: list[torch.Tensor]) -> torch.Tensor:
         """Clips [n, dim], at most CLIPS of at most `frames` together -> their rows [sum of n / stride, ...]."""

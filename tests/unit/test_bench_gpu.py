@@ -16,6 +16,7 @@ from mistral_common.protocol.transcription.request import StreamingMode, Transcr
 from mistral_common.tokens.tokenizers.audio import Audio
 from mistral_common.tokens.tokenizers.base import SpecialTokens
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from safetensors import safe_open
 
 from bench import BenchError, dataset
 from bench.client import Row
@@ -45,34 +46,35 @@ def test_tokens_are_those_of_mistral_common(samples: int) -> None:
     assert rows.tokens(samples) == positions - len(encoded.tokens) + 1
 
 
-def test_the_checkpoint_is_of_full_size(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path)
-    params = json.loads((tmp_path / "params.json").read_text())
+def test_the_checkpoint_is_of_full_size() -> None:
     pico = json.loads((PICO / "params.json").read_text())
 
     def shape(value: Any) -> Any:
         return {key: shape(each) for key, each in value.items()} if isinstance(value, dict) else type(value)
 
-    assert shape(params) == shape(pico)
-    assert weights(params) == pytest.approx(4.43e9, rel=0.01)
+    assert shape(checkpoint.SHAPES) == shape(pico)
+    sizes = [math.prod(each) for each in checkpoint.tensors(checkpoint.SHAPES).values()]
+    assert sum(sizes) == pytest.approx(4.43e9, rel=0.01)
+
+
+def test_its_tensors_are_named_and_shaped_as_picos() -> None:
+    with safe_open(PICO / "consolidated.safetensors", "np") as held:
+        found = {name: tuple(held.get_slice(name).get_shape()) for name in held.keys()}  # noqa: SIM118
+    assert checkpoint.tensors(json.loads((PICO / "params.json").read_text())) == found
+
+
+def test_the_checkpoint_of_one_layer_each(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, layers=1)
+    params = json.loads((tmp_path / "params.json").read_text())
+    with safe_open(tmp_path / "consolidated.safetensors", "pt") as held:
+        assert set(held.keys()) == set(checkpoint.tensors(params))
+        weight = held.get_tensor("layers.0.attention.wk.weight")
+    assert (str(weight.dtype), tuple(weight.shape)) == ("torch.bfloat16", (1024, 3072))
+    assert weight.float().std() == pytest.approx(0.02, rel=0.05)
     tekken = MistralTokenizer.from_file(tmp_path / "tekken.json").instruct_tokenizer.tokenizer
     assert tekken.n_words == params["vocab_size"] == 131072
     assert {token.value for token in SpecialTokens} <= set(tokenizer.CONTROL_TOKENS)
     assert tekken.decode(tekken.encode("Hello there, Sam.", bos=False, eos=False)) == "Hello there, Sam."
-
-
-def weights(params: dict[str, Any]) -> int:
-    """Parameters of the matrices: what is read for a token, and a clip."""
-    encoder = params["multimodal"]["whisper_model_args"]["encoder_args"]
-
-    def layer(size: dict[str, Any]) -> int:
-        heads = 2 * size["n_heads"] + 2 * size["n_kv_heads"]
-        per_layer: int = size["dim"] * (size["head_dim"] * heads + 3 * size["hidden_dim"])
-        return per_layer
-
-    adapter = 4 * encoder["dim"] * params["dim"] + params["dim"] ** 2
-    embeddings = params["vocab_size"] * params["dim"]
-    return params["n_layers"] * layer(params) + encoder["n_layers"] * layer(encoder) + adapter + embeddings
 
 
 # ---- Configurations
@@ -97,13 +99,11 @@ def profiles(tmp_path: Path) -> Path:
 
 def test_the_contest_config_differs_by_what_measuring_needs() -> None:
     own = yaml.safe_load((ROOT / rows.CONTEST).read_text())
-    added = {"load_format", "config_format", "tokenizer_mode", "kv_cache_memory_bytes"}
     config = rows.config("stock-eager")
-    assert config.keys() == own.keys() | added
+    assert config.keys() == own.keys() | {"kv_cache_memory_bytes"}
     assert {key for key in own if config[key] != own[key]} == {"gpu_memory_utilization"}
     assert config["kv_cache_memory_bytes"] == 2 * 2**30
-    real = rows.config("stock-eager", dummy=False, kv_gib=0.5)
-    assert (real.keys() & added, real["kv_cache_memory_bytes"]) == ({"kv_cache_memory_bytes"}, 2**29)
+    assert rows.config("stock-eager", kv_gib=0.5)["kv_cache_memory_bytes"] == 2**29
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,6 @@ def test_what_a_name_asks_for(name: str, expected: dict[str, Any], profiles: Pat
     config = rows.config(name, profiles)
     assert {key: config.get(key) for key in expected} == expected
     assert ("attention_backend" in config) == name.endswith("-triton")  # else vLLM's choice
-    assert config["load_format"] == "dummy"
 
 
 def test_speculation_at_a_given_acceptance(profiles: Path) -> None:
@@ -445,7 +444,7 @@ def test_a_whole_run(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert (run["vllm"], run["idle_watts"], run["gpu"], run["not_measured"]) == ("0.0.fake", None, None, {})
     assert str(case.out.parent) not in run["command"].partition("--command")[0]
     assert run["settings"]["HF_HUB_OFFLINE"] == "1"
-    assert run["notes"][0].startswith("Weights are random")
+    assert cli.RANDOM not in run["notes"]  # it was given a checkpoint
     sent = [line.split() for line in (case.model / "requests.txt").read_text().splitlines()]
     assert len({port for port, *_ in sent}) == 2
     assert len(sent) == len({(port, name) for port, name, *_ in sent}) == 2 * (3 + 3) + 3 + 4

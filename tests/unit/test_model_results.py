@@ -101,7 +101,8 @@ def h200() -> dict[str, Any]:
 
 
 def test_speculation_changed_no_text_there(h200: dict[str, Any]) -> None:
-    assert h200["others"]["fast-spec, vLLM 0.32.0 *"] == {}
+    drafting = [texts for server, texts in h200["others"].items() if server.startswith("fast-spec")]
+    assert drafting == [{}] * 3
     counted = h200["speculation"]
     assert sum(counted["accepted_per_position"]) == counted["accepted_tokens"] > counted["drafts"]
 

@@ -24,3 +24,10 @@ def test_spec_is_fast_with_drafts() -> None:
     by_requests = drafts["num_speculative_tokens_per_batch_size"]
     assert by_requests[0][2] == drafts["num_speculative_tokens"]
     assert by_requests[-1][1] == fast["max_num_seqs"]
+
+
+def test_spec_of_0_20_0_drafts_as_many_whatever_runs() -> None:
+    """Of the two numbers of drafts, that vLLM knows one."""
+    spec, older = profile("fast-spec"), profile("fast-spec-0.20.0")
+    del spec["speculative_config"]["num_speculative_tokens_per_batch_size"]
+    assert older == spec

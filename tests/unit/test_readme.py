@@ -120,9 +120,34 @@ def test_the_speed_on_a_gpu_is_what_was_measured() -> None:
         f"| {row['p95_ms']:.0f} | {row['ms_per_token']:.2f} | {row['rtfx']:.1f} "
         f"| {row['joules_per_audio_second']:.2f} |"
         for row in json.loads((ROOT / "bench/results/gpu.json").read_text())["rows"]
+        if not row["name"].startswith("long-") and "-vram" not in row["name"]
     }
     table = README.partition("| vLLM | configuration | requests at once |")[2].partition("\n\n")[0]
     assert set(table.splitlines()[2:]) == measured
+
+
+def test_memory_long_clips_and_starts_are_what_was_measured() -> None:
+    rows = {
+        (row["vllm"], row["name"]): row for row in json.loads((ROOT / "bench/results/gpu.json").read_text())["rows"]
+    }
+    starts = {row["vllm"]: row for row in json.loads((ROOT / "bench/results/gpu-start.json").read_text())["rows"]}
+    least, stock, *long = (rows["0.32.0", name] for name in ("fast-vram", "stock-vram", "long-1", "long-10", "long-60"))
+    peaks = [
+        f"{row['peak_vram_bytes'] / 1e9:.2f} GB ({row['peak_vram_bytes'] / 2**30:.2f} GiB)" for row in (least, stock)
+    ]
+    seconds = [f"{row['p50_ms'] / 1000:.1f}" for row in long]
+    a_token = [f"{row['ms_per_token']:.2f}" for row in (least, *long)]
+    new, old = (
+        [f"{starts[vllm][f'start_{state}_s']:.0f}" for state in ("cold", "warm")] for vllm in ("0.32.0", "0.20.0")
+    )
+    expected = [
+        f"{peaks[0]} at the peak, {a_token[0]} ms a token |",
+        f"stock (eager, 2 GiB of KV cache) | {peaks[1]} |",
+        f"| {seconds[0]}, {seconds[1]} and {seconds[2]} s; {a_token[1]}, {a_token[2]} and {a_token[3]} ms a token |",
+        f"| {long[0]['peak_vram_bytes'] / 1e9:.2f} and {long[2]['peak_vram_bytes'] / 1e9:.2f} GB |",
+        f"| {new[0]} and {new[1]} s (vLLM 0.20.0: {old[0]} and {old[1]} s) |",
+    ]
+    assert [words for words in expected if words not in README] == []
 
 
 # ---- Commands, by what their sources say
