@@ -290,6 +290,7 @@ def test_fleurs(tmp_path: Path) -> None:
         ("7\tfine.wav\tHi\t\th i\t1600\tMALE", "the text is empty"),
         ("7\tfine.wav\tHi\thi\th i\t3200\tMALE", "the duration is stated as 0.2 s, but 'fine.wav' lasts 0.1 s"),
         ("7\tfine.wav\tHi\thi\th i\t0.1\tMALE", "column 6 must be the number of samples, found '0.1'"),
+        ("7\tfine.wav\tHi\thi\th i\t0\tMALE", "column 6 must be the number of samples, found '0'"),
         ("7\tfine.wav\tHi\thi\t1600\tMALE", "expected 7 columns between tabs, found 6"),
         ("7\t../up.wav\tHi\thi\th i\t1600\tMALE", "column 2 must name a file below the dataset's directory"),
         (
@@ -303,6 +304,12 @@ def test_fleurs_refuses(tmp_path: Path, line: str, problem: str) -> None:
     sound(directory / "audio/test/fine.wav")
     (found,) = problems(directory)
     assert found.startswith(f"line 3: {problem}")
+
+
+def test_a_faulty_first_line_is_named_all_the_same(tmp_path: Path) -> None:
+    directory = fleurs(tmp_path)
+    (directory / "test.tsv").write_text("oops\n")
+    assert problems(directory) == ["line 1: expected 7 columns between tabs, found 1"]
 
 
 def test_fleurs_with_bad_bytes(tmp_path: Path) -> None:
@@ -357,6 +364,16 @@ def test_common_voice(tmp_path: Path) -> None:
     assert several[1:] == [f"  {directory / 'dev.tsv'}", f"  {directory / 'test.tsv'}"]
     assert dataset.load(directory / "test.tsv") == found
     assert problems(directory / "dev.tsv") == ["it names no clip"]
+
+
+def test_lines_as_windows_ends_them(tmp_path: Path) -> None:
+    file = common_voice(tmp_path) / "test.tsv"
+    found = dataset.load(file).clips
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+    assert dataset.load(file).clips == found
+    fleurs_file = fleurs(tmp_path) / "test.tsv"
+    fleurs_file.write_bytes(b"\xef\xbb\xbf" + fleurs_file.read_bytes())
+    assert dataset.load(fleurs_file).clips[0].extra["sentence_id"] == "1904"
 
 
 def test_several_locales_are_no_language(tmp_path: Path) -> None:
@@ -532,16 +549,22 @@ def hub(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_hugging_face(tmp_path: Path, hub: Hub) -> None:
-    flac, mp3 = (sound(tmp_path / name, 0.2).read_bytes() for name in ("a.flac", "b.mp3"))
-    audio = [{"bytes": flac, "path": None}, {"bytes": mp3, "path": "b.mp3"}]
-    hub({"audio": audio, "raw_transcription": ["Hi!", "You!"], "transcription": ["hi", "you"]})
+    flac, mp3, wav = (sound(tmp_path / name, 0.2).read_bytes() for name in ("a.flac", "b.mp3", "c.wav"))
+    audio = [
+        {"bytes": flac, "path": None},
+        {"bytes": mp3, "path": "b.mp3"},
+        {"bytes": None, "path": str(tmp_path / "c.wav")},
+    ]
+    hub({"audio": audio, "raw_transcription": ["Hi!", "You!", "!"], "transcription": ["hi", "you", "there"]})
     found = dataset.load("hf:own/voices:en_us:test")
-    assert [(clip.id, clip.text) for clip in found.clips] == [("000000", "hi"), ("000001", "you")]
-    assert [clip.path.name for clip in found.clips] == ["000000.flac", "000001.mp3"]
-    assert [clip.path.read_bytes() for clip in found.clips] == [flac, mp3]
+    assert [(clip.id, clip.text) for clip in found.clips] == [("000000", "hi"), ("000001", "you"), ("000002", "there")]
+    assert [clip.path.name for clip in found.clips[:2]] == ["000000.flac", "000001.mp3"]
+    assert [clip.path.read_bytes() for clip in found.clips] == [flac, mp3, wav]
     assert found.clips[0].path.is_relative_to(tmp_path / "cache")
-    assert [clip.duration_s for clip in found.clips] == pytest.approx([0.2, 0.2])
+    assert [clip.duration_s for clip in found.clips] == pytest.approx([0.2, 0.2, 0.2])
     assert (found.format, found.language) == ("huggingface", None)
+    assert dataset.load("hf:own/voices:en_us:test") == found
+    found.clips[0].path.write_bytes(b"cut")
     assert dataset.load("hf:own/voices:en_us:test") == found
     (unknown,) = refusal("hf:own/voices:en_us:dev")
     assert unknown.startswith("--dataset hf:own/voices:en_us:dev: ValueError: Unknown ")
@@ -551,13 +574,13 @@ def test_hugging_face_refuses_rows(tmp_path: Path, hub: Hub) -> None:
     good = {"bytes": sound(tmp_path / "a.wav").read_bytes(), "path": None}
     bad = {"bytes": b"nonsense", "path": None}
     worse = {"bytes": b"nonsense", "path": "b.wav"}
-    hub({"audio": [good, good, bad, worse, {"bytes": None, "path": "gone.wav"}], "text": ["", None, "x", "x", "x"]})
+    hub({"audio": [good, good, bad, worse, None], "text": ["", None, "x", "x", "x"]})
     assert problems("hf:own/voices:en_us:test") == [
         "row 0: the text is empty",
         "row 1: the text is empty",
         "row 2: its 8 bytes are no audio that soundfile can read",
         "row 3: '000003.wav' (8 bytes) is no audio that soundfile can read",
-        "row 4: cannot read 'gone.wav' (No such file or directory)",
+        "row 4: it has no audio",
     ]
 
 
