@@ -61,7 +61,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=Path(),
         help="directory to serve in, the config's `model: .` (default: this one)",
     )
-    add("--dataset", required=True, type=Path, help="directory with a manifest.jsonl")
+    add("--dataset", required=True, help="directory, manifest or .tsv of clips, or hf:OWNER/NAME[:CONFIG]:SPLIT")
     add("--out", required=True, type=Path, help="directory for the results")
     add("--samples", type=int, metavar="N", help="clips to pick with --seed (default: all)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the pick (default: 0)")

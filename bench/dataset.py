@@ -1,28 +1,37 @@
 """Read a dataset and refuse a broken one before the first request.
 
-A dataset is a directory with `manifest.jsonl`, one JSON object per line:
+The default format is a directory with `manifest.jsonl`, one JSON object per line:
 `path` (relative to the directory), `text` (the reference), `duration` (seconds), `sha256` (hex, of the file).
 Further keys, such as `words` and `voice`, are kept and not needed. A clip's id is its path's stem.
+bench.formats reads this and the formats of others.
 """
 
 import hashlib
 import json
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from bench import BenchError
+import soundfile
 
-MANIFEST = "manifest.jsonl"
-KEYS: dict[str, Any] = {"path": str, "text": str, "duration": (int, float), "sha256": str}
+from bench import BenchError, formats
+from bench.formats import Entry
+
+# A stated duration may differ from the file's by neither: RTFx is reckoned with it.
+APART_S = 0.1
+APART_SHARE = 0.05
+# What libsndfile calls the length of a FLAC stream whose header does not tell it (SF_COUNT_MAX).
+NO_LENGTH = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One audio file with its reference transcript; `duration_s` in seconds, as the manifest states it."""
+    """One audio file with its reference transcript.
+
+    `duration_s` in seconds, as the dataset states it, or as the file's header does where the dataset does not.
+    """
 
     id: str
     path: Path
@@ -31,44 +40,53 @@ class Clip:
     extra: dict[str, Any]
 
 
-def load(directory: Path) -> tuple[list[Clip], str]:
-    """Return every clip in manifest order and the manifest's sha256.
+class Dataset(NamedTuple):
+    """Every clip in the dataset's order, and what a run's record says of it.
 
-    Raises BenchError with all problems of all lines at once, so that a dataset is mended in one go.
+    `manifest_sha256` is of the file that lists the clips. Where there is none it is of a list made here: for each clip
+    the JSON array [id, text, sha256 of its file] and a line feed, in ASCII. `format` is the recognised format's name:
+    manifest, nemo, fleurs, common-voice, librispeech, folder or huggingface. `language` is as the dataset writes it
+    (FLEURS en_us, Common Voice zh-CN, NeMo's `lang`), None when it tells none or several.
     """
-    manifest = directory / MANIFEST
+
+    clips: list[Clip]
+    manifest_sha256: str
+    format: str
+    language: str | None
+
+
+def load(source: Path | str) -> Dataset:
+    """Read what `--dataset` names: a path, or hf:OWNER/NAME[:CONFIG]:SPLIT.
+
+    Raises BenchError with all problems of all clips at once, so that a dataset is mended in one go.
+    """
     try:
-        raw = manifest.read_bytes()
+        found = formats.find(str(source))
+        digest = hashlib.sha256(b"" if found.manifest is None else found.manifest.read_bytes())
+        clips: list[Clip] = []
+        problems: list[str] = []
+        languages: set[str | None] = set()
+        firsts: dict[str, str] = {}
+        for entry in found.entries:
+            entry.problems += _problems(entry, hashed=found.manifest is None)
+            if entry.id is not None:
+                first = firsts.setdefault(entry.id, entry.where)
+                if first != entry.where:
+                    entry.problems.append(f"the id {entry.id!r} is already that of {first}")
+            problems += [f"{entry.where}: {problem}" for problem in entry.problems]
+            languages.add(entry.language)
+            if not entry.problems:
+                clip = _clip(entry)
+                clips.append(clip)
+                if found.manifest is None:
+                    digest.update((json.dumps([clip.id, clip.text, entry.sha256]) + "\n").encode())
     except OSError as error:
-        raise BenchError(
-            f"cannot read {manifest} ({error.strerror}): --dataset takes a directory that holds a {MANIFEST}"
-        ) from None
-    clips: list[Clip] = []
-    problems: list[str] = []
-    lines: dict[str, int] = {}
-    # Split on \n alone: str.splitlines would also cut at U+2028, which JSON strings may contain.
-    for number, line in enumerate(raw.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problems.append(f"line {number}: not valid JSON ({error})")
-            continue
-        found = list(_problems(entry, directory))
-        if isinstance(entry, dict) and isinstance(entry.get("path"), str):
-            first = lines.setdefault(PurePosixPath(entry["path"]).stem, number)
-            if first != number:
-                found.append(f"the id {PurePosixPath(entry['path']).stem!r} is already that of line {first}")
-        problems += [f"line {number}: {problem}" for problem in found]
-        if not found:
-            path, text, duration, _ = (entry.pop(key) for key in KEYS)
-            clips.append(Clip(PurePosixPath(path).stem, directory / path, text, float(duration), extra=entry))
+        raise BenchError(f"--dataset {source}: cannot read {error.filename} ({error.strerror})") from None
     if not clips and not problems:
         problems.append("it names no clip")
     if problems:
-        raise BenchError(f"{len(problems)} problem(s) in {manifest}:\n  " + "\n  ".join(problems))
-    return clips, hashlib.sha256(raw).hexdigest()
+        raise BenchError(f"{len(problems)} problem(s) in {found.root}:\n  " + "\n  ".join(problems))
+    return Dataset(clips, digest.hexdigest(), found.format, languages.pop() if len(languages) == 1 else None)
 
 
 def select(clips: list[Clip], samples: int | None, seed: int) -> list[Clip]:
@@ -80,33 +98,48 @@ def select(clips: list[Clip], samples: int | None, seed: int) -> list[Clip]:
     return [clips[index] for index in sorted(random.Random(seed).sample(range(len(clips)), samples))]
 
 
-def _problems(entry: Any, directory: Path) -> Iterator[str]:
-    """Yield what is wrong with one manifest entry taken alone."""
-    if not isinstance(entry, dict):
-        yield f"expected a JSON object, found {type(entry).__name__}"
-        return
-    good = {}
-    for key, types in KEYS.items():
-        if key not in entry:
-            yield f"the key {key!r} is missing"
-        elif not isinstance(entry[key], types) or isinstance(entry[key], bool):
-            yield f"{key!r} must be a {'string' if types is str else 'number'}, found {entry[key]!r}"
-        else:
-            good[key] = entry[key]
-    if not good.get("text", "some").strip():
-        yield "'text' is empty"
-    if not 0 < good.get("duration", 1) < math.inf:
-        yield f"'duration' must be more than 0 seconds, found {good['duration']!r}"
-    if "path" not in good:
-        return
-    path = PurePosixPath(good["path"])
-    if not path.stem or path.is_absolute() or ".." in path.parts:
-        yield f"'path' must name a file below the dataset's directory, found {good['path']!r}"
+def _clip(entry: Entry) -> Clip:
+    id, path, text, duration = entry.id, entry.path, entry.text, entry.duration_s
+    assert id is not None and path is not None and text is not None and duration is not None
+    return Clip(id, path, text, duration, entry.extra)
+
+
+def _problems(entry: Entry, hashed: bool) -> Iterator[str]:
+    """Yield what is wrong with one clip's text and file; fill in its duration and, if `hashed`, its file's sha256."""
+    if entry.text is not None and not entry.text.strip():
+        yield "the text is empty"
+    if entry.path is None:
         return
     try:
-        digest = hashlib.sha256((directory / path).read_bytes()).hexdigest()
+        if entry.sha256 is not None or hashed:
+            digest = hashlib.sha256(entry.path.read_bytes()).hexdigest()
+        else:
+            entry.path.open("rb").close()
     except (OSError, ValueError) as error:
-        yield f"cannot read {good['path']!r} ({getattr(error, 'strerror', None) or error})"
+        yield f"cannot read {entry.name!r} ({getattr(error, 'strerror', None) or error})"
         return
-    if digest != good.get("sha256", digest).lower():
-        yield f"the sha256 of {good['path']!r} is {digest}, not {good['sha256']!r}"
+    if entry.sha256 is not None and digest != entry.sha256.lower():
+        yield f"the sha256 of {entry.name!r} is {digest}, not {entry.sha256!r}"
+        return
+    if hashed:
+        entry.sha256 = digest
+    try:
+        header = soundfile.info(str(entry.path))
+    except soundfile.SoundFileError:
+        if entry.path.suffix.lower() not in formats.UNKNOWN_TO_SOUNDFILE:
+            yield f"{entry.name!r} ({entry.path.stat().st_size} bytes) is no audio that soundfile can read"
+        elif entry.duration_s is None:
+            yield f"{entry.name!r} has no duration: the dataset states none and soundfile reads no {entry.path.suffix}"
+        return
+    if not header.frames:
+        yield f"{entry.name!r} holds no samples"
+    elif header.frames == NO_LENGTH:
+        if entry.duration_s is None:
+            yield f"{entry.name!r} has no duration: neither the dataset nor the file's header states one"
+    elif entry.duration_s is None:
+        entry.duration_s = header.frames / header.samplerate
+    else:
+        real = header.frames / header.samplerate
+        # Durations are often rounded to milliseconds, which would be much of a very short clip's 5 %.
+        if abs(entry.duration_s - real) > max(0.001, min(APART_S, APART_SHARE * real)):
+            yield f"the duration is stated as {entry.duration_s:g} s, but {entry.name!r} lasts {real:g} s"

@@ -43,8 +43,8 @@ def measure(flags: Namespace) -> bool:
         raise BenchError(f"--api-key-env: the environment variable {flags.api_key_env} is empty or not set")
     key = os.environ[flags.api_key_env] if flags.api_key_env else None
     client = Client(clean_url(flags.url), flags.timeout_s, key)
-    clips, manifest_sha256 = dataset.load(flags.dataset)
-    chosen = dataset.select(clips, flags.samples, flags.seed)
+    data = dataset.load(flags.dataset)
+    chosen = dataset.select(data.clips, flags.samples, flags.seed)
     rows_path = claim(flags.out, flags.resume)
     version = client.get("/version")
     client.model = flags.model or _first_model(client)
@@ -57,8 +57,9 @@ def measure(flags: Namespace) -> bool:
             "config_sha256": flags.serve and hashlib.sha256(flags.serve.read_bytes()).hexdigest(),
             "dir": str(flags.dir) if flags.serve else None,
             "model": client.model,
-            "dataset": str(flags.dataset),
-            "manifest_sha256": manifest_sha256,
+            "dataset": flags.dataset,
+            "dataset_format": data.format,
+            "manifest_sha256": data.manifest_sha256,
             **{name: getattr(flags, name) for name in ("seed", "concurrency", "warmup", "timeout_s")},
             "ids": [clip.id for clip in chosen],
         },

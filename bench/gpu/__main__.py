@@ -178,7 +178,7 @@ def plan(names: Sequence[str], counts: dict[int, int], configs: dict[str, dict[s
 
     A config is not measured with more requests in flight than it takes sequences: the others would only wait.
     """
-    everything, _ = dataset.load(rows.ROOT / "bench/data")
+    everything = dataset.load(rows.ROOT / "bench/data").clips
     warming = {concurrency: max(WARM_UPS, concurrency) for concurrency in counts}
     if (needed := sum(counts.values()) + sum(warming.values())) > len(everything):
         raise BenchError(f"--clips: {needed} clips with the warm-ups, and the dataset has {len(everything)}")
