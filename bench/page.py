@@ -27,7 +27,7 @@ font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,s
 h1{font-size:1.5rem;line-height:1.25;margin:.2em 0}
 h2{font-size:1.1rem;margin:2.2em 0 .5em}
 p{margin:.4em 0}
-.soft,figcaption small{color:var(--soft)}
+.soft{color:var(--soft)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:18px 0;padding:0}
 .tiles div,figure,article{background:var(--card);border:1px solid var(--rule);border-radius:8px}
 .tiles div{padding:10px 12px}
@@ -36,8 +36,10 @@ p{margin:.4em 0}
 .tiles dd small{display:block;font-weight:400;font-size:.8rem;color:var(--soft)}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:14px}
 figure{margin:0;padding:12px 12px 10px;display:flex;flex-direction:column;gap:6px}
-figcaption{font-weight:600;line-height:1.35;margin-bottom:auto}
-figcaption small{display:block;font-weight:400;font-size:.78rem}
+figure h3{font-size:1rem;margin:0}
+figure p{font-size:.85rem;color:var(--soft);margin:0}
+figure>div{margin-top:auto}
+figcaption{font-size:.75rem;line-height:1.35;color:var(--soft)}
 svg{display:block;width:100%;height:auto}
 svg text{font-size:11.5px;fill:var(--ink)}
 svg .faint{fill:var(--soft)}
@@ -48,7 +50,7 @@ svg .end{text-anchor:end}
 .line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}
 .thin{stroke-width:1.2;opacity:.7}
 .dashed{stroke-dasharray:5 3}
-.dots{fill:none;stroke:var(--c);stroke-width:4;stroke-linecap:round;opacity:.45}
+.dots{fill:none;stroke:var(--c);stroke-width:4;stroke-linecap:round;opacity:.6}
 .dot{fill:var(--c);stroke:var(--card);stroke-width:1}
 .bar{fill:var(--bar)}
 .s0{--c:var(--s0)}.s1{--c:var(--s1)}.s2{--c:var(--s2)}.s3{--c:var(--s3)}.s4{--c:var(--s4)}.s5{--c:var(--s5)}
@@ -122,8 +124,8 @@ def render(
         tag("style", CSS),
     )
     figures = [
-        tag("figure", tag("figcaption", caption, tag("small", setup)), picture)
-        for caption, picture in plots.figures(summary, rows)
+        tag("figure", tag("h3", name), tag("p", note), picture, tag("figcaption", setup))
+        for name, note, picture in plots.figures(summary, rows)
     ]
     body = tag(
         "body",

@@ -16,7 +16,7 @@ from bench.client import Row
 
 # In the picture's own units; a phone shows them at 0.85, a wide screen at 1.3.
 WIDTH, HEIGHT = 400, 270
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 26, 44
 # Colours of the page's CSS; more lines than these repeat them, dashed.
 COLOURS = 8
 MARKS = (50, 90, 95, 99)
@@ -39,43 +39,38 @@ def tag(name: str, /, *children: Element | str, **attributes: Any) -> Element:
     return element
 
 
-def figures(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, Element]]:
-    """(caption, picture) of each plot that the run has data for."""
+def figures(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str, Element]]:
+    """(title, how to read it, picture) of each plot that the run has data for."""
     loads, quality = summary["loads"], summary["quality"]
-    done = {load: [row for row in each if row.error is None] for load, each in rows.items()}
-    latencies = {load: [row.latency_ms for row in each if row.latency_ms is not None] for load, each in done.items()}
+    done = {load: [row for row in each if row.latency_ms is not None] for load, each in rows.items()}
+    points = {load: [(row.duration_s, row.latency_ms or 0.0) for row in each] for load, each in done.items()}
+    latencies = {load: [row.latency_ms or 0.0 for row in each] for load, each in done.items()}
     firsts = {load: [row.first_text_ms for row in each if row.first_text_ms is not None] for load, each in done.items()}
-    found: list[tuple[str, Element]] = []
-    for name, values in (("Latency", latencies), ("Time to the first text", firsts)):
-        if any(values.values()):
-            caption = f"{name}: share of requests answered within so many ms; the dots are P50, P90, P95 and P99"
-            found.append(
-                (caption.replace("answered within", "that had it within") if found else caption, _shares(values))
-            )
-    points = {
-        load: [(row.duration_s, row.latency_ms) for row in each if row.latency_ms is not None]
-        for load, each in done.items()
-    }
-    if any(points.values()):
-        found.append(("Latency against the clip's duration", _scatter(points)))
+    found: list[tuple[str, str, Element]] = []
+    dots = "The dots are P50, P90, P95 and P99."
+    if any(latencies.values()):
+        note = f"Share of requests that were answered within so many ms. {dots}"
+        found.append(("Latency distribution", note, _shares(latencies)))
+        found.append(("Latency against duration", "A dot is a request.", _scatter(points)))
+    if any(firsts.values()):
+        note = f"Share of requests whose first piece of text came within so many ms. {dots}"
+        found.append(("Time to first text", note, _shares(firsts)))
     for unit, name in (("requests in flight", "concurrency"), ("arrivals a second", "rate")):
         levels = sorted((load for load in loads if load[name] is not None), key=lambda load: float(load[name]))
         if len(levels) < 2:
             continue
         labels = [f"{load[name]:g}" for load in levels]
-        lines = {q.upper(): [load["latency_ms"][q] for load in levels] for q in ("p50", "p90", "p95", "p99")}
-        intervals = {
-            q.upper(): [load["latency_ms"]["ci95"][q] for load in levels] for q in ("p50", "p90", "p95", "p99")
-        }
-        caption = f"Latency against {unit}; the bars are 95 % intervals"
-        found.append((caption, _levels(labels, lines, intervals, unit, "ms")))
-        speed = {"RTFx": [load["rtfx"] for load in levels]}
-        found.append((f"RTFx against {unit}", _levels(labels, speed, {}, unit, "RTFx")))
+        latency = [load["latency_ms"] for load in levels]
+        lines = {f"P{q}": [each[f"p{q}"] for each in latency] for q in MARKS}
+        intervals = {f"P{q}": [each["ci95"][f"p{q}"] for each in latency] for q in MARKS}
+        picture = _levels(labels, lines, intervals, unit, "ms")
+        found.append((f"Latency against {name}", "Upright bars are 95 % intervals.", picture))
+        speed = _levels(labels, {"RTFx": [load["rtfx"] for load in levels]}, {}, unit, "RTFx")
+        found.append((f"RTFx against {name}", "Seconds of audio done in a second.", speed))
     if any(each["wer"] is not None for each in quality["by_duration"]):
-        name = "Letter errors" if quality["headline"] == "cer" else "WER"
-        found.append(
-            (f"{name} by the clip's duration; below each bar the number of clips", _bars(quality["by_duration"]))
-        )
+        title = "CER by duration" if quality["headline"] == "cer" else "WER by duration"
+        note = "Of the clips of so many seconds; below is how many there are."
+        found.append((title, note, _bars(quality["by_duration"])))
     return found
 
 
@@ -169,7 +164,7 @@ def _frame(x: Scale, x_ticks: Ticks, y: Scale, y_ticks: Ticks, x_unit: str, y_un
         picture.append(tag("text", label, x=x(value), y=HEIGHT - BOTTOM + 16, class_="middle"))
     picture.append(tag("text", x_unit, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 8, class_="middle faint"))
     if y_unit:
-        picture.append(tag("text", y_unit, x=4, y=TOP + 4, class_="faint"))
+        picture.append(tag("text", y_unit, x=LEFT - 6, y=11, class_="end faint"))
     return picture
 
 
@@ -203,7 +198,7 @@ def _from_zero(highest: float, start: float, end: float) -> tuple[Scale, Ticks]:
     highest = highest if highest > 0 else 1
     step = next(step for step in _round_numbers(highest / 1000) if highest * 1.05 / step <= 6)
     top = math.ceil(highest * 1.05 / step) * step
-    ticks = [(number * step, f"{number * step:g}") for number in range(round(top / step) + 1)]
+    ticks = [(number * step, _label(number * step)) for number in range(round(top / step) + 1)]
     return _linear(0, top, start, end), ticks
 
 
@@ -215,8 +210,12 @@ def _logarithmic(lowest: float, highest: float, start: float, end: float) -> tup
     ticks = []
     for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
         values = [digit * 10.0**power for digit in ((1,) if wide else (1, 2, 5))]
-        ticks += [(value, f"{value:,.6g}".replace(",", " ")) for value in values if low <= value <= high]
+        ticks += [(value, _label(value)) for value in values if low <= value <= high]
     return lambda value: scale(math.log10(value)), ticks
+
+
+def _label(value: float) -> str:
+    return f"{value:,.6g}".replace(",", "\u202f")
 
 
 def _round_numbers(lowest: float) -> Any:

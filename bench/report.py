@@ -355,6 +355,7 @@ def _markdown(title: str, summary: dict[str, Any], sections: Sequence[Section]) 
 def _setup(summary: dict[str, Any]) -> str:
     """What a figure was measured with, in a line."""
     run, machine = summary["run"], summary["environment"]
+    commit = machine["git_commit"]
     gpus = machine["gpu"] and ", ".join(dict.fromkeys(machine["gpu"]))
     config = run["serve"] and f"{run['serve']} (sha256 {str(run['config_sha256'])[:8]})"
     parts = [
@@ -366,7 +367,7 @@ def _setup(summary: dict[str, Any]) -> str:
         f"{len(run['ids'])} clips of {run['dataset']}",
         None if run["mode"] == "whole" else f"--{run['mode']}",
         str(machine["date_utc"])[:10],
-        machine["git_commit"] and f"commit {machine['git_commit'][:10]}",
+        commit and f"commit {commit[:10]}{commit[40:]}",  # with "-dirty", where there is one
     ]
     return one_line(" · ".join(str(part) for part in parts if part))
 
