@@ -40,10 +40,10 @@ DEFINITIONS = (
     ("first text", "ms until the first piece of text that is not empty; gap: ms between successive pieces."),
     ("word delay", "--realtime, ms from a word's end in the audio to the piece that completed it."),
     (
-        "WER, CER",
-        "(substitutions + deletions + insertions) / words or characters of the references, both sides "
-        "normalised. Raw: neither side is. CER is the headline of languages without spaces, where every "
-        "letter is a word.",
+        "WER",
+        "(substitutions + deletions + insertions) / reference words of all clips, both sides normalised. CER: "
+        "likewise of characters, and the headline where writing has no spaces: every letter is a word there. "
+        "Raw: without normalisation.",
     ),
     ("changed texts", "clips whose transcript is not the one that the first load got."),
     ("energy", "NVML's energy counter of the server's GPUs, from the load's first request to its last answer."),
@@ -90,10 +90,10 @@ def _second_form(record: dict[str, Any], load: str) -> dict[str, Any]:
             "mode": "whole",
             "loads": [load],
             "language": None,
+            "prompt": None,
         },
         "loads": {load: {**unknown, "queue_threshold_s": None, "harness_cpu_s": None}},
-        "environment": {**record["environment"], "gpu_memory_bytes": None},
-        "server": None,
+        "environment": {**record["environment"], "gpu_memory_bytes": None, "server": None},
         "memory": record["memory"] and {**dict.fromkeys((*MEMORY, *SPLIT)), **record["memory"]},
     }
 
@@ -113,7 +113,7 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
             rows[load],
             attempts[load],
             len(run["ids"]),
-            (record["loads"] or {}).get(load),
+            record["loads"].get(load),
             run["mode"],
             None if load == first else rows[first],
         )
@@ -125,8 +125,8 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
         "loads": loads,
         "quality": metrics.quality(rows[first], run["language"]),
         "memory": record["memory"] or {**dict.fromkeys((*MEMORY, *SPLIT)), "reason": "the run was killed"},
-        "environment": record["environment"],
-        "server": record["server"],
+        "environment": {name: value for name, value in record["environment"].items() if name != "server"},
+        "server": record["environment"]["server"],
         "run": run,
     }
     results.write_json(out / results.SUMMARY, summary)

@@ -106,6 +106,7 @@ def write_run(out: Path, rows: Sequence[Row], mode: str = "stream", **changes: A
             "warmup": 2,
             "timeout_s": 600,
             "language": None,
+            "prompt": None,
             "ids": list(dict.fromkeys(row.id for row in rows)),
         },
         "loads": {
@@ -131,12 +132,12 @@ def write_run(out: Path, rows: Sequence[Row], mode: str = "stream", **changes: A
             "gpu_memory_bytes": [143771 * 2**20],
             "libraries": {"jiwer": "4.0.0", "numpy": "2.3.5"},
             "git_commit": "6246256337815e814f0a5c8495c28552fd3e65e4",
-        },
-        "server": {
-            "startup_s": 41.5,
-            "patches": ["a patch"],
-            "versions": {"vllm": "0.32.0"},
-            "config": {"model": ".", "max_model_len": 1024},
+            "server": {
+                "startup_s": 41.5,
+                "patches": {"a patch": "applied"},
+                "versions": {"vllm": "0.32.0"},
+                "config": {"model": ".", "max_model_len": 1024},
+            },
         },
         "memory": {
             "peak_bytes": 20 * 2**30,
