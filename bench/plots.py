@@ -123,7 +123,7 @@ def _levels(
         picture.append(_path([(x(place), y(value)) for place, value in known], number))
         for place, value in known:
             pair = intervals[name][place] if name in intervals else None
-            said = f"{name} at {labels[place]} {x_unit}: {value:.1f} {y_unit}"
+            said = f"{name}, {x_unit} {labels[place]}: {value:.1f} {y_unit}"
             if pair:
                 bar = f"M{_short(x(place))} {_short(y(pair[0]))}V{_short(y(pair[1]))}"
                 picture.append(tag("path", d=bar, class_=f"line thin {_colour(number)}"))
@@ -203,14 +203,17 @@ def _from_zero(highest: float, start: float, end: float) -> tuple[Scale, Ticks]:
 
 
 def _logarithmic(lowest: float, highest: float, start: float, end: float) -> tuple[Scale, Ticks]:
-    """A logarithmic scale with ticks at 1, 2 and 5 of each power of ten, or at the powers of a wide one."""
+    """A logarithmic scale with round ticks, the fewer of each power of ten the more powers there are."""
     low, high = lowest / 1.1, highest * 1.1
     scale = _linear(math.log10(low), math.log10(high), start, end)
-    wide = high / low > 500
-    ticks = []
-    for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
-        values = [digit * 10.0**power for digit in ((1,) if wide else (1, 2, 5))]
-        ticks += [(value, _label(value)) for value in values if low <= value <= high]
+    digits: Sequence[float] = (1, 2, 5)
+    if high / low > 500:
+        digits = (1,)
+    elif high / low < 8:
+        digits = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high / low < 2.5 else (1, 1.5, 2, 3, 4, 6, 8)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [digit * 10.0**power for power in powers for digit in digits]
+    ticks = [(value, _label(value)) for value in values if low <= value <= high]
     return lambda value: scale(math.log10(value)), ticks
 
 

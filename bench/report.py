@@ -12,8 +12,16 @@ from bench.page import Section, one_line
 SCHEMA_VERSION = 2
 # Alignments and long texts are cut to what can be read; summary.json and requests.jsonl have all of them.
 LONGEST_TEXT = 600
-MEMORY = ("peak_bytes", "end_bytes", "source", "reason", "device_peak_bytes", "host_rss_peak_bytes")
-SPLIT = ("weights_bytes", "kv_cache_bytes", "other_bytes")
+BYTES = {
+    "peak_bytes": "peak",
+    "end_bytes": "at the end",
+    "weights_bytes": "weights",
+    "kv_cache_bytes": "KV cache",
+    "other_bytes": "the rest of the peak",
+    "device_peak_bytes": "peak of the whole GPUs, all users",
+    "host_rss_peak_bytes": "peak of host memory (RSS)",
+}
+NO_MEMORY = dict.fromkeys((*BYTES, "source", "reason"))
 DEFINITIONS = (
     ("load", "c16 is a closed loop with 16 requests in flight; r2.5 an open loop, Poisson arrivals of 2.5 a second."),
     ("completed", "HTTP 200 with a transcript, be it empty."),
@@ -94,7 +102,7 @@ def _second_form(record: dict[str, Any], load: str) -> dict[str, Any]:
         },
         "loads": {load: {**unknown, "queue_threshold_s": None, "harness_cpu_s": None}},
         "environment": {**record["environment"], "gpu_memory_bytes": None, "server": None},
-        "memory": record["memory"] and {**dict.fromkeys((*MEMORY, *SPLIT)), **record["memory"]},
+        "memory": record["memory"] and {**NO_MEMORY, **record["memory"]},
     }
 
 
@@ -124,7 +132,7 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
         **{name: sum(load[name] for load in loads) for name in ("samples", "completed", "failed", "missing")},
         "loads": loads,
         "quality": metrics.quality(rows[first], run["language"]),
-        "memory": record["memory"] or {**dict.fromkeys((*MEMORY, *SPLIT)), "reason": "the run was killed"},
+        "memory": record["memory"] or {**NO_MEMORY, "reason": "the run was killed"},
         "environment": {name: value for name, value in record["environment"].items() if name != "server"},
         "server": record["environment"]["server"],
         "run": run,
@@ -256,6 +264,18 @@ def _columns(
     return [column[0] for column in kept], body
 
 
+def _measured(
+    loads: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str, str]]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Header and rows: a row a load, or a row a measure where there is a single load; no rows without a value."""
+    header, body = _columns(loads, columns)
+    if len(header) == 1:
+        return header, []
+    if len(loads) == 1:
+        return ("measure", "value"), [*zip(header[1:], body[0][1:], strict=True)]
+    return header, body
+
+
 def _at(load: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path, null where the path ends early."""
     value: Any = load
@@ -285,19 +305,18 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
         )
         for each in quality["by_duration"]
     ]
-    amounts = [(name.removesuffix("_bytes").replace("_", " "), memory[name]) for name in (*MEMORY, *SPLIT)]
-    sizes = [(name, f"{amount / 2**30:.2f} GiB") for name, amount in amounts if isinstance(amount, int)]
+    sizes = [(label, f"{memory[name] / 2**30:.2f} GiB") for name, label in BYTES.items() if memory[name] is not None]
     failures = [(load, row.id, row.status, row.error) for load, each in rows.items() for row in each if row.error]
     here = {row.id: row for row in rows[summary["run"]["loads"][0]]}
     empties = [(clip, here[clip].duration_s, here[clip].reference) for clip in quality["empty"]]
     setup = {name: summary[name] for name in ("environment", "server", "run")}
     numbers = {name: value for name, value in summary.items() if name not in setup}
     joules = sorted({str(load["joules_reason"]) for load in loads if load["joules_reason"]})
-    latency, speed, streaming = (_columns(loads, columns) for columns in (LATENCY, SPEED, STREAMING))
+    latency, speed, streaming = (_measured(loads, columns) for columns in (LATENCY, SPEED, STREAMING))
     found = [
         Section("Latency", "In brackets the 95 % interval.", *latency),
         Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
-        Section("Streaming", "", *streaming) if len(streaming[0]) > 1 else None,
+        Section("Streaming", "", *streaming) if streaming[1] else None,
         Section("Memory of the server", memory["reason"] or "", ("what", "amount"), sizes),
         Section(
             "Quality",
