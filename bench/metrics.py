@@ -16,7 +16,7 @@ from bench import BenchError
 from bench.client import Row
 
 PACKAGE = f"whisper-normalizer {version('whisper-normalizer')}"
-# Written without spaces between words. The first five are Whisper's list (Radford et al. 2022, section 4.4).
+# Written without spaces between words: the first five are those of Whisper (Radford et al. 2022, appendix C).
 NO_SPACES = frozenset(("zh", "ja", "th", "lo", "my", "yue", "cmn", "km"))
 PERCENTILES = (50, 90, 95, 99)
 RESAMPLES = 2000

@@ -306,7 +306,9 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
         for each in quality["by_duration"]
     ]
     sizes = [(label, f"{memory[name] / 2**30:.2f} GiB") for name, label in BYTES.items() if memory[name] is not None]
-    failures = [(load, row.id, row.status, row.error) for load, each in rows.items() for row in each if row.error]
+    failures = [
+        (load, row.id, row.status, row.error) for load, each in rows.items() for row in each if row.error is not None
+    ]
     here = {row.id: row for row in rows[summary["run"]["loads"][0]]}
     empties = [(clip, here[clip].duration_s, here[clip].reference) for clip in quality["empty"]]
     setup = {name: summary[name] for name in ("environment", "server", "run")}

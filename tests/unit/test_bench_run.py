@@ -276,7 +276,7 @@ def test_report_contents(case: Case) -> None:
         "| environment.libraries.jiwer | ",
         "| environment.server_version | 0.0.fake |",
         f"| run.url | {case.server.url} |",
-        "| loads.c1.concurrency | 1 |",
+        "| run.loads | ['c1'] |",
     ):
         assert text in report
     worst = [line for line in report.partition("worst clips")[2].splitlines() if line.startswith("| c")]
