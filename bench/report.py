@@ -1,141 +1,414 @@
-"""Score a run's directory: requests.jsonl and run.json -> summary.json, report.md and a table to print."""
+"""Score a run's directory: requests.jsonl and run.json -> summary.json, report.md, report.html and a table to print."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import metrics, results
+from bench import BenchError, metrics, page, results
 from bench.client import Row
+from bench.page import Section, one_line
 
-WORST = 10
-DEFINITIONS = f"""\
-- **completed**: HTTP 200 with a JSON object whose `text` is a string, be it empty.
-- **failed**: any other outcome. Left out of latency and RTFx; in WER every word of it is deleted.
-- **latency**: ms from the request's first byte until the answer's body is read; completed requests alone.
-- **P50, P90, P95, P99**: linear interpolation at rank q/100 * (n - 1) of the sorted latencies (numpy linear).
-- **RTFx**: audio seconds of the completed requests / wall-clock seconds; warm-up left out.
-- **wall clock**: first measured request's start to last one's end; the parts of a resumed run add up.
-- **WER**: (substitutions + deletions + insertions) / reference words of all clips, both sides normalised.
-- **95 % interval**: percentile bootstrap over clips, {metrics.RESAMPLES} resamples, fixed seed.
-- **nvml_process_tree**: peak GPU memory of the server's processes, sampled every 0.5 s from warm-up on.
-- **nvml_device**: likewise, all memory in use on the server's GPUs, by whomever.
-- **rss_process_tree**: likewise, resident memory of the server's processes; pages they share count in each.
-"""
+SCHEMA_VERSION = 2
+# Alignments and long texts are cut to what can be read; summary.json and requests.jsonl have all of them.
+LONGEST_TEXT = 600
+BYTES = {
+    "peak_bytes": "peak",
+    "end_bytes": "at the end",
+    "weights_bytes": "weights",
+    "kv_cache_bytes": "KV cache",
+    "other_bytes": "the rest of the peak",
+    "device_peak_bytes": "peak of the whole GPUs, all users",
+    "host_rss_peak_bytes": "peak of host memory (RSS)",
+}
+NO_MEMORY = dict.fromkeys((*BYTES, "source", "reason"))
+DEFINITIONS = (
+    ("load", "c16 is a closed loop with 16 requests in flight; r2.5 an open loop, Poisson arrivals of 2.5 a second."),
+    ("completed", "HTTP 200 with a transcript, be it empty."),
+    ("failed", "any other outcome. Left out of latency and RTFx; in WER and CER all of its reference is deleted."),
+    (
+        "latency",
+        "ms from the request's first byte until the answer is read; completed requests alone. In an open loop "
+        "from the time when the request was due; with --realtime from the last audio sent until the final "
+        "text.",
+    ),
+    ("P50, P90, P95, P99", "linear interpolation at rank q/100 * (n - 1) of the sorted values (numpy linear)."),
+    ("95 % interval", f"percentile bootstrap over clips, {metrics.RESAMPLES} resamples, fixed seed."),
+    (
+        "RTFx",
+        "audio seconds of the completed requests / wall-clock seconds, warm-up left out, as the Open ASR "
+        "leaderboard has it. Of a clip: its seconds / its latency; P10 is what 9 of 10 clips exceed.",
+    ),
+    ("wall clock", "first measured request's start to last one's end; the parts of a resumed run add up."),
+    (
+        "waited",
+        "share of requests that spent more than the threshold in the server's queue, by the server's own count.",
+    ),
+    ("start delay", "open loop, actual minus intended start: what the harness itself was late."),
+    ("first text", "ms until the first piece of text that is not empty; gap: ms between successive pieces."),
+    ("word delay", "--realtime, ms from a word's end in the audio to the piece that completed it."),
+    (
+        "WER",
+        "(substitutions + deletions + insertions) / reference words of all clips, both sides normalised. CER: "
+        "likewise of characters, and the headline where writing has no spaces: every letter is a word there. "
+        "Raw: without normalisation.",
+    ),
+    ("changed texts", "clips whose transcript is not the one that the first load got."),
+    ("energy", "NVML's energy counter of the server's GPUs, from the load's first request to its last answer."),
+    ("nvml_process_tree", "peak GPU memory of the server's processes, sampled every 0.5 s from warm-up on."),
+    ("nvml_device", "likewise, all memory in use on the server's GPUs, by whomever."),
+    ("rss_process_tree", "likewise, resident memory of the server's processes; pages they share count in each."),
+)
+
+
+def read(out: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
+    """Return run.json and the rows of each load, every attempt of them.
+
+    A run of the first form is returned in the second: one load, and null for what it did not record.
+    Raises BenchError for a form that is not known here, and for rows that are not of the run.
+    """
+    record = results.read_run(out)
+    attempts = results.read_rows(out / results.ROWS)
+    form = record.get("schema_version")
+    if form == 1:
+        load = f"c{record['run']['concurrency']}"
+        record = _second_form(record, load)
+        attempts = [replace(row, load=load) for row in attempts]
+    elif form != SCHEMA_VERSION:
+        raise BenchError(f"{out / results.RUN} has schema_version {form!r}; this bench reads 1 and {SCHEMA_VERSION}")
+    rows: dict[str, list[Row]] = {load: [] for load in record["run"]["loads"]}
+    ids = set(record["run"]["ids"])
+    for number, row in enumerate(attempts, 1):
+        if row.load not in rows or row.id not in ids:
+            what = f"clip {row.id!r} at load {row.load!r}"
+            raise BenchError(f"{out / results.ROWS} line {number}: {what} is not part of the run in {results.RUN}")
+        rows[row.load].append(row)
+    return record, rows
+
+
+def _second_form(record: dict[str, Any], load: str) -> dict[str, Any]:
+    run = {key: value for key, value in record["run"].items() if key != "concurrency"}
+    unknown = {"joules": None, "joules_reason": "not measured by this form of the bench", "queued": None}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": {
+            **run,
+            "dataset_format": None,
+            "api": "transcriptions",
+            "mode": "whole",
+            "loads": [load],
+            "language": None,
+            "prompt": None,
+        },
+        "loads": {load: {**unknown, "queue_threshold_s": None, "harness_cpu_s": None}},
+        "environment": {**record["environment"], "gpu_memory_bytes": None, "server": None},
+        "memory": record["memory"] and {**NO_MEMORY, **record["memory"]},
+    }
 
 
 def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Write summary.json and report.md; return the summary and each clip's last row, in the run's order."""
-    record = results.read_run(out)
-    attempts = results.read_rows(out / results.ROWS)
-    last = {row.id: row for row in attempts}
-    rows = [last[clip] for clip in record["run"]["ids"] if clip in last]
-    wall_s = metrics.wall_seconds(attempts)
+    """Write summary.json, report.md and report.html; return the summary and each clip's last row at the first load."""
+    record, attempts = read(out)
+    run = record["run"]
+    rows: dict[str, list[Row]] = {}
+    for load, tries in attempts.items():
+        last = {row.id: row for row in tries}
+        rows[load] = [last[clip] for clip in run["ids"] if clip in last]
+    first = run["loads"][0]
+    loads = [
+        metrics.of_load(
+            load,
+            rows[load],
+            attempts[load],
+            len(run["ids"]),
+            record["loads"].get(load),
+            run["mode"],
+            None if load == first else rows[first],
+        )
+        for load in run["loads"]
+    ]
     summary = {
-        "schema_version": 1,
-        "samples": len(record["run"]["ids"]),
-        "completed": sum(row.error is None for row in rows),
-        "failed": sum(row.error is not None for row in rows),
-        "latency_ms": metrics.latency(rows),
-        "rtfx": metrics.rtfx(rows, wall_s),
-        "wer": metrics.wer(rows),
-        "memory": record["memory"] or {"peak_bytes": None, "source": None, "reason": "the run was killed"},
-        "wall_s": wall_s,
-        "environment": record["environment"],
-        "run": record["run"],
+        "schema_version": SCHEMA_VERSION,
+        **{name: sum(load[name] for load in loads) for name in ("samples", "completed", "failed", "missing")},
+        "loads": loads,
+        "quality": metrics.quality(rows[first], run["language"]),
+        "memory": record["memory"] or {**NO_MEMORY, "reason": "the run was killed"},
+        "environment": {name: value for name, value in record["environment"].items() if name != "server"},
+        "server": record["environment"]["server"],
+        "run": run,
     }
     results.write_json(out / results.SUMMARY, summary)
-    results.write(out / results.REPORT, _markdown(out.resolve().name, summary, rows))
-    return summary, rows
+    title, sections = f"Benchmark {one_line(out.resolve().name)}", _sections(summary, rows)
+    results.write(out / results.REPORT, _markdown(title, summary, sections))
+    html = page.render(title, _setup(summary), headline(summary), summary, rows, sections, DEFINITIONS)
+    results.write(out / results.PAGE, html)
+    return summary, rows[first]
 
 
 def console(out: Path, summary: dict[str, Any], rows: Sequence[Row]) -> str:
     """The table that ends a run, three transcripts beside their references, and where the report is."""
-    lines = [f"{name:<13}{value}" for name, value in _headline(summary)]
-    for row, label in _examples(rows):
-        lines += ["", f"{row.id} ({label})", f"  reference   {_line(row.reference)}"]
-        lines += [f"  transcript  {_line(row.text) or '(empty)'}"]
-    return "\n".join([*lines, "", f"report: {out / results.REPORT}"])
+    lines = [f"{name:<13}{value}" for name, value in headline(summary)]
+    if len(summary["loads"]) > 1:
+        header, body = _columns(summary["loads"], SHORT)
+        widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
+        for cells in (header, *body):
+            lines.append("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+        lines.insert(-len(body) - 1, "")
+    for row, label in _examples(rows, summary["quality"]["worst"]):
+        lines += ["", f"{row.id} ({label})", f"  reference   {one_line(row.reference)}"]
+        lines += [f"  transcript  {one_line(row.text) or '(empty)'}"]
+    return "\n".join([*lines, "", f"report: {out / results.REPORT}, {results.PAGE}"])
 
 
-def _headline(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    latency, wer, memory = summary["latency_ms"], summary["wer"], summary["memory"]
+def headline(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """(label, value) of what is read first; of several loads without what differs between them."""
+    quality, memory, server = summary["quality"], summary["memory"], summary["server"] or {}
     samples = f"{summary['completed']}/{summary['samples']} completed, {summary['failed']} failed"
-    if missing := summary["samples"] - summary["completed"] - summary["failed"]:
-        samples += f", {missing} without an answer yet"
-    errors = _number(wer["value"], "{:.2%}")
-    if wer["ci95"]:
-        errors += " (95 % interval {:.2%} to {:.2%})".format(*wer["ci95"])
+    if summary["missing"]:
+        samples += f", {summary['missing']} without an answer yet"
+    rate = quality[quality["headline"]]
+    errors = _number(rate["value"], "{:.2%}")
+    if rate["ci95"]:
+        errors += " (95 % interval {:.2%} to {:.2%})".format(*rate["ci95"])
     peak = f"not measured: {memory['reason']}"
     if memory["source"]:
         peak = f"{memory['peak_bytes'] / 2**30:.2f} GiB ({memory['source']})"
-    return [
-        ("samples", samples),
-        *((f"latency {q.upper()}", _number(latency[q], "{:.1f} ms")) for q in ("p50", "p90", "p95")),
-        ("RTFx", _number(summary["rtfx"], "{:.2f}")),
-        ("WER", errors),
-        ("peak memory", peak),
+    lines = [("samples", samples)]
+    if len(summary["loads"]) == 1:
+        (load,) = summary["loads"]
+        latency = load["latency_ms"]
+        lines += [(f"latency {q.upper()}", _number(latency[q], "{:.1f} ms")) for q in ("p50", "p90", "p95")]
+        for name, label in (("first_text_ms", "first text"), ("word_delay_ms", "word delay")):
+            if load[name]:
+                lines.append((label, "P50 {p50:.1f} ms, P95 {p95:.1f} ms".format(**load[name])))
+        lines.append(("RTFx", _number(load["rtfx"], "{:.2f}")))
+        if load["joules"] is not None:
+            each = [_number(load[f"joules_per_{what}"], "{:.2f} J") for what in ("request", "audio_second")]
+            lines.append(("energy", "{} a request, {} a second of audio".format(*each)))
+    lines += [(quality["headline"].upper(), errors), ("peak memory", peak)]
+    if server.get("startup_s") is not None:
+        lines.append(("start-up", f"{server['startup_s']:.1f} s"))
+    return lines
+
+
+# ---- The tables of both reports
+
+# Header, the path to the value in a load of summary.json, and how to write it.
+SHORT = (
+    ("load", "load", "{}"),
+    ("completed", "completed", "{}"),
+    ("failed", "failed", "{}"),
+    ("P50 ms", "latency_ms.p50", "{:.1f}"),
+    ("P90 ms", "latency_ms.p90", "{:.1f}"),
+    ("P95 ms", "latency_ms.p95", "{:.1f}"),
+    ("RTFx", "rtfx", "{:.2f}"),
+    ("requests/s", "throughput_rps", "{:.2f}"),
+    ("waited", "wait_rate", "{:.1%}"),
+    ("first text P50", "first_text_ms.p50", "{:.1f}"),
+    ("J/request", "joules_per_request", "{:.2f}"),
+)
+LATENCY = (
+    ("load", "load", "{}"),
+    ("P50 ms", "latency_ms.p50", "{:.1f}"),
+    ("P90 ms", "latency_ms.p90", "{:.1f}"),
+    ("P95 ms", "latency_ms.p95", "{:.1f}"),
+    ("P99 ms", "latency_ms.p99", "{:.1f}"),
+    ("mean ms", "latency_ms.mean", "{:.1f}"),
+    ("max ms", "latency_ms.max", "{:.1f}"),
+    ("start delay P50 ms", "start_delay_ms.p50", "{:.1f}"),
+    ("start delay P99 ms", "start_delay_ms.p99", "{:.1f}"),
+    ("start delay max ms", "start_delay_ms.max", "{:.1f}"),
+)
+SPEED = (
+    ("load", "load", "{}"),
+    ("completed", "completed", "{}"),
+    ("failed", "failed", "{}"),
+    ("missing", "missing", "{}"),
+    ("RTFx", "rtfx", "{:.2f}"),
+    ("clip RTFx P50", "rtfx_clip.p50", "{:.2f}"),
+    ("clip RTFx P10", "rtfx_clip.p10", "{:.2f}"),
+    ("requests/s", "throughput_rps", "{:.2f}"),
+    ("wall clock s", "wall_s", "{:.1f}"),
+    ("waited", "wait_rate", "{:.1%}"),
+    ("waited more than s", "queue_threshold_s", "{:g}"),
+    ("J", "joules", "{:.0f}"),
+    ("J/request", "joules_per_request", "{:.2f}"),
+    ("J/s of audio", "joules_per_audio_second", "{:.2f}"),
+    ("harness ms/request", "harness_ms_per_request", "{:.2f}"),
+    ("changed texts", "changed_texts", "{}"),
+)
+STREAMING = (
+    ("load", "load", "{}"),
+    *((f"first text {q.upper()} ms", f"first_text_ms.{q}", "{:.1f}") for q in ("p50", "p90", "p95", "p99")),
+    *((f"gap {q} ms", f"gap_ms.{q.lower()}", "{:.1f}") for q in ("P50", "P90", "P95", "P99", "max")),
+    *((f"word delay {q.upper()} ms", f"word_delay_ms.{q}", "{:.1f}") for q in ("p50", "p90", "p95", "p99")),
+    ("words", "word_delay_ms.words", "{}"),
+)
+
+
+def _columns(
+    loads: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str, str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows, one a load, without the columns that no load has a value for; intervals beside values."""
+    kept = [column for column in columns if any(_at(load, column[1]) is not None for load in loads)]
+    body = []
+    for load in loads:
+        cells = []
+        for _, path, pattern in kept:
+            where, _, name = path.rpartition(".")
+            interval = columns is not SHORT and _at(load, f"{where}.ci95.{name}")
+            cells.append(_number(_at(load, path), pattern, "–"))
+            if interval:
+                cells[-1] += " ({} to {})".format(*(pattern.format(bound) for bound in interval))
+        body.append(cells)
+    return [column[0] for column in kept], body
+
+
+def _measured(
+    loads: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str, str]]
+) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Header and rows: a row a load, or a row a measure where there is a single load; no rows without a value."""
+    header, body = _columns(loads, columns)
+    if len(header) == 1:
+        return header, []
+    if len(loads) == 1:
+        return ("measure", "value"), [*zip(header[1:], body[0][1:], strict=True)]
+    return header, body
+
+
+def _at(load: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, null where the path ends early."""
+    value: Any = load
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
+
+
+def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[Section]:
+    quality, loads, memory = summary["quality"], summary["loads"], summary["memory"]
+    unit = "letters" if quality["headline"] == "cer" else "words"
+    rates = [
+        (
+            name.upper(),
+            _rate(quality[name]),
+            _number(quality["raw"][name], "{:.2%}"),
+            *(_number(quality[name][each], "{}") for each in ("substitutions", "deletions", "insertions", counted)),
+        )
+        for name, counted in (("wer", "words"), ("cer", "characters"))
     ]
+    edits = ("substitutions", "deletions", "insertions", "of")
+    groups = [
+        (
+            f"{each['from_s']} to {each['to_s']} s" if each["to_s"] else f"{each['from_s']} s and more",
+            each["clips"],
+            _number(each["wer"], "{:.2%}"),
+        )
+        for each in quality["by_duration"]
+    ]
+    sizes = [(label, f"{memory[name] / 2**30:.2f} GiB") for name, label in BYTES.items() if memory[name] is not None]
+    failures = [
+        (load, row.id, row.status, row.error) for load, each in rows.items() for row in each if row.error is not None
+    ]
+    here = {row.id: row for row in rows[summary["run"]["loads"][0]]}
+    empties = [(clip, here[clip].duration_s, here[clip].reference) for clip in quality["empty"]]
+    setup = {name: summary[name] for name in ("environment", "server", "run")}
+    numbers = {name: value for name, value in summary.items() if name not in setup}
+    joules = sorted({str(load["joules_reason"]) for load in loads if load["joules_reason"]})
+    latency, speed, streaming = (_measured(loads, columns) for columns in (LATENCY, SPEED, STREAMING))
+    found = [
+        Section("Latency", "In brackets the 95 % interval.", *latency),
+        Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
+        Section("Streaming", "", *streaming) if streaming[1] else None,
+        Section("Memory of the server", memory["reason"] or "", ("what", "amount"), sizes),
+        Section(
+            "Quality",
+            f"Texts of load {loads[0]['load']}, normaliser {quality['normalizer']}.",
+            ("rate", "normalised, 95 % interval", "raw", *edits),
+            rates,
+        ),
+        Section(f"Errors by duration, of {unit}", "", ("duration", "clips", "rate"), groups),
+        Section(f"Failures: {len(failures)}", "", ("load", "clip", "status", "error"), failures),
+        Section(f"Empty transcripts: {len(empties)}", "", ("clip", "seconds", "reference"), empties),
+        Section(
+            "Machine, versions, configuration",
+            "The machine is the bench's; a server elsewhere has its own.",
+            ("setting", "value"),
+            list(_flat(setup)),
+        ),
+        Section("All numbers", "", ("number", "value"), list(_flat(numbers)), folded=True),
+    ]
+    return [section for section in found if section]
 
 
-def _markdown(name: str, summary: dict[str, Any], rows: Sequence[Row]) -> str:
-    completed = [row for row in rows if row.error is None]
-    failures = [(row.id, row.status, row.error) for row in rows if row.error is not None]
-    empties = [(row.id, row.duration_s, row.reference) for row in completed if not _line(row.text)]
-    worst = [(row.id, bad.total, bad.words, row.reference, row.text) for bad, row in _by_errors(rows)[:WORST]]
-    setup = {key: summary[key] for key in ("environment", "run")}
-    numbers = {key: value for key, value in summary.items() if key not in setup}
-    return f"""# Benchmark {_line(name)}
-
-{_table(("measure", "value"), _headline(summary))}
-
-## What the numbers mean
-
-{DEFINITIONS}
-## All numbers
-
-{_table(("number", "value"), list(_flat(numbers)))}
-
-## Machine, versions, configuration
-
-The machine is the bench's; a server elsewhere has its own.
-
-{_table(("setting", "value"), list(_flat(setup)))}
-
-## Failures: {len(failures)}
-
-{_table(("clip", "status", "error"), failures)}
-
-## Empty transcripts: {len(empties)}
-
-{_table(("clip", "seconds", "reference"), empties)}
-
-## The {WORST} worst clips
-
-Completed clips with the most word errors.
-
-{_table(("clip", "errors", "words", "reference", "transcript"), worst)}
-"""
+def _markdown(title: str, summary: dict[str, Any], sections: Sequence[Section]) -> str:
+    worst = [
+        (
+            each["id"],
+            each["errors"],
+            each["words"],
+            _cut(each["reference"]),
+            _cut(each["transcript"]),
+            _marked(each["alignment"]),
+        )
+        for each in summary["quality"]["worst"]
+    ]
+    sections = [
+        Section("", f"{_setup(summary)}.", ("measure", "value"), headline(summary)),
+        *sections,
+        Section(
+            f"The {metrics.WORST} worst clips",
+            "Completed clips with the most word errors. [a → b]: a was heard as b; [− a]: missed; [+ b]: added.",
+            ("clip", "errors", "words", "reference", "transcript", "alignment"),
+            worst,
+        ),
+    ]
+    parts = [f"# {title}"]
+    for section in sections:
+        if section.title:
+            parts.append(f"## {section.title}")
+        if section.note:
+            parts.append(_escape(section.note))
+        parts.append(_table(section.header, section.body))
+    meaning = "\n".join(f"- **{term}**: {text}" for term, text in DEFINITIONS)
+    return "\n\n".join([*parts, "## What the numbers mean", meaning]) + "\n"
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested objects with its dotted name, but for the ids, which are too many to read."""
+def _setup(summary: dict[str, Any]) -> str:
+    """What a figure was measured with, in a line."""
+    run, machine = summary["run"], summary["environment"]
+    commit = machine["git_commit"]
+    gpus = machine["gpu"] and ", ".join(dict.fromkeys(machine["gpu"]))
+    config = run["serve"] and f"{run['serve']} (sha256 {str(run['config_sha256'])[:8]})"
+    parts = [
+        run["model"],
+        machine["server_version"] and f"server version {machine['server_version']}",
+        gpus and (f"{len(machine['gpu'])} x {gpus}" if len(machine["gpu"]) > 1 else gpus),
+        None if gpus else f"{machine['cpu'] or 'CPU'}, {machine['cores']} cores",
+        config or run["url"],
+        f"{len(run['ids'])} clips of {run['dataset']}",
+        None if run["mode"] == "whole" else f"--{run['mode']}",
+        str(machine["date_utc"])[:10],
+        commit and f"commit {commit[:10]}{commit[40:]}",  # with "-dirty", where there is one
+    ]
+    return one_line(" · ".join(str(part) for part in parts if part))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested objects with its dotted name, but for lists of one entry a clip, too long to read."""
     for key, value in values.items():
+        if key == "loads" and isinstance(value, list) and isinstance(value[0], dict):
+            value = {load["load"]: load for load in value}
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
-        elif key != "ids":
-            yield prefix + key, value
+        elif key not in ("ids", "clips", "worst", "by_duration", "empty"):
+            yield prefix + str(key), value
 
 
-def _by_errors(rows: Sequence[Row]) -> list[tuple[metrics.WordErrors, Row]]:
-    """Completed clips with word errors, most first; among equals the shorter reference, which fared worse."""
-    pairs = [(metrics.word_errors(row.reference, row.text), row) for row in rows if row.error is None]
-    return sorted((pair for pair in pairs if pair[0].total), key=lambda pair: (-pair[0].total, pair[0].words))
-
-
-def _examples(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
+def _examples(rows: Sequence[Row], worst: Sequence[dict[str, Any]]) -> Iterator[tuple[Row, str]]:
     """Three completed clips: the one with the most word errors, the longest of the rest, the first of what is left."""
     completed = [row for row in rows if row.error is None]
-    by_errors = [row for _, row in _by_errors(completed)]
+    by_id = {row.id: row for row in completed}
+    by_errors = [by_id[each["id"]] for each in worst]
     by_duration = sorted(completed, key=lambda row: -row.duration_s)
     picks: dict[str, tuple[Row, str]] = {}
     for label, order in (("most word errors", by_errors), ("longest", by_duration), ("first", completed)):
@@ -149,15 +422,29 @@ def _table(header: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
     if not body:
         return "None."
     rows = [header, ["---"] * len(header)]
-    rows += [[_line(cell).replace("|", "\\|") for cell in cells] for cells in body]
+    rows += [[_escape(cell).replace("|", "\\|") for cell in cells] for cells in body]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
-def _line(value: Any) -> str:
-    """One printable line: a transcript can hold line breaks and terminal escapes."""
-    text = " ".join(("null" if value is None else str(value)).split())
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+def _escape(value: Any) -> str:
+    """What a server or a dataset wrote must not become HTML where Markdown may hold it."""
+    return one_line(value).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _number(value: float | None, pattern: str) -> str:
-    return "not measured" if value is None else pattern.format(value)
+def _cut(text: str | None) -> str:
+    line = one_line(text)
+    return line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]} […]"
+
+
+def _marked(alignment: Sequence[Sequence[str | None]]) -> str:
+    patterns = {"equal": "{0}", "substitute": "[{0} → {1}]", "delete": "[− {0}]", "insert": "[+ {1}]", "cut": "[…]"}
+    return " ".join(patterns[str(kind)].format(here, there) for kind, here, there in page.shortened(alignment))
+
+
+def _rate(rate: dict[str, Any]) -> str:
+    text = _number(rate["value"], "{:.2%}")
+    return text + (" ({:.2%} to {:.2%})".format(*rate["ci95"]) if rate["ci95"] else "")
+
+
+def _number(value: Any, pattern: str, otherwise: str = "not measured") -> str:
+    return otherwise if value is None else pattern.format(value)

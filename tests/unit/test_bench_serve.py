@@ -362,7 +362,7 @@ def test_a_whole_run(vllm: Vllm) -> None:
     assert "6/6 completed, 0 failed" in stdout
     assert (vllm.out / "server.log").read_text().startswith("vLLM starts")
     summary = json.loads((vllm.out / "summary.json").read_text())
-    assert (summary["completed"], summary["wer"]["value"]) == (6, 0.0)
+    assert (summary["completed"], summary["quality"]["wer"]["value"]) == (6, 0.0)
     assert summary["memory"]["source"] == "rss_process_tree"
     assert (summary["run"]["serve"], summary["run"]["url"]) == (str(vllm.config), None)
     assert len(vllm.calls()) == 1

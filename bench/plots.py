@@ -1,0 +1,232 @@
+"""The report's plots, as inline SVG.
+
+Written here rather than by a plotting library: five kinds of plot are a few lines each, their colours and type are
+the page's own (CSS variables, so that light and dark need one picture), a path of 10,000 points stays small, and the
+benchmark needs no library of 30 MB for it. Every element is built as a tree, which escapes all text.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from xml.etree.ElementTree import Element
+
+import numpy as np
+
+from bench.client import Row
+
+# In the picture's own units; a phone shows them at 0.85, a wide screen at 1.3.
+WIDTH, HEIGHT = 400, 270
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 26, 44
+# Colours of the page's CSS; more lines than these repeat them, dashed.
+COLOURS = 8
+MARKS = (50, 90, 95, 99)
+
+Scale = Callable[[float], float]
+Ticks = Sequence[tuple[float, str]]
+
+
+def tag(name: str, /, *children: Element | str, **attributes: Any) -> Element:
+    """An element: `class_` is class, stroke_width is stroke-width."""
+    given = {key.rstrip("_").replace("_", "-"): _short(value) for key, value in attributes.items()}
+    element = Element(name, given)
+    for child in children:
+        if isinstance(child, Element):
+            element.append(child)
+        elif len(element):
+            element[-1].tail = (element[-1].tail or "") + child
+        else:
+            element.text = (element.text or "") + child
+    return element
+
+
+def figures(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str, Element]]:
+    """(title, how to read it, picture) of each plot that the run has data for."""
+    loads, quality = summary["loads"], summary["quality"]
+    done = {load: [row for row in each if row.latency_ms is not None] for load, each in rows.items()}
+    points = {load: [(row.duration_s, row.latency_ms or 0.0) for row in each] for load, each in done.items()}
+    latencies = {load: [row.latency_ms or 0.0 for row in each] for load, each in done.items()}
+    firsts = {load: [row.first_text_ms for row in each if row.first_text_ms is not None] for load, each in done.items()}
+    found: list[tuple[str, str, Element]] = []
+    dots = "The dots are P50, P90, P95 and P99."
+    if any(latencies.values()):
+        note = f"Share of requests that were answered within so many ms. {dots}"
+        found.append(("Latency distribution", note, _shares(latencies)))
+        found.append(("Latency against duration", "A dot is a request.", _scatter(points)))
+    if any(firsts.values()):
+        note = f"Share of requests whose first piece of text came within so many ms. {dots}"
+        found.append(("Time to first text", note, _shares(firsts)))
+    for unit, name in (("requests in flight", "concurrency"), ("arrivals a second", "rate")):
+        levels = sorted((load for load in loads if load[name] is not None), key=lambda load: float(load[name]))
+        if len(levels) < 2:
+            continue
+        labels = [f"{load[name]:g}" for load in levels]
+        latency = [load["latency_ms"] for load in levels]
+        lines = {f"P{q}": [each[f"p{q}"] for each in latency] for q in MARKS}
+        intervals = {f"P{q}": [each["ci95"][f"p{q}"] for each in latency] for q in MARKS}
+        picture = _levels(labels, lines, intervals, unit, "ms")
+        found.append((f"Latency against {name}", "Upright bars are 95 % intervals.", picture))
+        speed = _levels(labels, {"RTFx": [load["rtfx"] for load in levels]}, {}, unit, "RTFx")
+        found.append((f"RTFx against {name}", "Seconds of audio done in a second.", speed))
+    if any(each["wer"] is not None for each in quality["by_duration"]):
+        title = "CER by duration" if quality["headline"] == "cer" else "WER by duration"
+        note = "Of the clips of so many seconds; below is how many there are."
+        found.append((title, note, _bars(quality["by_duration"])))
+    return found
+
+
+def _shares(values: Mapping[str, Sequence[float]]) -> Element:
+    """The cumulative distribution of each load, over a logarithmic axis."""
+    drawn = {load: np.maximum(each, 0.1) for load, each in values.items() if each}
+    lowest, highest = (float(of([of(each) for each in drawn.values()])) for of in (min, max))
+    x, x_ticks = _logarithmic(lowest, highest, LEFT, WIDTH - RIGHT)
+    y = _linear(0, 1, HEIGHT - BOTTOM, TOP)
+    picture = _frame(x, x_ticks, y, [(share, f"{share:.0%}") for share in (0, 0.25, 0.5, 0.75, 0.9, 1)], "ms", "")
+    shares = np.linspace(0, 1, 201)
+    for number, (load, each) in enumerate(drawn.items()):
+        line = [(x(float(value)), y(share)) for value, share in zip(np.quantile(each, shares), shares, strict=True)]
+        picture.append(_path(line, number))
+        for mark in MARKS:
+            value = float(np.percentile(each, mark))
+            picture.append(_dot(x(value), y(mark / 100), number, f"{load}: P{mark} {value:.1f} ms"))
+    return _with_legend(picture, list(drawn))
+
+
+def _scatter(points: Mapping[str, Sequence[tuple[float, float]]]) -> Element:
+    """One dot a request. All of a load are one path of lines without length, whose round ends are the dots."""
+    every = [point for each in points.values() for point in each]
+    x, x_ticks = _from_zero(max(point[0] for point in every), LEFT, WIDTH - RIGHT)
+    y, y_ticks = _from_zero(max(point[1] for point in every), HEIGHT - BOTTOM, TOP)
+    picture = _frame(x, x_ticks, y, y_ticks, "seconds of audio", "ms")
+    drawn = {load: each for load, each in points.items() if each}
+    for number, each in enumerate(drawn.values()):
+        dots = dict.fromkeys((_short(x(point[0])), _short(y(point[1]))) for point in each)
+        path = "".join(f"M{left} {top}h0" for left, top in dots)
+        picture.append(tag("path", d=path, class_=f"dots {_colour(number)}"))
+    return _with_legend(picture, list(drawn))
+
+
+def _levels(
+    labels: Sequence[str],
+    lines: Mapping[str, Sequence[float | None]],
+    intervals: Mapping[str, Sequence[Sequence[float] | None]],
+    x_unit: str,
+    y_unit: str,
+) -> Element:
+    """Lines over levels of load, evenly spaced, as they are chosen in powers."""
+    tops = [value for line in lines.values() for value in line if value is not None]
+    tops += [pair[1] for each in intervals.values() for pair in each if pair]
+    x = _linear(-0.4, len(labels) - 0.6, LEFT, WIDTH - RIGHT)
+    y, y_ticks = _from_zero(max(tops, default=1), HEIGHT - BOTTOM, TOP)
+    picture = _frame(x, list(enumerate(labels)), y, y_ticks, x_unit, y_unit)
+    for number, (name, line) in enumerate(lines.items()):
+        known = [(place, value) for place, value in enumerate(line) if value is not None]
+        picture.append(_path([(x(place), y(value)) for place, value in known], number))
+        for place, value in known:
+            pair = intervals[name][place] if name in intervals else None
+            said = f"{name}, {x_unit} {labels[place]}: {value:.1f} {y_unit}"
+            if pair:
+                bar = f"M{_short(x(place))} {_short(y(pair[0]))}V{_short(y(pair[1]))}"
+                picture.append(tag("path", d=bar, class_=f"line thin {_colour(number)}"))
+                said += f" ({pair[0]:.1f} to {pair[1]:.1f})"
+            picture.append(_dot(x(place), y(value), number, said))
+    return _with_legend(picture, list(lines) if len(lines) > 1 else [])
+
+
+def _bars(groups: Sequence[dict[str, Any]]) -> Element:
+    x = _linear(-0.5, len(groups) - 0.5, LEFT, WIDTH - RIGHT)
+    y, y_ticks = _from_zero(100 * max(each["wer"] or 0 for each in groups), HEIGHT - BOTTOM, TOP)
+    labels = [f"{each['from_s']}–{each['to_s']}" if each["to_s"] else f"{each['from_s']}+" for each in groups]
+    picture = _frame(x, list(enumerate(labels)), y, y_ticks, "", "%")
+    half = 0.35 * (x(1) - x(0))
+    for place, each in enumerate(groups):
+        clips = f"{each['clips']} clips" if len(groups) < 6 else str(each["clips"])
+        picture.append(tag("text", clips, x=x(place), y=HEIGHT - BOTTOM + 30, class_="middle faint"))
+        if each["wer"] is None:
+            continue
+        top = y(100 * each["wer"])
+        size = {"x": x(place) - half, "y": top, "width": 2 * half, "height": HEIGHT - BOTTOM - top}
+        picture.append(tag("rect", tag("title", f"{labels[place]} s: {each['wer']:.2%}"), class_="bar", rx=2, **size))
+        picture.append(tag("text", f"{each['wer']:.1%}", x=x(place), y=top - 4, class_="middle"))
+    return tag("div", picture)
+
+
+# ---- Parts of a plot
+
+
+def _frame(x: Scale, x_ticks: Ticks, y: Scale, y_ticks: Ticks, x_unit: str, y_unit: str) -> Element:
+    picture = tag("svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img")
+    for value, label in y_ticks:
+        line = f"M{LEFT} {_short(y(value))}H{WIDTH - RIGHT}"
+        picture.append(tag("path", d=line, class_="grid"))
+        picture.append(tag("text", label, x=LEFT - 6, y=y(value) + 4, class_="end"))
+    picture.append(tag("path", d=f"M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}", class_="axis"))
+    for value, label in x_ticks:
+        picture.append(tag("text", label, x=x(value), y=HEIGHT - BOTTOM + 16, class_="middle"))
+    picture.append(tag("text", x_unit, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 8, class_="middle faint"))
+    if y_unit:
+        picture.append(tag("text", y_unit, x=LEFT - 6, y=11, class_="end faint"))
+    return picture
+
+
+def _path(points: Sequence[tuple[float, float]], number: int) -> Element:
+    path = "M" + "L".join(f"{_short(left)} {_short(top)}" for left, top in points) if points else ""
+    return tag("path", d=path, class_=f"line {_colour(number)}")
+
+
+def _dot(left: float, top: float, number: int, said: str) -> Element:
+    return tag("circle", tag("title", said), cx=left, cy=top, r=3.2, class_=f"dot {_colour(number)}")
+
+
+def _with_legend(picture: Element, names: Sequence[str]) -> Element:
+    items = [tag("span", tag("i", class_=_colour(number)), name) for number, name in enumerate(names)]
+    return tag("div", *([tag("p", *items, class_="legend")] if len(names) > 1 else []), picture)
+
+
+def _colour(number: int) -> str:
+    return f"s{number % COLOURS}" + (" dashed" if number >= COLOURS else "")
+
+
+# ---- Scales
+
+
+def _linear(low: float, high: float, start: float, end: float) -> Scale:
+    return lambda value: start + (value - low) / (high - low) * (end - start)
+
+
+def _from_zero(highest: float, start: float, end: float) -> tuple[Scale, Ticks]:
+    """A linear scale from 0 to just above the highest value, with four to six round ticks."""
+    highest = highest if highest > 0 else 1
+    step = next(step for step in _round_numbers(highest / 1000) if highest * 1.05 / step <= 6)
+    top = math.ceil(highest * 1.05 / step) * step
+    ticks = [(number * step, _label(number * step)) for number in range(round(top / step) + 1)]
+    return _linear(0, top, start, end), ticks
+
+
+def _logarithmic(lowest: float, highest: float, start: float, end: float) -> tuple[Scale, Ticks]:
+    """A logarithmic scale with round ticks, the fewer of each power of ten the more powers there are."""
+    low, high = lowest / 1.1, highest * 1.1
+    scale = _linear(math.log10(low), math.log10(high), start, end)
+    digits: Sequence[float] = (1, 2, 5)
+    if high / low > 500:
+        digits = (1,)
+    elif high / low < 8:
+        digits = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if high / low < 2.5 else (1, 1.5, 2, 3, 4, 6, 8)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [digit * 10.0**power for power in powers for digit in digits]
+    ticks = [(value, _label(value)) for value in values if low <= value <= high]
+    return lambda value: scale(math.log10(value)), ticks
+
+
+def _label(value: float) -> str:
+    return f"{value:,.6g}".replace(",", "\u202f")
+
+
+def _round_numbers(lowest: float) -> Any:
+    power = math.floor(math.log10(lowest))
+    while True:
+        yield from (digit * 10.0**power for digit in (1, 2, 5))
+        power += 1
+
+
+def _short(value: Any) -> str:
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
