@@ -19,9 +19,8 @@ import soundfile
 from bench import BenchError, formats
 from bench.formats import Entry
 
-# A stated duration may differ from the file's by neither: RTFx is reckoned with it.
+# A stated duration may differ from the file's by so much, as lossy formats' do: RTFx is reckoned with it.
 APART_S = 0.1
-APART_SHARE = 0.05
 # What libsndfile calls the length of a FLAC stream whose header does not tell it (SF_COUNT_MAX).
 NO_LENGTH = 2**63 - 1
 
@@ -141,5 +140,5 @@ def _problems(entry: Entry, hashed: bool) -> Iterator[str]:
     else:
         real = header.frames / header.samplerate
         # Durations are often rounded to milliseconds, which would be much of a very short clip's 5 %.
-        if abs(entry.duration_s - real) > max(0.001, min(APART_S, APART_SHARE * real)):
+        if abs(entry.duration_s - real) > APART_S:
             yield f"the duration is stated as {entry.duration_s:g} s, but {entry.name!r} lasts {real:g} s"

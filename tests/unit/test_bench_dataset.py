@@ -3,10 +3,11 @@
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import soundfile
@@ -91,7 +92,7 @@ def test_the_clips_of_this_repository_are_sound() -> None:
         ({"duration": 0}, "'duration' must be more than 0 seconds, found 0"),
         ({"duration": float("nan")}, "'duration' must be more than 0 seconds, found nan"),
         ({"duration": float("inf")}, "'duration' must be more than 0 seconds, found inf"),
-        ({"duration": 0.11}, "the duration is stated as 0.11 s, but 'a.wav' lasts 0.1 s"),
+        ({"duration": 0.31}, "the duration is stated as 0.31 s, but 'a.wav' lasts 0.1 s"),
         ({"path": "gone.wav"}, "cannot read 'gone.wav' (No such file or directory)"),
         ({"path": "a\0.wav"}, "cannot read 'a\\x00.wav' (embedded null byte)"),
         ({"path": "."}, "'path' must name a file below the dataset's directory, found '.'"),
@@ -185,9 +186,9 @@ def test_a_stream_whose_header_tells_no_length_needs_a_stated_duration(tmp_path:
 
 @pytest.mark.parametrize(
     ("real", "stated", "refused"),
-    [(10, 10.09, False), (10, 10.11, True), (10, 9.89, True), (1, 1.04, False), (1, 1.06, True), (0.01, 0.0107, False)],
+    [(10, 10.09, False), (10, 10.11, True), (10, 9.89, True), (1, 0.91, False), (0.05, 0.16, True)],
 )
-def test_a_duration_may_be_off_by_a_tenth_of_a_second_and_by_5_percent(
+def test_a_duration_may_be_off_by_a_tenth_of_a_second(
     tmp_path: Path, real: float, stated: float, refused: bool
 ) -> None:
     sound(tmp_path / "a.wav", real)
@@ -288,7 +289,7 @@ def test_fleurs(tmp_path: Path) -> None:
     [
         ("7\tgone.wav\tHi\thi\th i\t1600\tMALE", "cannot read 'gone.wav' (No such file or directory)"),
         ("7\tfine.wav\tHi\t\th i\t1600\tMALE", "the text is empty"),
-        ("7\tfine.wav\tHi\thi\th i\t3200\tMALE", "the duration is stated as 0.2 s, but 'fine.wav' lasts 0.1 s"),
+        ("7\tfine.wav\tHi\thi\th i\t6400\tMALE", "the duration is stated as 0.4 s, but 'fine.wav' lasts 0.1 s"),
         ("7\tfine.wav\tHi\thi\th i\t0.1\tMALE", "column 6 must be the number of samples, found '0.1'"),
         ("7\tfine.wav\tHi\thi\th i\t0\tMALE", "column 6 must be the number of samples, found '0'"),
         ("7\tfine.wav\tHi\thi\t1600\tMALE", "expected 7 columns between tabs, found 6"),
@@ -493,46 +494,14 @@ def test_a_folder_refuses(tmp_path: Path) -> None:
 # The Hugging Face Hub
 
 
-class StandIn:
-    """What bench uses of the package `datasets`, for machines without it: the same tests run on the real one."""
-
-    class Audio:
-        def __init__(self, decode: bool = True) -> None:
-            assert not decode
-
-    def __init__(self, columns: dict[str, list[Any]]) -> None:
-        self.columns = columns
-        self.column_names = list(columns)
-        self.features = {name: self.Audio(decode=False) if name == "audio" else None for name in columns}
-
-    def load_dataset(self, name: str, config: str | None, split: str) -> "StandIn":
-        if (name, config, split) != ("own/voices", "en_us", "test"):
-            raise ValueError(f"Unknown {name} {config} {split}")
-        return self
-
-    def select_columns(self, names: list[str]) -> "StandIn":
-        return StandIn({name: self.columns[name] for name in names})
-
-    def cast_column(self, name: str, kind: Audio) -> "StandIn":
-        assert name in self.columns and isinstance(kind, self.Audio)
-        return self
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for values in zip(*self.columns.values(), strict=True):
-            yield dict(zip(self.columns, values, strict=True))
-
-
 Hub = Callable[[dict[str, list[Any]]], None]
 
 
-@pytest.fixture(params=["a stand-in", "datasets"])
-def hub(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """Publish columns as hf:own/voices:en_us:test."""
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Publish columns as hf:own/voices:en_us:test, a directory to the package."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    if request.param == "a stand-in":
-        return lambda columns: monkeypatch.setitem(sys.modules, "datasets", StandIn(columns))
-    datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "arrow")
     (tmp_path / "own/voices").mkdir(parents=True)
     (tmp_path / "own/voices/README.md").write_text(
