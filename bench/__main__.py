@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import BenchError, dataset, report, serve
+from bench import BenchError, compare, dataset, report, serve
 from bench.run import claim, measure
 
 
@@ -20,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.command == "serve":
             serve.stay_up(flags.config, flags.dir, flags.port)
             return 0
+        if flags.command == "compare":
+            return compare.main(flags)
         interrupted = flags.command == "run" and _run(flags)
         summary, rows = report.score(flags.out)
     except BenchError as error:
@@ -83,6 +85,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--port", type=int, default=8000, metavar="N", help="port of 127.0.0.1 (default: 8000)")
     add = commands.add_parser("report", help="score a run's directory again, without a server").add_argument
     add("out", metavar="DIR", type=Path)
+    compare.add_parser(commands)
     flags = parser.parse_args(arguments)
     if flags.command == "run":
         for name, lowest in (("samples", 1), ("concurrency", 1), ("warmup", 0), ("timeout_s", 1)):
