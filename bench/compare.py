@@ -383,7 +383,7 @@ def word_diff(before: str, after: str) -> str:
             pieces.append(words)
         else:
             pieces += [f"[-{words}-]"] * bool(words) + [f"{{+{others}+}}"] * bool(others)
-    return " ".join(pieces) or "(the same words, other spaces)"
+    return " ".join(pieces) if old != new else f"{' '.join(old)} (the same words, other spaces)"
 
 
 # ---- For the terminal
