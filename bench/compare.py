@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jiwer
 import numpy as np
@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from bench import BenchError, metrics, results
 from bench.client import Row
 
-SEED = 0
-RESAMPLES = 2000
 BLOCK = 1_000_000  # picks held at once
 FEW_CLIPS = 20
 SHOWN_IDS = 50
@@ -68,14 +66,6 @@ def main(flags: argparse.Namespace) -> int:
     return 0
 
 
-class Attempt(NamedTuple):
-    """A line of requests.jsonl with the two fields that `Row` does not have yet."""
-
-    row: Row
-    load: str
-    first_text_ms: float | None
-
-
 @dataclass(frozen=True)
 class Run:
     """A run's directory: `attempts` by load, in the file's order; `name` is its letter in the output."""
@@ -83,7 +73,7 @@ class Run:
     name: str
     directory: Path
     record: dict[str, Any]
-    attempts: dict[str, list[Attempt]]
+    attempts: dict[str, list[Row]]
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.record["run"].get(key, default)
@@ -97,9 +87,9 @@ class Run:
             raise BenchError(f"cannot read {path} ({error}): `bench report {self.directory}` makes it anew") from None
         return found
 
-    def last(self, load: str) -> dict[str, Attempt]:
+    def last(self, load: str) -> dict[str, Row]:
         """Each clip's last attempt, which is the one that counts."""
-        return {attempt.row.id: attempt for attempt in self.attempts[load]}
+        return {row.id: row for row in self.attempts[load]}
 
 
 def read(directory: Path, name: str) -> Run:
@@ -109,19 +99,15 @@ def read(directory: Path, name: str) -> Run:
             f"{directory / results.RUN} is no run's record: expected the keys 'run', with 'ids', and 'environment'"
         )
     path = directory / results.ROWS
-    rows = results.read_rows(path)
-    # The first form of run.json had one load, whose rows do not name it.
-    load = f"c{record['run'].get('concurrency', 1)}"
-    attempts: dict[str, list[Attempt]] = {each: [] for each in record["run"].get("loads", [load])}
-    # read_rows has refused what is damaged, but for a last line that was cut.
-    for row, line in zip(rows, path.read_bytes().splitlines(), strict=False):
-        entry = json.loads(line)
-        attempt = Attempt(row, entry.get("load", load), entry.get("first_text_ms"))
+    # The first form of run.json had one load, which its rows do not name.
+    only = None if "loads" in record["run"] else f"c{record['run'].get('concurrency', 1)}"
+    attempts: dict[str, list[Row]] = {load: [] for load in record["run"].get("loads", [only])}
+    for row in results.read_rows(path):
         for measure in MEASURES:
-            value = entry.get(measure)
+            value = getattr(row, measure)
             if value is not None and value <= 0:
                 raise BenchError(f"{path}: {measure} of {row.id} is {value!r}, expected more than 0")
-        attempts.setdefault(attempt.load, []).append(attempt)
+        attempts.setdefault(only or row.load, []).append(row)
     return Run(name, directory, record, attempts)
 
 
@@ -147,7 +133,7 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
             "a": {key: memories[0].get(key) for key in ("peak_bytes", "source")},
             "b": {key: memories[1].get(key) for key in ("peak_bytes", "source")},
         },
-        "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
+        "bootstrap": {"resamples": metrics.RESAMPLES, "seed": metrics.BOOTSTRAP_SEED},
         "loads": loads,
     }
 
@@ -230,7 +216,7 @@ def _compare_load(a: Run, b: Run, load: str) -> dict[str, Any]:
     of_a, of_b = a.last(load), b.last(load)
     chosen = [set(run.get("ids")) for run in (a, b)]
     left_out: Counter[str] = Counter()
-    pairs: list[tuple[Attempt, Attempt]] = []
+    pairs: list[tuple[Row, Row]] = []
     for clip in dict.fromkeys((*a.get("ids"), *b.get("ids"))):
         states = _state(of_a.get(clip), clip in chosen[0]), _state(of_b.get(clip), clip in chosen[1])
         troubles = {run.name: state for run, state in zip((a, b), states, strict=True) if state}
@@ -243,10 +229,12 @@ def _compare_load(a: Run, b: Run, load: str) -> dict[str, Any]:
     found: dict[str, Any] = {"load": load, "clips": len(pairs), "left_out": dict(left_out)}
     if not pairs:
         return found
-    before, after = ([pair[side].row for pair in pairs] for side in (0, 1))
+    before, after = ([pair[side] for pair in pairs] for side in (0, 1))
     found |= {
-        "latency_ms": _paired([row.latency_ms for row in before], [row.latency_ms for row in after]),
-        "first_text_ms": _paired([one.first_text_ms for one, _ in pairs], [other.first_text_ms for _, other in pairs]),
+        **{
+            measure: _paired([getattr(row, measure) for row in before], [getattr(row, measure) for row in after])
+            for measure in MEASURES
+        },
         "rtfx": {"a": _rtfx(a, load), "b": _rtfx(b, load)},
         "joules_per_audio_second": {"a": _joules(a, load), "b": _joules(b, load)},
         "wer": _wer(before, after),
@@ -255,25 +243,24 @@ def _compare_load(a: Run, b: Run, load: str) -> dict[str, Any]:
     return found
 
 
-def _state(attempt: Attempt | None, chosen: bool) -> str | None:
+def _state(row: Row | None, chosen: bool) -> str | None:
     """Why a run has no transcript of a clip; null if it has."""
     if not chosen:
         return "not chosen"
-    if attempt is None:
+    if row is None:
         return "without an answer"
-    return None if attempt.row.error is None else "failed"
+    return None if row.error is None else "failed"
 
 
 def _rtfx(run: Run, load: str) -> float | None:
     """Of the whole run: the wall clock is that of all its requests, whether they are compared or not."""
-    wall_s = metrics.wall_seconds([attempt.row for attempt in run.attempts[load]])
-    return metrics.rtfx([attempt.row for attempt in run.last(load).values()], wall_s)
+    return metrics.rtfx([*run.last(load).values()], metrics.wall_seconds(run.attempts[load]))
 
 
 def _joules(run: Run, load: str) -> float | None:
     """Likewise, over the audio seconds of the completed clips."""
     joules: float | None = run.record.get("loads", {}).get(load, {}).get("joules")
-    audio_s = sum(attempt.row.duration_s for attempt in run.last(load).values() if attempt.row.error is None)
+    audio_s = sum(row.duration_s for row in run.last(load).values() if row.error is None)
     return joules / audio_s if joules is not None and audio_s else None
 
 
@@ -284,11 +271,11 @@ def _intervals(count: int, statistics: dict[str, Callable[[Picks], Values]]) -> 
     """
     if count < 2:
         return dict.fromkeys(statistics)
-    random = np.random.default_rng(SEED)
+    random = np.random.default_rng(metrics.BOOTSTRAP_SEED)
     rows = max(1, BLOCK // count)
     values: dict[str, list[Values]] = {name: [] for name in statistics}
-    for start in range(0, RESAMPLES, rows):
-        picks = random.integers(0, count, (min(rows, RESAMPLES - start), count))
+    for start in range(0, metrics.RESAMPLES, rows):
+        picks = random.integers(0, count, (min(rows, metrics.RESAMPLES - start), count))
         for name, statistic in statistics.items():
             values[name].append(statistic(picks))
     joined = {name: np.concatenate(each) for name, each in values.items()}
