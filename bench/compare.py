@@ -25,6 +25,10 @@ from bench.client import Row
 
 BLOCK = 1_000_000  # picks held at once
 FEW_CLIPS = 20
+CAVEAT = (
+    "The intervals are over the clips of these runs. A machine that was slower during one of them looks like a slower\n"
+    "server: repeat the runs in turn (`python -m bench matrix`) before you believe a small difference."
+)
 SHOWN_IDS = 50
 SHOWN_DIFFS = 10
 # Of `environment`: the machine, and what is installed on it
@@ -63,6 +67,7 @@ def main(flags: argparse.Namespace) -> int:
         print(f"{run.name}  {run.directory}{'  (baseline)' if run is runs[0] else ''}")
     for pair in pairs:
         print(f"\n{console(pair)}")
+    print(f"\n{CAVEAT}")
     return 0
 
 

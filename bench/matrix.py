@@ -27,6 +27,10 @@ to the results, so `env` must hold no secret: the server has the environment of 
 Each round serves every configuration once, and every second round goes backwards: A B C, C B A. A machine that gets
 steadily slower, as one that heats up, then slows each of them alike, over every two rounds: taken in the same order
 each time, the last one would always fare worst. Each run is one of `bench run --serve`, in OUT/NAME/ROUND.
+
+In the table, the latency ratio is to the first configuration's run of the same round, the nearest in time: the
+geometric mean over the clips that completed in both. If it is above 1 in one round and below 1 in another, the
+machine told the two apart, not the configurations.
 """
 
 import argparse
@@ -44,6 +48,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError, report, results
+from bench.client import Row
 
 MATRIX, TABLE, CONFIG, LOG = "matrix.json", "matrix.md", "config.yaml", "server.log"
 KINDS: dict[str, Any] = {"string": str, "whole number": int, "list": list, "mapping": dict}
@@ -68,6 +73,7 @@ MEASURES = (
     ("p50_ms", "P50 ms", "{:.1f}", 1),
     ("p90_ms", "P90 ms", "{:.1f}", 1),
     ("p95_ms", "P95 ms", "{:.1f}", 1),
+    ("latency_ratio", "latency ratio", "{:.3f}", 1),
     ("rtfx", "RTFx", "{:.2f}", 1),
     ("joules_per_audio_second", "J per audio s", "{:.3f}", 1),
     ("peak_bytes", "peak GiB", "{:.2f}", 2**30),
@@ -348,7 +354,7 @@ def _finished(directory: Path) -> bool:
     if not (directory / results.ROWS).exists():
         return False
     record = results.read_run(directory)["run"]
-    answered = {(row.id, row.load) for row in results.read_rows(directory / results.ROWS)}
+    answered = {(row.id, row.load) for row in _rows(directory)}
     return answered >= {(clip, load) for clip in record["ids"] for load in record.get("loads", ["c1"])}
 
 
@@ -383,11 +389,16 @@ def _described(configuration: Configuration) -> str:
 def tabulate(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per configuration and load, over its finished runs: of each measure its median, extremes and values."""
     table = []
+    first = plan.configurations[0].name
+    baseline = {run["round"]: run["directory"] for run in runs if run["name"] == first}
     for configuration in plan.configurations:
         own = [run for run in runs if run["name"] == configuration.name]
-        summaries = [_summary(out / run["directory"]) for run in own if run["status"] == "finished"]
+        finished = [run for run in own if run["status"] == "finished"]
+        summaries = [_summary(out / run["directory"]) for run in finished]
         for load in plan.loads:
             found = [_numbers(summary, load) for summary in summaries]
+            for numbers, run in zip(found, finished, strict=True):
+                numbers["latency_ratio"] = _ratio(out / baseline[run["round"]], out / run["directory"], load)
             row: dict[str, Any] = {"name": configuration.name, "load": load, "runs": len(found)}
             row["planned"] = plan.repeats
             row["headline"] = summaries[0]["quality"]["headline"] if summaries else None
@@ -400,6 +411,20 @@ def tabulate(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> list[dict[str
             row["reason"] = next((run["reason"] for run in own if run["status"] == "failed"), None)
             table.append(row)
     return table
+
+
+def _ratio(baseline: Path, directory: Path, load: str) -> float | None:
+    """How many times the baseline's latency, as a geometric mean over the clips; null where none completed in both."""
+    old, new = (
+        {row.id: row.latency_ms for row in _rows(each) if row.load == load and (row.latency_ms or 0) > 0}
+        for each in (baseline, directory)
+    )
+    pairs = [(old[clip], new[clip]) for clip in old if clip in new]
+    return statistics.geometric_mean(after / before for before, after in pairs) if pairs else None
+
+
+def _rows(directory: Path) -> list[Row]:
+    return results.read_rows(directory / results.ROWS) if (directory / results.ROWS).exists() else []
 
 
 def _summary(directory: Path) -> dict[str, Any]:
@@ -441,7 +466,8 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
         "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) + " |" for line in cells
     ]
     note = (
-        "Medians over the runs (lowest to highest); -: not measured. Failed: requests without a transcript, all runs."
+        "Medians over the runs (lowest to highest); -: not measured. Latency ratio: to the first configuration's\n"
+        "run of the same round, clip by clip. Failed: requests without a transcript, over all runs."
     )
     failures = [f"{row['name']} failed: {_cause(row['reason'])}" for row in rows if row["reason"]]
     return "\n".join([*lines, "", note, *dict.fromkeys(failures)])

@@ -83,6 +83,7 @@ def test_faster_slower_and_no_difference(tmp_path: Path, run_compare: Any) -> No
     assert "\nB is faster: 0.9" in done.printed
     assert "\nC is slower: 1.1" in done.printed
     assert "\nno difference seen in latency: D has " in done.printed
+    assert done.printed.endswith(f"\n\n{compare.CAVEAT}\n")
     # The logarithms have a standard deviation of 0.05, and so the mean of 40 has 0.05 / sqrt(40) = 0.0079.
     low, high = found[2]["ratio_geometric_mean"]["ci95"]
     assert low < 1 < high

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from fakeserver import write_dataset
 
-from bench import BenchError, matrix
+from bench import BenchError, compare, matrix
 from bench.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +127,13 @@ def test_a_whole_matrix(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
         "values": medians,
     }
     assert second["p50_ms"]["max"] < first["p50_ms"]["min"]
+    assert first["latency_ratio"]["values"] == [1.0] * 3
+    # Against the run of its own round, over the three clips that completed in both
+    for number, ratio in zip("123", second["latency_ratio"]["values"], strict=True):
+        one, two = (compare.read(bed.out / name / number, "A") for name in ("slow", "other"))
+        (load,) = compare.compare(one, two)["loads"]
+        assert load["clips"] == 3
+        assert ratio == pytest.approx(load["latency_ms"]["ratio_geometric_mean"]["value"])
     assert first["joules_per_audio_second"] is None
     assert first["peak_bytes"]["max"] == max(summary["memory"]["peak_bytes"] for summary in summaries)
 
@@ -239,6 +246,34 @@ def test_a_mistake_that_all_share_stops_it(bed: Bed, capsys: pytest.CaptureFixtu
     assert bed.starts() == []
     bed.write(bed.entry("a"))
     assert bed.run() == 0
+
+
+def test_the_second_form_of_a_summary(tmp_path: Path) -> None:
+    """Two loads, CER as the headline, energy and start-up measured, in two of three rounds."""
+    configurations = [matrix.Configuration("a", {}, ".", {}, [])]
+    plan = matrix.Plan("data", None, ["c1", "c16"], 3, [], configurations)
+    runs = [{"name": "a", "round": number, "directory": f"a/{number}", "status": "finished"} for number in (1, 2, 3)]
+    runs[2] |= {"status": "failed", "reason": "it died\nno cause"}
+    for number in (1, 2):
+        loads = [
+            {"load": load, "samples": 9, "completed": 9 - number, "rtfx": 3.0, "joules_per_audio_second": 0.5 * number}
+            | {"latency_ms": {f"p{q}": float(q * number) for q in (50, 90, 95, 99)}}
+            for load in ("c1", "c16")
+        ]
+        quality = {"headline": "cer", "wer": {"value": 0.9}, "cer": {"value": 0.25}}
+        summary = {"loads": loads, "quality": quality, "memory": {"peak_bytes": 2**31}, "server": {"startup_s": 7.0}}
+        (tmp_path / f"a/{number}").mkdir(parents=True)
+        (tmp_path / f"a/{number}/summary.json").write_text(json.dumps(summary))
+    rows = matrix.tabulate(tmp_path, plan, runs)
+    assert [row["load"] for row in rows] == ["c1", "c16"]
+    assert rows[1]["p90_ms"] == {"median": 135.0, "min": 90.0, "max": 180.0, "values": [90.0, 180.0]}
+    assert (rows[1]["failed"], rows[1]["latency_ratio"]) == (1 + 2, None)
+    cells = [cell.strip() for cell in matrix._markdown(rows).splitlines()[3].split("|")[1:-1]]
+    assert cells == [
+        *("a", "c16", "2 of 3 (failed)", "75.0 (50.0 to 100.0)", "135.0 (90.0 to 180.0)", "142.5 (95.0 to 190.0)"),
+        *("-", "3.00", "0.750 (0.500 to 1.000)", "2.00", "7.0", "25.00% CER", "3"),
+    ]
+    assert matrix._markdown(rows).endswith("\na failed: it died")
 
 
 # ---- The file
