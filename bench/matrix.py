@@ -4,7 +4,7 @@ The file names a dataset and configurations, each a vLLM config file with overri
 
     dataset: bench/data
     samples: 40                       # clips to pick (default: all)
-    loads: [c1, c16]                  # 1 and 16 requests in flight (default: c1); r2.5: 2.5 arrivals a second
+    loads: [c1, c16]                  # 1 and 16 requests in flight (default: c1); or [r2.5]: 2.5 arrivals a second
     repeats: 3                        # rounds (default: 1)
     dir: pico/checkpoint              # directory to serve in (default: this one)
     flags: [--warmup, 4]              # further flags of `bench run`
@@ -49,6 +49,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError, report, results
 from bench.client import Row
+from bench.compare import server_of
 
 MATRIX, TABLE, CONFIG, LOG = "matrix.json", "matrix.md", "config.yaml", "server.log"
 KINDS: dict[str, Any] = {"string": str, "whole number": int, "list": list, "mapping": dict}
@@ -62,7 +63,8 @@ CONFIGURATION_KEYS = {
 }
 # A name is also that of a directory.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-LOAD = re.compile(r"c[1-9]\d*|r\d+(\.\d+)?")
+# As `bench run` writes them: r2.5 and r2, not r2.50 and r2.0
+LOAD = re.compile(r"c[1-9]\d*|r(?!0$)(0|[1-9]\d*)(\.\d*[1-9])?")
 # Flags of `bench run` that have a key here, or none to set
 OWN_FLAGS = (
     *("--url", "--serve", "--dir", "--dataset", "--samples", "--concurrency", "--rate", "--out", "--resume"),
@@ -184,6 +186,8 @@ def read(path: Path) -> Plan:
         problems.append(
             f"'loads' must list such as c16 (requests in flight) or r2.5 (arrivals a second), found {loads!r}"
         )
+    elif len({load[0] for load in loads}) > 1 or len(set(loads)) < len(loads):
+        problems.append(f"'loads' must be all of one kind, c or r, and each once, found {loads!r}")
     flags = content.get("flags", [])
     for flag in flags:
         if not isinstance(flag, str | int | float) or isinstance(flag, bool):
@@ -416,11 +420,11 @@ def tabulate(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> list[dict[str
 def _ratio(baseline: Path, directory: Path, load: str) -> float | None:
     """How many times the baseline's latency, as a geometric mean over the clips; null where none completed in both."""
     old, new = (
-        {row.id: row.latency_ms for row in _rows(each) if row.load == load and (row.latency_ms or 0) > 0}
+        {row.id: row.latency_ms for row in _rows(each) if row.load == load and row.latency_ms is not None}
         for each in (baseline, directory)
     )
-    pairs = [(old[clip], new[clip]) for clip in old if clip in new]
-    return statistics.geometric_mean(after / before for before, after in pairs) if pairs else None
+    ratios = [new[clip] / old[clip] for clip in old if clip in new]
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 def _rows(directory: Path) -> list[Row]:
@@ -444,7 +448,7 @@ def _numbers(summary: dict[str, Any], load: str) -> dict[str, Any]:
         **{f"p{q}_ms": at["latency_ms"][f"p{q}"] for q in (50, 90, 95)},
         **{key: at[key] for key in ("rtfx", "joules_per_audio_second")},
         "peak_bytes": summary["memory"]["peak_bytes"],
-        "startup_s": (summary.get("server") or {}).get("startup_s"),
+        "startup_s": server_of(summary).get("startup_s"),
         "error_rate": quality[quality["headline"]]["value"],
         "failed": at["samples"] - at["completed"],
     }

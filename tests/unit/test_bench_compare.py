@@ -346,7 +346,7 @@ def test_warnings_and_settings(tmp_path: Path, run_compare: Any) -> None:
     a = write_run(
         tmp_path / "a",
         memory=memory,
-        server={"config": config, "versions": {"vllm": "0.20.0"}},
+        environment=ENVIRONMENT | {"server": {"config": config, "versions": {"vllm": "0.20.0"}}},
     )
     b = write_run(
         tmp_path / "b",

@@ -261,7 +261,8 @@ def test_the_second_form_of_a_summary(tmp_path: Path) -> None:
             for load in ("c1", "c16")
         ]
         quality = {"headline": "cer", "wer": {"value": 0.9}, "cer": {"value": 0.25}}
-        summary = {"loads": loads, "quality": quality, "memory": {"peak_bytes": 2**31}, "server": {"startup_s": 7.0}}
+        summary = {"loads": loads, "quality": quality, "memory": {"peak_bytes": 2**31}}
+        summary |= {"environment": {"server": {"startup_s": 7.0}}}
         (tmp_path / f"a/{number}").mkdir(parents=True)
         (tmp_path / f"a/{number}/summary.json").write_text(json.dumps(summary))
     rows = matrix.tabulate(tmp_path, plan, runs)
@@ -297,14 +298,16 @@ def test_merge() -> None:
     assert matrix.merge(settings, overrides) == expected
 
 
-def test_loads_become_flags(bed: Bed) -> None:
-    bed.write(bed.entry("a"), samples=3, loads=["c1", "c16", "r2.5"])
+@pytest.mark.parametrize(
+    ("loads", "flags"), [(["c1", "c16"], ["--concurrency", "1,16"]), (["r2.5", "r10"], ["--rate", "2.5,10"])]
+)
+def test_loads_become_flags(bed: Bed, loads: list[str], flags: list[str]) -> None:
+    bed.write(bed.entry("a"), samples=3, loads=loads)
     plan = matrix.read(bed.file)
     arguments = matrix._arguments(plan, plan.configurations[0], bed.out / "a/1")
     assert arguments == [
         *("run", "--warmup", "0", "--serve", str(bed.out / "a/config.yaml"), "--dir", str(bed.root / "checkpoint")),
-        *("--dataset", str(bed.data), "--out", str(bed.out / "a/1"), "--samples", "3"),
-        *("--concurrency", "1,16", "--rate", "2.5"),
+        *("--dataset", str(bed.data), "--out", str(bed.out / "a/1"), "--samples", "3", *flags),
     ]
 
 
@@ -317,6 +320,8 @@ def test_loads_become_flags(bed: Bed) -> None:
         ({"repeats": True}, {}, "the file: 'repeats' must be a whole number, found True"),
         ({"repeats": 0}, {}, "'repeats' must be at least 1, found 0"),
         ({"loads": ["c0"]}, {}, "'loads' must list such as c16"),
+        ({"loads": ["r2.0"]}, {}, "'loads' must list such as c16"),
+        ({"loads": ["c1", "r2.5"]}, {}, "'loads' must be all of one kind, c or r, and each once"),
         ({"flags": ["--out=x"]}, {}, "'flags' has '--out=x': it has a key of its own here"),
         ({"flags": ["--conc", 3]}, {}, "'flags' has '--conc': it has a key of its own here"),
         ({}, {"name": "../a"}, "'name' must be letters, digits"),
