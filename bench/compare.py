@@ -197,9 +197,11 @@ def _warnings(a: Run, b: Run) -> Iterator[str]:
 
 def _settings(a: Run, b: Run) -> Iterator[str]:
     """What was set otherwise: as a rule, what the comparison is about."""
-    runs = [{key: value for key, value in run.record["run"].items() if key not in NO_SETTING} for run in (a, b)]
-    yield from _differences(runs, a.name + b.name)
     servers = [server_of(run.record) for run in (a, b)]
+    known = all(server.get("config") for server in servers)
+    hidden = (*NO_SETTING, "config_sha256") if known else NO_SETTING
+    runs = [{key: value for key, value in run.record["run"].items() if key not in hidden} for run in (a, b)]
+    yield from _differences(runs, a.name + b.name)
     for key in ("config", "patches"):
         if all(server.get(key) is not None for server in servers):
             values = [{key: server[key]} for server in servers]

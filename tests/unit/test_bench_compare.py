@@ -128,6 +128,15 @@ def test_pairs_see_what_their_means_hide(tmp_path: Path, run_compare: Any) -> No
     assert latency["ratio_geometric_mean"]["ci95"] == pytest.approx([0.98, 0.98])
 
 
+def test_intervals_do_not_depend_on_how_many_picks_are_held(
+    tmp_path: Path, run_compare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", times(1.0, 0.05))
+    whole = run_compare(a, b).load()
+    monkeypatch.setattr(compare, "BLOCK", 130)  # three resamples of 40 clips, the last block not full
+    assert run_compare(a, b).load() == whole
+
+
 def test_one_clip_has_no_verdict(tmp_path: Path, run_compare: Any) -> None:
     a, b = (write_run(tmp_path / name, run={"ids": ["c00"]}) for name in "ab")
     done = run_compare(a, b)
@@ -354,7 +363,7 @@ def test_warnings_and_settings(tmp_path: Path, run_compare: Any) -> None:
         | {"cpu": "slide rule", "libraries": {"jiwer": "4.1.0"}, "git_commit": "of a later form, unknown in A"},
         memory=memory | {"source": "rss_process_tree"},
         server={"config": config | {"max_model_len": 1024, "seed": 1}, "versions": {"vllm": "0.32.0"}},
-        run={"language": "de"},
+        run={"language": "de", "config_sha256": "hidden, as both configs are known"},
     )
     (a / "summary.json").write_text('{"wer": {"normalizer": "one"}}')
     (b / "summary.json").write_text('{"quality": {"normalizer": "two"}}')
