@@ -1,4 +1,4 @@
-"""The command line: `python -m bench run ...`, `python -m bench serve ...` and `python -m bench report DIR`.
+"""The command line: `python -m bench run|serve|report|compare|matrix ...`.
 
 Exit status: 0 all clips completed; 1 a request failed or is missing; 2 a mistake in the usage or the data,
 or no server; 130 stopped by Ctrl-C.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import BenchError, dataset, report, serve
+from bench import BenchError, compare, dataset, matrix, report, serve
 from bench.run import claim, measure
 
 
@@ -20,6 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.command == "serve":
             serve.stay_up(flags.config, flags.dir, flags.port)
             return 0
+        if flags.command == "compare":
+            return compare.main(flags)
+        if flags.command == "matrix":
+            return matrix.main(flags, _parse, _run)
         interrupted = flags.command == "run" and _run(flags)
         summary, rows = report.score(flags.out)
     except BenchError as error:
@@ -43,7 +47,8 @@ def _run(flags: argparse.Namespace) -> bool:
     claim(flags.out, flags.resume)
     port = serve.free_port()
     flags.url = f"http://127.0.0.1:{port}"
-    with serve.server(flags.serve, flags.dir, port, flags.out / "server.log"):
+    own = {"command": flags.server_command, "environment": flags.server_environment}
+    with serve.server(flags.serve, flags.dir, port, flags.out / "server.log", **own):
         return measure(flags)
 
 
@@ -54,6 +59,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     where = run.add_mutually_exclusive_group(required=True)
     where.add_argument("--url", help="root of the server, such as http://127.0.0.1:8000")
     where.add_argument("--serve", type=Path, metavar="YAML", help="vLLM config: serve it for the time of the run")
+    run.set_defaults(server_command=(), server_environment=None)  # bench.matrix has its own
     add = run.add_argument
     add(
         "--dir",
@@ -83,6 +89,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--port", type=int, default=8000, metavar="N", help="port of 127.0.0.1 (default: 8000)")
     add = commands.add_parser("report", help="score a run's directory again, without a server").add_argument
     add("out", metavar="DIR", type=Path)
+    compare.add_parser(commands)
+    matrix.add_parser(commands)
     flags = parser.parse_args(arguments)
     if flags.command == "run":
         for name, lowest in (("samples", 1), ("concurrency", 1), ("warmup", 0), ("timeout_s", 1)):

@@ -1,0 +1,489 @@
+"""Compare runs clip by clip: `python -m bench compare A B [C ...]` sets each directory against A, the baseline.
+
+It reads run.json and requests.jsonl. Only clips that completed in both runs count, load by load, and each is paired
+with itself: how long or how hard a clip is falls out of the difference. The intervals are percentile bootstraps over
+the clips (Efron and Tibshirani 1993, chapter 13). They know nothing of a machine that was slower for a while:
+`python -m bench matrix` spreads its repeats over the time for that.
+"""
+
+import argparse
+import itertools
+import json
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jiwer
+import numpy as np
+from numpy.typing import NDArray
+
+from bench import BenchError, metrics, results
+from bench.client import Row
+
+BLOCK = 1_000_000  # picks held at once
+FEW_CLIPS = 20
+CAVEAT = (
+    "The intervals are over the clips of these runs. A machine that was slower during one of them looks like a slower\n"
+    "server: repeat the runs in turn (`python -m bench matrix`) before you believe a small difference."
+)
+SHOWN_IDS = 50
+SHOWN_DIFFS = 10
+# Of `environment`: the machine, and what is installed on it
+MACHINE = ("platform", "cpu", "cores", "gpu", "gpu_driver", "gpu_memory_bytes")
+VERSIONS = ("server_version", "python", "libraries", "git_commit")
+# Of `run`: what says nothing about how the server was set up, is compared on its own, or is in the warnings
+NO_SETTING = (
+    *("ids", "loads", "concurrency", "manifest_sha256", "api", "mode", "dataset", "timeout_s", "seed"),
+    *("language", "warmup"),
+)
+MEASURES = {"latency_ms": "latency", "first_text_ms": "first text"}
+
+Picks = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("compare", help="compare runs clip by clip, without a server")
+    parser.add_argument("baseline", metavar="A", type=Path, help="directory of the run to compare with")
+    parser.add_argument("others", metavar="B", type=Path, nargs="+", help="directories of the runs to compare with A")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
+
+
+def main(flags: argparse.Namespace) -> int:
+    directories = [flags.baseline, *flags.others]
+    if len(directories) > (most := len(string.ascii_uppercase)):
+        raise BenchError(f"{len(directories)} directories: at most {most} can be compared at once")
+    runs = [read(directory, name) for name, directory in zip(string.ascii_uppercase, directories, strict=False)]
+    pairs = [compare(runs[0], run) for run in runs[1:]]
+    if flags.json:
+        try:
+            results.write_json(flags.json, {"schema_version": 1, "pairs": pairs})
+        except OSError as error:
+            raise BenchError(f"cannot write --json {flags.json} ({error.strerror})") from None
+    for run in runs:
+        print(f"{run.name}  {run.directory}{'  (baseline)' if run is runs[0] else ''}")
+    for pair in pairs:
+        print(f"\n{console(pair)}")
+    print(f"\n{CAVEAT}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's directory: `attempts` by load, in the file's order; `name` is its letter in the output."""
+
+    name: str
+    directory: Path
+    record: dict[str, Any]
+    attempts: dict[str, list[Row]]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.record["run"].get(key, default)
+
+    def summary(self) -> dict[str, Any]:
+        """Its summary.json, empty where it was not scored."""
+        path = self.directory / results.SUMMARY
+        try:
+            found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            raise BenchError(f"cannot read {path} ({error}): `bench report {self.directory}` makes it anew") from None
+        return found
+
+    def last(self, load: str) -> dict[str, Row]:
+        """Each clip's last attempt, which is the one that counts."""
+        return {row.id: row for row in self.attempts[load]}
+
+
+def read(directory: Path, name: str) -> Run:
+    record = results.read_run(directory)
+    if not (isinstance(record.get("run"), dict) and "ids" in record["run"] and "environment" in record):
+        raise BenchError(
+            f"{directory / results.RUN} is no run's record: expected the keys 'run', with 'ids', and 'environment'"
+        )
+    path = directory / results.ROWS
+    # The first form of run.json had one load, which its rows do not name.
+    only = None if "loads" in record["run"] else f"c{record['run'].get('concurrency', 1)}"
+    attempts: dict[str, list[Row]] = {load: [] for load in record["run"].get("loads", [only])}
+    for row in results.read_rows(path):
+        for measure in MEASURES:
+            value = getattr(row, measure)
+            if value is not None and value <= 0:
+                raise BenchError(f"{path}: {measure} of {row.id} is {value!r}, expected more than 0")
+        attempts.setdefault(only or row.load, []).append(row)
+    return Run(name, directory, record, attempts)
+
+
+def compare(a: Run, b: Run) -> dict[str, Any]:
+    """The numbers of `b` against `a`, for JSON. Raises BenchError for runs of which no clip can be compared."""
+    _refuse(a, b)
+    shared = [load for load in a.attempts if load in b.attempts]
+    loads = [_compare_load(a, b, load) for load in shared]
+    if not any(load["clips"] for load in loads):
+        found = "; ".join(f"{run.name} has {', '.join(run.attempts)}" for run in (a, b))
+        why = "; ".join(f"{load['load']}: {_counts(load['left_out'])}" for load in loads)
+        raise BenchError(
+            f"{a.directory} and {b.directory} have no clip that completed in both at one load: {why or found}"
+        )
+    memories = [run.record.get("memory") or {} for run in (a, b)]
+    return {
+        "a": {"name": a.name, "directory": str(a.directory)},
+        "b": {"name": b.name, "directory": str(b.directory)},
+        "warnings": list(_warnings(a, b)),
+        "settings": list(_settings(a, b)),
+        "loads_of_one": [f"{load} in {run.name}" for run in (a, b) for load in run.attempts if load not in shared],
+        "memory": {
+            "a": {key: memories[0].get(key) for key in ("peak_bytes", "source")},
+            "b": {key: memories[1].get(key) for key in ("peak_bytes", "source")},
+        },
+        "bootstrap": {"resamples": metrics.RESAMPLES, "seed": metrics.BOOTSTRAP_SEED},
+        "loads": loads,
+    }
+
+
+def _refuse(a: Run, b: Run) -> None:
+    defaults = {"manifest_sha256": None, "api": "transcriptions", "mode": "whole"}
+    for key, default in defaults.items():
+        values = [run.get(key, default) for run in (a, b)]
+        if values[0] != values[1]:
+            raise BenchError(
+                f"cannot compare {a.directory} with {b.directory}: {key} is {values[0]!r} in the first, "
+                f"{values[1]!r} in the second. Compare runs of one dataset, taken in the same way."
+            )
+    if not set(a.get("ids")) & set(b.get("ids")):
+        raise BenchError(
+            f"cannot compare {a.directory} with {b.directory}: they have no clip in common. "
+            f"Measure both with the same --samples and --seed."
+        )
+
+
+def _differences(values: Sequence[dict[str, Any]], names: str, prefix: str = "") -> Iterator[str]:
+    """Name every entry in which two objects differ, with dotted names inside others; what is not there is null."""
+    for key in dict.fromkeys(itertools.chain(*values)):
+        found = [each.get(key) for each in values]
+        if all(isinstance(each, dict) for each in found):
+            yield from _differences(found, names, f"{prefix}{key}.")  # type: ignore[arg-type]
+        elif found[0] != found[1]:
+            shown = ", ".join(f"{json.dumps(each)} in {name}" for each, name in zip(found, names, strict=True))
+            yield f"{prefix}{key}: {shown}"
+
+
+def _warnings(a: Run, b: Run) -> Iterator[str]:
+    """What makes the comparison one of more than two configurations."""
+    names = a.name + b.name
+    environments = [run.record["environment"] for run in (a, b)]
+    for kind, keys in (("different machines", MACHINE), ("different versions", VERSIONS)):
+        # A key that one of them lacks is of a later form of run.json: not known, hence no difference.
+        known = [key for key in keys if all(key in each for each in environments)]
+        values = [{key: each[key] for key in known} for each in environments]
+        yield from (f"{kind}: {difference}" for difference in _differences(values, names))
+    servers = [server_of(run.record) for run in (a, b)]
+    if all(server.get("versions") for server in servers):
+        versions = [server["versions"] for server in servers]
+        yield from (f"different versions: server.{each}" for each in _differences(versions, names))
+    for key in ("language", "warmup"):
+        values = [{key: run.get(key)} for run in (a, b)]
+        yield from (f"different measuring: {difference}" for difference in _differences(values, names))
+    normalizers = [{"normalizer": _normalizer(run.summary())} for run in (a, b)]
+    if all(each["normalizer"] for each in normalizers):
+        again = "the WERs below are scored anew, both with one"
+        yield from (f"different normalisers: {each} ({again})" for each in _differences(normalizers, names))
+    sources = [{"memory.source": (run.record.get("memory") or {}).get("source")} for run in (a, b)]
+    if all(each["memory.source"] for each in sources):
+        yield from (f"peak memories of different kinds: {each}" for each in _differences(sources, names))
+
+
+def _settings(a: Run, b: Run) -> Iterator[str]:
+    """What was set otherwise: as a rule, what the comparison is about."""
+    servers = [server_of(run.record) for run in (a, b)]
+    known = all(server.get("config") for server in servers)
+    hidden = (*NO_SETTING, "config_sha256") if known else NO_SETTING
+    runs = [{key: value for key, value in run.record["run"].items() if key not in hidden} for run in (a, b)]
+    yield from _differences(runs, a.name + b.name)
+    for key in ("config", "patches"):
+        if all(server.get(key) is not None for server in servers):
+            values = [{key: server[key]} for server in servers]
+            yield from _differences(values, a.name + b.name, "server.")
+
+
+def server_of(record: dict[str, Any]) -> dict[str, Any]:
+    """What a run.json or a summary.json knows of the server: startup_s, patches, versions, config."""
+    server: dict[str, Any] = record.get("environment", {}).get("server") or record.get("server") or {}
+    return server
+
+
+def _normalizer(summary: dict[str, Any]) -> str | None:
+    """In the second form of summary.json, or in the first."""
+    name: str | None = (summary.get("quality") or summary.get("wer") or {}).get("normalizer")
+    return name
+
+
+def _compare_load(a: Run, b: Run, load: str) -> dict[str, Any]:
+    of_a, of_b = a.last(load), b.last(load)
+    chosen = [set(run.get("ids")) for run in (a, b)]
+    left_out: Counter[str] = Counter()
+    pairs: list[tuple[Row, Row]] = []
+    for clip in dict.fromkeys((*a.get("ids"), *b.get("ids"))):
+        states = _state(of_a.get(clip), clip in chosen[0]), _state(of_b.get(clip), clip in chosen[1])
+        troubles = {run.name: state for run, state in zip((a, b), states, strict=True) if state}
+        if not troubles:
+            pairs.append((of_a[clip], of_b[clip]))
+        elif len(set(troubles.values())) == 1:
+            left_out[f"{next(iter(troubles.values()))} in {' and '.join(troubles)}"] += 1
+        else:
+            left_out[", ".join(f"{state} in {name}" for name, state in troubles.items())] += 1
+    found: dict[str, Any] = {"load": load, "clips": len(pairs), "left_out": dict(left_out)}
+    if not pairs:
+        return found
+    before, after = ([pair[side] for pair in pairs] for side in (0, 1))
+    found |= {
+        **{
+            measure: _paired([getattr(row, measure) for row in before], [getattr(row, measure) for row in after])
+            for measure in MEASURES
+        },
+        "rtfx": {"a": _rtfx(a, load), "b": _rtfx(b, load)},
+        "joules_per_audio_second": {"a": _joules(a, load), "b": _joules(b, load)},
+        "wer": _wer(before, after),
+        "changed": _changed(before, after),
+    }
+    return found
+
+
+def _state(row: Row | None, chosen: bool) -> str | None:
+    """Why a run has no transcript of a clip; null if it has."""
+    if not chosen:
+        return "not chosen"
+    if row is None:
+        return "without an answer"
+    return None if row.error is None else "failed"
+
+
+def _rtfx(run: Run, load: str) -> float | None:
+    """Of the whole run: the wall clock is that of all its requests, whether they are compared or not."""
+    return metrics.rtfx([*run.last(load).values()], metrics.wall_seconds(run.attempts[load]))
+
+
+def _joules(run: Run, load: str) -> float | None:
+    """Likewise, over the audio seconds of the completed clips."""
+    joules: float | None = run.record.get("loads", {}).get(load, {}).get("joules")
+    audio_s = sum(row.duration_s for row in run.last(load).values() if row.error is None)
+    return joules / audio_s if joules is not None and audio_s else None
+
+
+def _intervals(count: int, statistics: dict[str, Callable[[Picks], Values]]) -> dict[str, list[float] | None]:
+    """95 % percentile bootstrap intervals over `count` clips, null for a single one.
+
+    Each statistic takes picks of shape (resamples, clips) and returns one value per resample. All see the same picks.
+    """
+    if count < 2:
+        return dict.fromkeys(statistics)
+    random = np.random.default_rng(metrics.BOOTSTRAP_SEED)
+    rows = max(1, BLOCK // count)
+    values: dict[str, list[Values]] = {name: [] for name in statistics}
+    for start in range(0, metrics.RESAMPLES, rows):
+        picks = random.integers(0, count, (min(rows, metrics.RESAMPLES - start), count))
+        for name, statistic in statistics.items():
+            values[name].append(statistic(picks))
+    joined = {name: np.concatenate(each) for name, each in values.items()}
+    finite = {name: each[np.isfinite(each)] for name, each in joined.items()}
+    return {
+        name: np.percentile(each, [2.5, 97.5], method="linear").tolist() if each.size else None
+        for name, each in finite.items()
+    }
+
+
+def _paired(before: Sequence[float | None], after: Sequence[float | None]) -> dict[str, Any] | None:
+    """Differences in ms and ratios of one measure over the clips that both have; null where none has it."""
+    both = [(x, y) for x, y in zip(before, after, strict=True) if x is not None and y is not None]
+    if not both:
+        return None
+    first, second = np.array(both, dtype=float).T
+    difference, ratio, logarithm = second - first, second / first, np.log(second / first)
+    statistics: dict[str, Callable[[Picks], Values]] = {
+        "difference_median": lambda picks: np.median(difference[picks], axis=1),
+        "difference_mean": lambda picks: difference[picks].mean(axis=1),
+        "ratio_median": lambda picks: np.median(ratio[picks], axis=1),
+        "ratio_geometric_mean": lambda picks: np.exp(logarithm[picks].mean(axis=1)),
+    }
+    everything = np.arange(len(both))[None]
+    intervals = _intervals(len(both), statistics)
+    numbers = {
+        name: {"value": float(statistic(everything)[0]), "ci95": intervals[name]}
+        for name, statistic in statistics.items()
+    }
+    verdict = _side(intervals["ratio_geometric_mean"], 1, ("faster", "slower"))
+    sides = {
+        name: {"median": float(np.median(values)), "mean": float(values.mean())}
+        for name, values in (("a", first), ("b", second))
+    }
+    return {"clips": len(both), **sides, **numbers, "verdict": verdict}
+
+
+def _wer(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
+    scores = [[metrics.word_errors(row.reference, row.text) for row in rows] for rows in (before, after)]
+    first, second = (np.array([score.total for score in side]) for side in scores)
+    words = np.array([score.words for score in scores[0]])
+
+    def difference(picks: Picks) -> Values:
+        with np.errstate(invalid="ignore", divide="ignore"):  # a resample without words has no rate
+            rates: Values = (second - first)[picks].sum(axis=1) / words[picks].sum(axis=1)
+        return rates
+
+    interval = _intervals(len(before), {"difference": difference})["difference"]
+    total = int(words.sum())
+    return {
+        "a": float(first.sum() / total) if total else None,
+        "b": float(second.sum() / total) if total else None,
+        "words": total,
+        "difference": {"value": float((second - first).sum() / total) if total else None, "ci95": interval},
+        "verdict": _side(interval, 0, ("lower", "higher")),
+    }
+
+
+def _side(interval: list[float] | None, even: float, names: tuple[str, str]) -> str | None:
+    """On which side of `even` the whole interval lies; null without one."""
+    if interval is None:
+        return None
+    low, high = interval
+    return names[0] if high < even else names[1] if low > even else "no difference seen"
+
+
+def _changed(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
+    """Which texts differ in any character, and the first of them word by word."""
+    changed = [(x, y) for x, y in zip(before, after, strict=True) if x.text != y.text]
+    # Equal after normalisation: neither has a word that the other lacks.
+    form = sum(metrics.word_errors(x.text or "", y.text).total == 0 for x, y in changed)
+    shown = [
+        {
+            "id": x.id,
+            "errors": [metrics.word_errors(row.reference, row.text).total for row in (x, y)],
+            "diff": word_diff(x.text or "", y.text or ""),
+        }
+        for x, y in changed[:SHOWN_DIFFS]
+    ]
+    return {"count": len(changed), "only_form": form, "ids": [x.id for x, _ in changed], "first": shown}
+
+
+def word_diff(before: str, after: str) -> str:
+    """Both texts in one line as `wdiff` writes them: [-words of the first-] {+words of the second+}."""
+    result = jiwer.process_words(before, after)
+    old, new = result.references[0], result.hypotheses[0]
+    pieces: list[str] = []
+    for chunk in result.alignments[0]:
+        words = " ".join(old[chunk.ref_start_idx : chunk.ref_end_idx])
+        others = " ".join(new[chunk.hyp_start_idx : chunk.hyp_end_idx])
+        if chunk.type == "equal":
+            pieces.append(words)
+        else:
+            pieces += [f"[-{words}-]"] * bool(words) + [f"{{+{others}+}}"] * bool(others)
+    return " ".join(pieces) if old != new else f"{' '.join(old)} (the same words, other spaces)"
+
+
+# ---- For the terminal
+
+
+def console(pair: dict[str, Any]) -> str:
+    a, b = pair["a"]["name"], pair["b"]["name"]
+    lines = [f"==== {b} against {a}"]
+    lines += [f"warning: {_printable(warning)}" for warning in pair["warnings"]]
+    lines += [f"differs: {_printable(setting)}" for setting in pair["settings"]]
+    if pair["loads_of_one"]:
+        lines.append(f"not compared, at one of them only: {', '.join(pair['loads_of_one'])}")
+    peaks = [pair["memory"][side] for side in "ab"]
+    shown = [
+        f"{name} {_number(peak['peak_bytes'], '{:.2f} GiB', 2**30)}{_source(peak)}"
+        for name, peak in zip((a, b), peaks, strict=True)
+    ]
+    lines.append(f"peak memory: {', '.join(shown)}; one figure each, no interval")
+    for load in pair["loads"]:
+        lines += ["", *_load_lines(load, a, b)]
+    return "\n".join(lines)
+
+
+def _source(peak: dict[str, Any]) -> str:
+    return f" ({peak['source']})" if peak["source"] else ""
+
+
+def _load_lines(load: dict[str, Any], a: str, b: str) -> Iterator[str]:
+    left_out = sum(load["left_out"].values())
+    yield f"-- load {load['load']}: {load['clips']} clips completed in both, {left_out} left out" + (
+        f" ({_counts(load['left_out'])})" if left_out else ""
+    )
+    if not load["clips"]:
+        return
+    if load["clips"] < FEW_CLIPS:
+        yield f"warning: bootstrap intervals of fewer than {FEW_CLIPS} clips tend to be too narrow"
+    table: list[tuple[str, ...]] = [("", a, b, f"{b} against {a}, with 95 % intervals over the clips")]
+    verdicts = []
+    for measure, title in MEASURES.items():
+        if numbers := load[measure]:
+            for name in ("median", "mean"):
+                change = _with_interval(numbers[f"difference_{name}"], "{:+.1f}")
+                sides = [f"{numbers[side][name]:.1f} ms" for side in "ab"]
+                table.append((f"{title}, {name}", *sides, f"{name} of the differences {change} ms"))
+            ratio = _with_interval(numbers["ratio_median"], "{:.3f}")
+            table.append((f"{title}, ratio", "", "", f"median {ratio}"))
+            ratio = _with_interval(numbers["ratio_geometric_mean"], "{:.3f}")
+            table.append(("", "", "", f"geometric mean {ratio}"))
+            of = f"{ratio} times {a}'s {title}"
+            verdicts.append(
+                {
+                    None: f"no verdict on {title}: one clip has no interval",
+                    "no difference seen": f"no difference seen in {title}: {b} has {of}",
+                }.get(numbers["verdict"], f"{b} is {numbers['verdict']}: {of}")
+            )
+    for key, title in (("rtfx", "RTFx"), ("joules_per_audio_second", "J per audio s")):
+        sides = [_number(load[key][side], "{:.2f}") for side in "ab"]
+        both = all(load[key][side] is not None for side in "ab")
+        table.append((title, *sides, "one figure of each whole run: no interval" if both else ""))
+    wer = load["wer"]
+    sides = [_number(wer[side], "{:.2%}") for side in "ab"]
+    points = _with_interval(wer["difference"], "{:+.2f}", 0.01)
+    table.append(("WER", *sides, f"{points} points, {wer['words']} words" if wer["words"] else ""))
+    against = f"{sides[1]} against {sides[0]}, {points} points"
+    verdicts.append(
+        {
+            None: "no verdict on WER: no interval",
+            "no difference seen": f"no difference seen in WER: {against}",
+        }.get(wer["verdict"], f"{b} has the {wer['verdict']} WER: {against}")
+    )
+    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    for title, *sides, change in table:
+        yield f"{title:<{widths[0]}}  {sides[0]:>{widths[1]}}  {sides[1]:>{widths[2]}}  {change}".rstrip()
+    yield from _changed_lines(load["changed"], a, b)
+    yield from verdicts
+
+
+def _changed_lines(changed: dict[str, Any], a: str, b: str) -> Iterator[str]:
+    if not changed["count"]:
+        yield "transcripts: none changed"
+        return
+    ids = ", ".join(map(_printable, changed["ids"][:SHOWN_IDS]))
+    if more := changed["ids"][SHOWN_IDS:]:
+        ids += f" and {len(more)} more, all of them in --json"
+    yield f"transcripts: {changed['count']} changed, {changed['only_form']} by case or punctuation alone: {ids}"
+    for each in changed["first"]:
+        yield f"  {_printable(each['id'])}: word errors {a} {each['errors'][0]}, {b} {each['errors'][1]}"
+        yield f"    {_printable(each['diff'])}"
+
+
+def _counts(left_out: dict[str, int]) -> str:
+    return "; ".join(f"{count} {why}" for why, count in left_out.items())
+
+
+def _with_interval(number: dict[str, Any], pattern: str, unit: float = 1) -> str:
+    value = _number(number["value"], pattern, unit)
+    if number["ci95"] is None:
+        return value
+    return f"{value} ({' to '.join(_number(bound, pattern, unit) for bound in number['ci95'])})"
+
+
+def _number(value: float | None, pattern: str, unit: float = 1) -> str:
+    return "not measured" if value is None else pattern.format(value / unit)
+
+
+def _printable(text: str) -> str:
+    """In one line: a transcript can hold line breaks and terminal escapes."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))

@@ -1,0 +1,490 @@
+"""Measure several configurations on one machine: `python -m bench matrix FILE.yaml --out OUT`.
+
+The file names a dataset and configurations, each a vLLM config file with overrides:
+
+    dataset: bench/data
+    samples: 40                       # clips to pick (default: all)
+    loads: [c1, c16]                  # 1 and 16 requests in flight (default: c1); or [r2.5]: 2.5 arrivals a second
+    repeats: 3                        # rounds (default: 1)
+    dir: pico/checkpoint              # directory to serve in (default: this one)
+    flags: [--warmup, 4]              # further flags of `bench run`
+    configurations:
+      - name: eager
+        config: vllm_config.yaml
+      - name: long
+        config: vllm_config.yaml
+        overrides: {max_model_len: 1024, compilation_config: null}
+        env: {VLLM_CPU_KVCACHE_SPACE: 2}
+      - name: other                   # any command that takes `serve --config FILE --host HOST --port PORT`,
+        config: other.yaml            # run in `dir`, and that answers GET /health, /v1/models and the requests
+        command: [/opt/other/bin/other]
+        dir: other/checkpoint
+
+Paths are those of `bench run`: relative to where the command runs. An override replaces the file's value of that name
+whole, be it a mapping such as compilation_config; null takes it out, and vLLM's default holds. All of it is written
+to the results, so `env` must hold no secret: the server has the environment of this command as well.
+
+Each round serves every configuration once, and every second round goes backwards: A B C, C B A. A machine that gets
+steadily slower, as one that heats up, then slows each of them alike, over every two rounds: taken in the same order
+each time, the last one would always fare worst. Each run is one of `bench run --serve`, in OUT/NAME/ROUND.
+
+In the table, the latency ratio is to the first configuration's run of the same round, the nearest in time: the
+geometric mean over the clips that completed in both. If it is above 1 in one round and below 1 in another, the
+machine told the two apart, not the configurations.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+from bench import BenchError, report, results
+from bench.client import Row
+from bench.compare import server_of
+
+MATRIX, TABLE, CONFIG, LOG = "matrix.json", "matrix.md", "config.yaml", "server.log"
+KINDS: dict[str, Any] = {"string": str, "whole number": int, "list": list, "mapping": dict}
+KEYS = {
+    **{"dataset": "string", "samples": "whole number", "loads": "list", "repeats": "whole number"},
+    **{"dir": "string", "flags": "list", "configurations": "list"},
+}
+CONFIGURATION_KEYS = {
+    **{"name": "string", "config": "string", "overrides": "mapping", "env": "mapping"},
+    **{"command": "list", "dir": "string"},
+}
+# A name is also that of a directory.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# As `bench run` writes them: r2.5 and r2, not r2.50 and r2.0
+LOAD = re.compile(r"c[1-9]\d*|r(?!0$)(0|[1-9]\d*)(\.\d*[1-9])?")
+# Flags of `bench run` that have a key here, or none to set
+OWN_FLAGS = (
+    *("--url", "--serve", "--dir", "--dataset", "--samples", "--concurrency", "--rate", "--out", "--resume"),
+    *("--api-key-env", "--help", "-h"),
+)
+# Key, heading, how a value is written, and what it is divided by
+MEASURES = (
+    ("p50_ms", "P50 ms", "{:.1f}", 1),
+    ("p90_ms", "P90 ms", "{:.1f}", 1),
+    ("p95_ms", "P95 ms", "{:.1f}", 1),
+    ("latency_ratio", "latency ratio", "{:.3f}", 1),
+    ("rtfx", "RTFx", "{:.2f}", 1),
+    ("joules_per_audio_second", "J per audio s", "{:.3f}", 1),
+    ("peak_bytes", "peak GiB", "{:.2f}", 2**30),
+    ("startup_s", "start-up s", "{:.1f}", 1),
+    ("error_rate", "error rate", "{:.2%}", 1),
+)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One server: `settings` is the config file's content with the overrides in it."""
+
+    name: str
+    settings: dict[str, Any]
+    dir: str
+    env: dict[str, str]
+    command: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the file asks for; `samples` null for all clips."""
+
+    dataset: str
+    samples: int | None
+    loads: list[str]
+    repeats: int
+    flags: list[str]
+    configurations: list[Configuration]
+
+    def order(self) -> list[tuple[int, Configuration]]:
+        """Every run with its round, counted from 1, in the order in which they are made."""
+        rounds = range(1, self.repeats + 1)
+        return [(number, each) for number in rounds for each in self.configurations[:: 1 if number % 2 else -1]]
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("matrix", help="serve several configurations in turn, and measure each several times")
+    parser.add_argument("file", metavar="FILE.yaml", type=Path, help="see `pydoc bench.matrix`")
+    parser.add_argument("--out", required=True, type=Path, help="directory for the results")
+    parser.add_argument("--resume", action="store_true", help="continue the matrix in --out: what is not finished")
+
+
+def main(
+    flags: argparse.Namespace,
+    parse: Callable[[Sequence[str]], argparse.Namespace],
+    run: Callable[[argparse.Namespace], bool],
+) -> int:
+    """Make all runs, and the table of them. `parse` and `run` are those of `bench run`.
+
+    Exit status 1 when a configuration or a request failed, 130 when Ctrl-C stopped it.
+    """
+    plan = read(flags.file)
+    # All flags are parsed before the first server, for which a wrong one would come late.
+    order = [
+        (number, each, parse(_arguments(plan, each, flags.out / each.name / str(number))))
+        for number, each in plan.order()
+    ]
+    _claim(flags.out, plan, flags.resume)
+    runs: list[dict[str, Any]] = [
+        {"name": each.name, "round": number, "directory": f"{each.name}/{number}", "status": "not run", "reason": None}
+        for number, each, _ in order
+    ]
+    for state, (_, _, settings) in zip(runs, order, strict=True):
+        if _finished(settings.out):
+            report.score(settings.out)  # a kill may have come before its score
+            state["status"] = "finished"
+    _write(flags.out, plan, runs)
+    failed: set[str] = set()
+    for state, (number, configuration, settings) in zip(runs, order, strict=True):
+        if state["status"] == "finished":
+            continue
+        if configuration.name in failed:
+            state["reason"] = "left out: it failed in an earlier round"
+            continue
+        print(f"round {number} of {plan.repeats}: {configuration.name}", file=sys.stderr)
+        settings.server_command, settings.server_environment = configuration.command, configuration.env
+        state["status"], state["reason"] = _run(run, settings)
+        if state["status"] == "interrupted":
+            break
+        if state["status"] == "failed":
+            failed.add(configuration.name)
+            print(f"{configuration.name} failed: {state['reason']}", file=sys.stderr)
+        _write(flags.out, plan, runs)
+    table = _write(flags.out, plan, runs)
+    print(table)
+    print(f"report: {flags.out / TABLE}")
+    if any(state["status"] == "interrupted" for state in runs):
+        print("Interrupted. To make the runs that are left, add --resume.", file=sys.stderr)
+        return 130
+    return int(bool(failed) or any(row["failed"] for row in tabulate(flags.out, plan, runs)))
+
+
+# ---- The file
+
+
+def read(path: Path) -> Plan:
+    """Raises BenchError with all that is wrong with the file at once."""
+    content = _yaml(path)
+    problems = list(_problems(content, KEYS, ("dataset", "configurations"), "the file"))
+    if problems:
+        raise _refusal(path, problems)
+    for key in ("samples", "repeats"):
+        if content.get(key, 1) < 1:
+            problems.append(f"{key!r} must be at least 1, found {content[key]}")
+    loads = content.get("loads", ["c1"])
+    if not loads or not all(isinstance(load, str) and LOAD.fullmatch(load) for load in loads):
+        problems.append(
+            f"'loads' must list such as c16 (requests in flight) or r2.5 (arrivals a second), found {loads!r}"
+        )
+    elif len({load[0] for load in loads}) > 1 or len(set(loads)) < len(loads):
+        problems.append(f"'loads' must be all of one kind, c or r, and each once, found {loads!r}")
+    flags = content.get("flags", [])
+    for flag in flags:
+        if not isinstance(flag, str | int | float) or isinstance(flag, bool):
+            problems.append(f"'flags' must list strings and numbers, found {flag!r}")
+        elif any(own.startswith(str(flag).split("=")[0]) for own in OWN_FLAGS if str(flag).startswith("-")):
+            problems.append(f"'flags' has {flag!r}: it has a key of its own here, or is not for a matrix")
+    configurations: list[Configuration] = []
+    for number, entry in enumerate(content["configurations"], 1):
+        where = f"configuration {number}"
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+            where += f" ({entry['name']!r})"
+        found = list(_problems(entry, CONFIGURATION_KEYS, ("name", "config"), where))
+        found += [] if found else _configuration_problems(entry, where)
+        problems += found
+        if found:
+            continue
+        if entry["name"] in [each.name for each in configurations]:
+            problems.append(f"{where}: the name is taken")
+        directory = entry.get("dir", content.get("dir", "."))
+        if not Path(directory).is_dir():
+            problems.append(f"{where}: 'dir' must be a directory, found {directory!r}")
+        configurations.append(
+            Configuration(
+                name=entry["name"],
+                settings=merge(_yaml(Path(entry["config"])), entry.get("overrides", {})),
+                dir=directory,
+                env={key: str(value) for key, value in entry.get("env", {}).items()},
+                command=entry.get("command", []),
+            )
+        )
+    if not content["configurations"]:
+        problems.append("'configurations' is empty")
+    if problems:
+        raise _refusal(path, problems)
+    return Plan(
+        dataset=content["dataset"],
+        samples=content.get("samples"),
+        loads=loads,
+        repeats=content.get("repeats", 1),
+        flags=[str(flag) for flag in flags],
+        configurations=configurations,
+    )
+
+
+def merge(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """The settings with each override in place of the value of its name, or with nothing there for null.
+
+    To vLLM, max-model-len and max_model_len are one name.
+    """
+    named = {key.replace("-", "_") for key in overrides}
+    kept = {key: value for key, value in settings.items() if key.replace("-", "_") not in named}
+    return kept | {key: value for key, value in overrides.items() if value is not None}
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchError(f"cannot read {path} ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise BenchError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise BenchError(f"{path} must hold a mapping of names to values, found {str(content)[:100]!r}")
+    return content
+
+
+def _problems(entry: Any, known: dict[str, str], needed: Sequence[str], where: str) -> list[str]:
+    """Keys that are missing, unknown or of the wrong kind."""
+    if not isinstance(entry, dict):
+        return [f"{where}: expected a mapping with {', '.join(known)}, found {entry!r}"]
+    problems = [f"{where}: the key {key!r} is missing" for key in needed if key not in entry]
+    for key, value in entry.items():
+        if key not in known:
+            nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0)[0]
+            problems.append(f"{where}: unknown key {key!r}; the nearest that there is: {nearest!r}")
+        elif not isinstance(value, KINDS[known[key]]) or isinstance(value, bool):
+            problems.append(f"{where}: {key!r} must be a {known[key]}, found {value!r}")
+    return problems
+
+
+def _configuration_problems(entry: dict[str, Any], where: str) -> list[str]:
+    problems = []
+    if not NAME.fullmatch(entry["name"]):
+        problems.append(f"{where}: 'name' must be letters, digits and . _ + -, since it names a directory")
+    for name, value in entry.get("env", {}).items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float) or isinstance(value, bool):
+            problems.append(
+                f"{where}: 'env' must hold strings or numbers, found {name!r}: {value!r} (put it in quotes)"
+            )
+    if not all(isinstance(key, str) for key in entry.get("overrides", {})):
+        problems.append(f"{where}: 'overrides' must have names as its keys, found {[*entry['overrides']]!r}")
+    if "command" in entry and not (entry["command"] and all(isinstance(part, str) for part in entry["command"])):
+        problems.append(f"{where}: 'command' must list strings, found {entry['command']!r}")
+    return problems
+
+
+def _refusal(path: Path, problems: list[str]) -> BenchError:
+    return BenchError(f"{len(problems)} problem(s) in {path}:\n  " + "\n  ".join(problems))
+
+
+# ---- Runs
+
+
+def _run(run: Callable[[argparse.Namespace], bool], settings: argparse.Namespace) -> tuple[str, str | None]:
+    """Make and score one run, or make what is left of it. Returns its status, and the reason of a failure."""
+    settings.resume = (settings.out / results.ROWS).exists()
+    log = settings.out / LOG
+    log.unlink(missing_ok=True)
+    try:
+        if run(settings):
+            return "interrupted", None
+    except KeyboardInterrupt:
+        return "interrupted", None
+    except (BenchError, OSError) as error:
+        if not log.exists():
+            raise  # before a server was started: a mistake in the usage or the data, and so in all of them
+        return "failed", str(error)
+    report.score(settings.out)
+    return "finished", None
+
+
+def _arguments(plan: Plan, configuration: Configuration, directory: Path) -> list[str]:
+    """Of `bench run`."""
+    arguments = ["run", *plan.flags, "--serve", str(directory.parent / CONFIG), "--dir", configuration.dir]
+    arguments += ["--dataset", plan.dataset, "--out", str(directory)]
+    if plan.samples is not None:
+        arguments += ["--samples", str(plan.samples)]
+    for flag, kind in (("--concurrency", "c"), ("--rate", "r")):
+        if levels := [load[1:] for load in plan.loads if load[0] == kind]:
+            arguments += [flag, ",".join(levels)]
+    return arguments
+
+
+def _claim(out: Path, plan: Plan, resume: bool) -> None:
+    """Make the directory, with the configurations to serve; refuse one that holds another matrix."""
+    path = out / MATRIX
+    if any(out.glob(f"*/*/{results.ROWS}")):
+        if not resume:
+            raise BenchError(f"{out} has runs in it: continue that matrix with --resume, or choose another --out")
+        try:
+            written = path.read_bytes()
+        except OSError as error:
+            raise BenchError(f"cannot read {path}, which says what was to be measured ({error.strerror})") from None
+        before, now = (json.loads(each)["plan"] for each in (written, json.dumps({"plan": _plan_json(plan)})))
+        # More rounds and more configurations may come; what is there must be what would be measured now.
+        then, new = ({each.pop("name"): each for each in side.pop("configurations")} for side in (before, now))
+        both = [(f"{name}: ", then[name], new[name]) for name in then if name in new]
+        same = ("dataset", "samples", "loads", "flags")
+        both.append(("", {key: before[key] for key in same}, {key: now[key] for key in same}))
+        differences = [
+            f"{where}{key} was {old[key]!r}, is {fresh[key]!r}"
+            for where, old, fresh in both
+            for key in old
+            if old[key] != fresh[key]
+        ]
+        if differences:
+            raise BenchError("\n  ".join([f"--resume: the matrix in {out} was another one:", *differences]))
+    try:
+        for each in plan.configurations:
+            (out / each.name).mkdir(parents=True, exist_ok=True)
+            results.write(out / each.name / CONFIG, yaml.safe_dump(each.settings, sort_keys=False, allow_unicode=True))
+    except OSError as error:
+        raise BenchError(f"cannot write to --out {out} ({error.strerror})") from None
+
+
+def _finished(directory: Path) -> bool:
+    """Whether every clip has an answer, be it a failure, at every load."""
+    if not (directory / results.ROWS).exists():
+        return False
+    record = results.read_run(directory)["run"]
+    answered = {(row.id, row.load) for row in _rows(directory)}
+    return answered >= {(clip, load) for clip in record["ids"] for load in record.get("loads", ["c1"])}
+
+
+# ---- The table
+
+
+def _plan_json(plan: Plan) -> dict[str, Any]:
+    return dataclasses.asdict(plan)
+
+
+def _write(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> str:
+    """Write both files, and return the table."""
+    rows = tabulate(out, plan, runs)
+    results.write_json(out / MATRIX, {"schema_version": 1, "plan": _plan_json(plan), "runs": runs, "table": rows})
+    table = _markdown(rows)
+    text = [f"# Matrix {out.resolve().name}", table]
+    text += [
+        f"## {run['name']} failed in round {run['round']}\n\n```\n{run['reason']}\n```"
+        for run in runs
+        if run["status"] == "failed"
+    ]
+    text += [f"## {each.name}\n\n```\n{_described(each)}\n```" for each in plan.configurations]
+    results.write(out / TABLE, "\n\n".join(text) + "\n")
+    return table
+
+
+def _described(configuration: Configuration) -> str:
+    described = dataclasses.asdict(configuration)
+    return str(yaml.safe_dump({key: value for key, value in described.items() if value}, sort_keys=False)).strip()
+
+
+def tabulate(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per configuration and load, over its finished runs: of each measure its median, extremes and values."""
+    table = []
+    first = plan.configurations[0].name
+    baseline = {run["round"]: run["directory"] for run in runs if run["name"] == first}
+    for configuration in plan.configurations:
+        own = [run for run in runs if run["name"] == configuration.name]
+        finished = [run for run in own if run["status"] == "finished"]
+        summaries = [_summary(out / run["directory"]) for run in finished]
+        for load in plan.loads:
+            found = [_numbers(summary, load) for summary in summaries]
+            for numbers, run in zip(found, finished, strict=True):
+                numbers["latency_ratio"] = _ratio(out / baseline[run["round"]], out / run["directory"], load)
+            row: dict[str, Any] = {"name": configuration.name, "load": load, "runs": len(found)}
+            row["planned"] = plan.repeats
+            row["headline"] = summaries[0]["quality"]["headline"] if summaries else None
+            for key, *_ in MEASURES:
+                values = [numbers[key] for numbers in found]
+                known = [value for value in values if value is not None]
+                middle = {"median": statistics.median(known), "min": min(known), "max": max(known)} if known else None
+                row[key] = middle and {**middle, "values": values}
+            row["failed"] = sum(numbers["failed"] for numbers in found) if found else None
+            row["reason"] = next((run["reason"] for run in own if run["status"] == "failed"), None)
+            table.append(row)
+    return table
+
+
+def _ratio(baseline: Path, directory: Path, load: str) -> float | None:
+    """How many times the baseline's latency, as a geometric mean over the clips; null where none completed in both."""
+    old, new = (
+        {row.id: row.latency_ms for row in _rows(each) if row.load == load and row.latency_ms is not None}
+        for each in (baseline, directory)
+    )
+    ratios = [new[clip] / old[clip] for clip in old if clip in new]
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def _rows(directory: Path) -> list[Row]:
+    return results.read_rows(directory / results.ROWS) if (directory / results.ROWS).exists() else []
+
+
+def _summary(directory: Path) -> dict[str, Any]:
+    """A run's summary.json in its second form. One of the first had a single load."""
+    summary: dict[str, Any] = json.loads((directory / results.SUMMARY).read_bytes())
+    if "loads" in summary:
+        return summary
+    load = {key: summary[key] for key in ("samples", "completed", "latency_ms", "rtfx")}
+    load |= {"load": f"c{summary['run']['concurrency']}", "joules_per_audio_second": None}
+    return {"loads": [load], "quality": {"headline": "wer", "wer": summary["wer"]}, "memory": summary["memory"]}
+
+
+def _numbers(summary: dict[str, Any], load: str) -> dict[str, Any]:
+    at = next(each for each in summary["loads"] if each["load"] == load)
+    quality = summary["quality"]
+    return {
+        **{f"p{q}_ms": at["latency_ms"][f"p{q}"] for q in (50, 90, 95)},
+        **{key: at[key] for key in ("rtfx", "joules_per_audio_second")},
+        "peak_bytes": summary["memory"]["peak_bytes"],
+        "startup_s": server_of(summary).get("startup_s"),
+        "error_rate": quality[quality["headline"]]["value"],
+        "failed": at["samples"] - at["completed"],
+    }
+
+
+def _markdown(rows: list[dict[str, Any]]) -> str:
+    """Padded, so that it is a table in a terminal as well."""
+    cells = [["configuration", "load", "runs", *(heading for _, heading, _, _ in MEASURES), "failed"]]
+    for row in rows:
+        runs = f"{row['runs']} of {row['planned']}" + (" (failed)" if row["reason"] else "")
+        shown = [_cell(row[key], pattern, unit) for key, _, pattern, unit in MEASURES]
+        if row["headline"] and row["error_rate"]:
+            shown[-1] += f" {row['headline'].upper()}"
+        failed = "-" if row["failed"] is None else str(row["failed"])
+        cells.append([row["name"], row["load"], runs, *shown, failed])
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    cells.insert(1, ["-" * width for width in widths])
+    lines = [
+        "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) + " |" for line in cells
+    ]
+    note = (
+        "Medians over the runs (lowest to highest); -: not measured. Latency ratio: to the first configuration's\n"
+        "run of the same round, clip by clip. Failed: requests without a transcript, over all runs."
+    )
+    failures = [f"{row['name']} failed: {_cause(row['reason'])}" for row in rows if row["reason"]]
+    return "\n".join([*lines, "", note, *dict.fromkeys(failures)])
+
+
+def _cell(measure: dict[str, Any] | None, pattern: str, unit: float) -> str:
+    if measure is None:
+        return "-"
+    middle, low, high = (pattern.format(measure[key] / unit) for key in ("median", "min", "max"))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _cause(reason: str) -> str:
+    """The line of the cause, which bench.serve puts last where the log names one; else the first."""
+    first, *rest = reason.splitlines()
+    return rest[-1] if rest and rest[-1].startswith("cause:") else first
