@@ -26,6 +26,10 @@ class Row:
     `start` and `end` are unix seconds; `status` is null when no answer came; `text` and `latency_ms` are null
     unless the request completed, and then `error` is null. `part` counts the invocations of a run: 1, and one
     more for every --resume that sent something.
+
+    `load` is the level of load: "c16" for so many requests in flight, "r2.5" for Poisson arrivals of so many a
+    second, of which `due` is the intended start. With --stream or --realtime, `first_text_ms` and `deltas_ms` are
+    the arrivals of the first and of all pieces of text; `words_ms` is each recognised word's delay after its end.
     """
 
     id: str
@@ -38,6 +42,11 @@ class Row:
     text: str | None
     reference: str
     error: str | None
+    load: str = "c1"
+    due: float | None = None
+    first_text_ms: float | None = None
+    deltas_ms: list[float] | None = None
+    words_ms: list[float] | None = None
 
 
 def clean_url(url: str) -> str:

@@ -4,10 +4,11 @@ run.json        settings, environment and peak memory; written before the first 
 requests.jsonl  one row per request, flushed as it ends; of a clip that was sent again the last row counts
 summary.json    the numbers, made from the two above
 report.md       the same for people
+report.html     the same with plots
 """
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ RUN = "run.json"
 ROWS = "requests.jsonl"
 SUMMARY = "summary.json"
 REPORT = "report.md"
+PAGE = "report.html"
 
 
 def row_line(row: Row) -> str:
@@ -39,7 +41,9 @@ def read_rows(path: Path) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            rows.append(Row(**{field.name: entry[field.name] for field in fields(Row)}))
+            # What a file of the first form lacks has a default.
+            named = [each.name for each in fields(Row) if each.name in entry or each.default is MISSING]
+            rows.append(Row(**{name: entry[name] for name in named}))
         except (ValueError, LookupError, TypeError) as error:
             if line.endswith(b"\n"):
                 raise BenchError(f"{path} line {number} is damaged ({error!r})") from None
