@@ -271,9 +271,7 @@ def mime(clip: Clip) -> str:
     """The MIME type of the clip's file by its name. Raises BenchError for one that is not known."""
     kind = MIME.get(clip.path.suffix.lower())
     if kind is None:
-        raise BenchError(
-            f"--api chat: the kind of audio in {clip.path.name!r} is not known: expected {', '.join(MIME)}"
-        )
+        raise BenchError(f"--api chat: {clip.path.name!r} is of a kind that is not known: expected {', '.join(MIME)}")
     return kind
 
 

@@ -183,14 +183,13 @@ def _sender(client: Client, part: int, load: Load) -> Callable[[Clip, float | No
 
 def _server(config: Path | None, startup_s: float | None, log: Path, version: Any) -> dict[str, Any]:
     """What is known of the server; null is what is not."""
-    told = (
-        {name: value for name, value in version.items() if isinstance(value, str)} if isinstance(version, dict) else {}
-    )
-    known: dict[str, Any] = {"startup_s": startup_s, "patches": None, "versions": told or None, "config": None}
+    known: dict[str, Any] = {"startup_s": startup_s, "patches": None, "versions": None, "config": None}
+    if isinstance(version, dict) and "version" in version:  # and not what says that there is no such page
+        known["versions"] = {name: value for name, value in version.items() if isinstance(value, str)}
     if config is not None:
         if serve.is_own():
             installed = environment.versions(serve.LIBRARIES)
-            known["versions"] = {name: found for name, found in installed.items() if found} | told
+            known["versions"] = {name: found for name, found in installed.items() if found}
         known["patches"] = serve.logged_patches(log)
         known["config"] = yaml.safe_load(config.read_bytes())
     return known
