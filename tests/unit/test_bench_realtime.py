@@ -31,8 +31,6 @@ def write_clip(directory: Path, seconds: float = 1.0, rate: int = RATE, channels
 
 
 def hold(clip: Clip, server: FakeRealtime, due: float | None = None, key: str | None = None, timeout_s: int = 5) -> Row:
-    clip: Clip, server: FakeRealtime, due: float | None = None, key: str | None = None, timeout_s: float = 5
-) -> Row:
     with server:
         client = Client(server.url, timeout_s, key, mode="realtime")
         client.model = "mine"
