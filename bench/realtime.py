@@ -155,6 +155,13 @@ def pcm16(clip: Clip) -> np.ndarray:
     return (mono.clip(-1, 1) * 32767).round().astype("<i2")
 
 
+def check_words(clip: Clip) -> None:
+    """Raise BenchError if the clip's `words`, where it has any, are not [word, start_s, end_s] each."""
+    for word in clip.extra.get("words") or ():
+        if not (isinstance(word, list) and [isinstance(part, str) for part in word] == [True, False, False]):
+            raise BenchError(f"clip {clip.id}: 'words' must list [word, start_s, end_s], found {word!r}")
+
+
 def word_delays(words: Sequence[Sequence[Any]], pieces: Sequence[tuple[float, str]]) -> list[float]:
     """Milliseconds from the end of each word that was heard right until the piece came that completed it.
 

@@ -65,9 +65,15 @@ def measure(flags: Namespace, startup_s: float | None = None) -> bool:
     client = Client(clean_url(flags.url), flags.timeout_s, key, prompt=flags.prompt, **kind)
     clips, manifest_sha256 = dataset.load(flags.dataset)
     chosen = dataset.select(clips, flags.samples, flags.seed)
+    # What would come to light when the clip's turn comes is refused before the first.
     if flags.api == "chat":
         for clip in chosen:
             mime(clip)
+    if flags.mode == "realtime":
+        from bench import realtime  # which needs libraries that the other modes do without
+
+        for clip in chosen:
+            realtime.check_words(clip)
     rows_path = claim(flags.out, flags.resume)
     version = client.get("/version")
     client.model = flags.model or _first_model(client)
@@ -82,6 +88,7 @@ def measure(flags: Namespace, startup_s: float | None = None) -> bool:
             "dir": str(flags.dir) if flags.serve else None,
             "model": client.model,
             "dataset": str(flags.dataset),
+            "dataset_format": None,
             "manifest_sha256": manifest_sha256,
             **kind,
             "prompt": flags.prompt if flags.api == "chat" else None,

@@ -30,7 +30,11 @@ SAMPLE = "bench/data/clips/001.opus"  # relative to the repository, where one st
 # What vLLM 0.20.0 and 0.32.0 log of their memory, in GiB; on a CPU no weights (v1/worker/gpu_worker.py, cpu_worker.py).
 MEMORY = {
     "weights_bytes": re.compile(r"Model loading took ([\d.]+) GiB"),
-    "kv_cache_bytes": re.compile(r"Available KV cache memory: ([\d.]+) GiB|set \(([\d.]+)/[\d.]+\) GiB for KV cache"),
+    "kv_cache_bytes": re.compile(
+        r"Available KV cache memory: ([\d.]+) GiB"
+        r"|reserved ([\d.]+) GiB memory for KV Cache"  # with kv_cache_memory_bytes
+        r"|set \(([\d.]+)/[\d.]+\) GiB for KV cache"  # on a CPU
+    ),
 }
 PATCHES = re.compile(r"voxtral-serve patches: (.+)$", re.MULTILINE)
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "voxtral-serve")

@@ -145,6 +145,18 @@ def test_word_delays(words: Any, pieces: Sequence[tuple[float, str]], delays: li
     assert realtime.word_delays(words, pieces) == pytest.approx(delays)
 
 
+@pytest.mark.parametrize("words", [["alpha"], "alpha", [["alpha", 1.0]], [[1.0, 2.0, "alpha"]]])
+def test_words_of_another_form_send_nothing(tmp_path: Path, words: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_dataset(tmp_path / "data", {"c0": "alpha"})
+    manifest = data / "manifest.jsonl"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"words": words}))
+    with FakeRealtime() as server:
+        flags = ["run", "--url", server.url, "--dataset", str(data), "--out", str(tmp_path / "out"), "--realtime"]
+        assert main(flags) == 2
+        assert server.sessions == []
+    assert "clip c0: 'words' must list [word, start_s, end_s], found" in capsys.readouterr().err
+
+
 def test_a_whole_run(tmp_path: Path) -> None:
     texts = {f"c{number}": "alpha beta" for number in range(3)}
     data = write_dataset(tmp_path / "data", texts, seconds=0.2)
