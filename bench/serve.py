@@ -156,9 +156,9 @@ def logged_patches(log: Path) -> dict[str, str] | None:
     return dict(outcome.split(" ", 1) for outcome in found[1].strip().split(", ")) if found else None
 
 
-def is_own() -> bool:
-    """Whether the `vllm` that would serve is that of this Python's environment."""
-    return Path(_command()[0]).parent == Path(sys.executable).parent
+def is_own(command: Sequence[str] = ()) -> bool:
+    """Whether the `vllm` that serves, or the command in its place, is of this Python's environment."""
+    return Path((list(command) or _command())[0]).parent == Path(sys.executable).parent
 
 
 def _tail(log: Path) -> str:
