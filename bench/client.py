@@ -242,7 +242,7 @@ class Client:
         )
 
     def _live(self, clip: Clip, due: float | None) -> Answer:
-        from bench import realtime  # soundfile, soxr and websockets are for this mode alone
+        from bench import realtime  # whose libraries are for this mode alone
 
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         return realtime.transcribe(self.url, self.model, clip, due, self._timeout_s, headers, proxy=not self._loopback)

@@ -99,7 +99,7 @@ def measure(flags: Namespace, startup_s: float | None = None) -> bool:
         "loads": {},
         "environment": {
             **environment.describe(version.get("version") if isinstance(version, dict) else None),
-            "server": _server(flags.serve, startup_s, log, version),
+            "server": _server(flags, startup_s, log, version),
         },
         "memory": None,
     }
@@ -188,17 +188,17 @@ def _sender(client: Client, part: int, load: Load) -> Callable[[Clip, float | No
     return lambda clip, due: client.transcribe(clip, part, load.name, due)
 
 
-def _server(config: Path | None, startup_s: float | None, log: Path, version: Any) -> dict[str, Any]:
+def _server(flags: Namespace, startup_s: float | None, log: Path, version: Any) -> dict[str, Any]:
     """What is known of the server; null is what is not."""
     known: dict[str, Any] = {"startup_s": startup_s, "patches": None, "versions": None, "config": None}
     if isinstance(version, dict) and "version" in version:  # and not what says that there is no such page
         known["versions"] = {name: value for name, value in version.items() if isinstance(value, str)}
-    if config is not None:
+    if flags.serve is not None:
         if serve.is_own():
             installed = environment.versions(serve.LIBRARIES)
             known["versions"] = {name: found for name, found in installed.items() if found}
         known["patches"] = serve.logged_patches(log)
-        known["config"] = yaml.safe_load(config.read_bytes())
+        known["config"] = yaml.safe_load(flags.serve.read_bytes())
     return known
 
 
