@@ -23,13 +23,13 @@ PICO = --serve vllm_config.yaml --dir pico/checkpoint
 .DEFAULT_GOAL := help
 
 demo: .venv/ready ## serve the tiny checkpoint, benchmark it, stop it (SAMPLES=40, at most 500)
-	@.venv/bin/python -m bench run $(PICO) --dataset bench/data --samples $(SAMPLES) --out $(OUT)
+	@.venv/bin/python -m bench run $(PICO) --samples $(SAMPLES) --out $(OUT)
 
 serve: .venv/ready ## serve the tiny checkpoint until Ctrl-C (PORT=8000)
 	@.venv/bin/python -m bench serve --config vllm_config.yaml --dir pico/checkpoint --port $(PORT)
 
 bench: .venv/ready ## benchmark a server that is up (URL=http://127.0.0.1:8000 SAMPLES=40)
-	@.venv/bin/python -m bench run --url $(URL) --dataset bench/data --samples $(SAMPLES) --out $(OUT)
+	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
 test: .venv/ready-dev ## lint, types and all tests, with real servers
 	@.venv/bin/ruff check .
@@ -43,8 +43,8 @@ test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or run on it 
 # Measured aside first: a checkout whose result files are missing would be recorded as changed.
 bench-full: .venv/ready ## all 500 clips on the tiny checkpoint, anew into bench/results/pico-cpu (10 minutes)
 	@rm -rf results/pico-cpu
-	@.venv/bin/python -m bench run $(PICO) --dataset bench/data --out results/pico-cpu
-	@cd results/pico-cpu && cp report.md requests.jsonl run.json summary.json ../../bench/results/pico-cpu/
+	@.venv/bin/python -m bench run $(PICO) --out results/pico-cpu
+	@cd results/pico-cpu && cp report.md report.html requests.jsonl run.json summary.json ../../bench/results/pico-cpu/
 
 reference: .venv/ready ## all 500 clips through the reference model, into bench/results/pico-reference (2 minutes)
 	@.venv/bin/python -m pico.evaluate --out bench/results/pico-reference

@@ -7,10 +7,11 @@ or no server; 130 stopped by Ctrl-C.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import BenchError, compare, dataset, matrix, report, serve
+from bench import BenchError, client, compare, dataset, loads, matrix, report, results, serve
 from bench.run import claim, measure
 
 
@@ -45,11 +46,11 @@ def _run(flags: argparse.Namespace) -> bool:
     # What can be refused is refused before vLLM takes its half minute.
     dataset.select(dataset.load(flags.dataset)[0], flags.samples, flags.seed)
     claim(flags.out, flags.resume)
-    port = serve.free_port()
+    port, begun = serve.free_port(), time.monotonic()
     flags.url = f"http://127.0.0.1:{port}"
     own = {"command": flags.server_command, "environment": flags.server_environment}
-    with serve.server(flags.serve, flags.dir, port, flags.out / "server.log", **own):
-        return measure(flags)
+    with serve.server(flags.serve, flags.dir, port, flags.out / results.LOG, **own):
+        return measure(flags, startup_s=round(time.monotonic() - begun, 3))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -67,12 +68,27 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=Path(),
         help="directory to serve in, the config's `model: .` (default: this one)",
     )
-    add("--dataset", required=True, help="directory, manifest or .tsv of clips, or hf:OWNER/NAME[:CONFIG]:SPLIT")
+    clips = "directory, manifest or .tsv of clips, or hf:OWNER/NAME[:CONFIG]:SPLIT (default: bench/data)"
+    add("--dataset", default=str(Path(__file__).parent / "data"), metavar="DATA", help=clips)
     add("--out", required=True, type=Path, help="directory for the results")
     add("--samples", type=int, metavar="N", help="clips to pick with --seed (default: all)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the pick (default: 0)")
-    add("--concurrency", type=int, default=1, metavar="N", help="requests in flight (default: 1)")
-    add("--warmup", type=int, default=2, metavar="N", help="uncounted requests sent first (default: 2)")
+    load = run.add_mutually_exclusive_group().add_argument
+    one = "requests in flight; several numbers are measured one after the other, as in 1,4,16 (default: 1)"
+    load("--concurrency", dest="loads", type=_loads(loads.closed), metavar="N,...", help=one, default="1")
+    open_loop = "instead: requests a second, starting at random times (Poisson, --seed) whatever is in flight"
+    load("--rate", dest="loads", type=_loads(loads.open_loop), metavar="R,...", help=open_loop)
+    add("--warmup", type=int, default=2, metavar="N", help="uncounted requests sent first at each load (default: 2)")
+    mode = run.add_mutually_exclusive_group().add_argument
+    mode("--stream", dest="mode", action="store_const", const="stream", help="ask for the text as it is made")
+    live = "send audio at the pace of speech to vLLM's WebSocket /v1/realtime"
+    mode("--realtime", dest="mode", action="store_const", const="realtime", help=live)
+    run.set_defaults(mode="whole")
+    api = "/v1/audio/transcriptions or /v1/chat/completions with audio_url (default: transcriptions)"
+    add("--api", choices=("transcriptions", "chat"), default="transcriptions", help=api)
+    add("--prompt", metavar="TEXT", help=f"what --api chat asks for (default: {client.CHAT_PROMPT!r})")
+    language = "such as en, to score by and to send to /v1/audio/transcriptions (default: the dataset's, and not sent)"
+    add("--language", metavar="CODE", help=language)
     add("--model", metavar="NAME", help="model to ask for (default: the first of /v1/models)")
     silence = "seconds without a byte from the server until a request fails (default: 600)"
     add("--timeout", dest="timeout_s", type=int, default=600, metavar="S", help=silence)
@@ -93,10 +109,27 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     matrix.add_parser(commands)
     flags = parser.parse_args(arguments)
     if flags.command == "run":
-        for name, lowest in (("samples", 1), ("concurrency", 1), ("warmup", 0), ("timeout_s", 1)):
+        for name, lowest in (("samples", 1), ("warmup", 0), ("timeout_s", 1)):
             if (value := getattr(flags, name)) is not None and value < lowest:
                 parser.error(f"--{name.removesuffix('_s')} {value}: must be at least {lowest}")
+        if flags.api == "chat" and flags.mode == "realtime":
+            parser.error("--api chat: not allowed with --realtime")
+        if flags.prompt is not None and flags.api != "chat":
+            parser.error("--prompt: only with --api chat")
+        flags.prompt = client.CHAT_PROMPT if flags.prompt is None else flags.prompt
     return flags
+
+
+def _loads(read: Callable[[str], list[loads.Load]]) -> Callable[[str], list[loads.Load]]:
+    """The type of an argument that lists loads."""
+
+    def convert(text: str) -> list[loads.Load]:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers as in 1,4,16 ({error})") from None
+
+    return convert
 
 
 if __name__ == "__main__":

@@ -1,22 +1,38 @@
-"""Send clips to an OpenAI-compatible transcription server and time the answers.
+"""Send clips to a transcription server and time the answers: by OpenAI's endpoint for it, by chat, or as live audio.
 
-A request is complete only when the server answered 200 with a JSON object whose `text` is a string;
-everything else is a failure with its reason, never an empty transcript.
+A request is complete only when the server gave a whole answer of the kind that was asked for; everything else is a
+failure with its reason, never an empty transcript. Whole: HTTP 200 and a JSON object whose `text` is a string; of
+streams, see bench/stream.py; of live audio, bench/realtime.py.
 """
 
+import base64
 import json
+import math
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import requests
+import urllib3
 
-from bench import BenchError
+from bench import BenchError, stream
 from bench.dataset import Clip
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# A Voxtral of 2507 transcribes by chat as it answers questions: on request. The words are those of SGLang's own example
+# for Voxtral (https://github.com/sgl-project/sglang/pull/21635).
+CHAT_PROMPT = "Transcribe this audio."
+# Far more than speech has, in any language: fast English has 5 tokens a second. A server's own default may be less.
+CHAT_TOKENS, CHAT_TOKENS_PER_S = 128, 16
+# Of the containers that servers of audio_url read; Python's mimetypes calls WAV audio/x-wav and Opus in Ogg audio/opus.
+MIME = {
+    **{".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".m4a": "audio/mp4", ".mp4": "audio/mp4"},
+    **{".ogg": "audio/ogg", ".oga": "audio/ogg", ".opus": "audio/ogg", ".webm": "audio/webm"},
+}
+Api = Literal["transcriptions", "chat"]
+Mode = Literal["whole", "stream", "realtime"]
 
 
 @dataclass(frozen=True)
@@ -63,17 +79,53 @@ def clean_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+@dataclass
+class Answer:
+    """What came back, with times on the clock of time.perf_counter, in seconds.
+
+    Unless the request completed, `error` says why. `pieces` are the arrivals of non-empty text, null where the answer
+    came whole. Live audio alone has `spoken`, when its last piece was sent, and `words_ms` as in Row.
+    """
+
+    start: float
+    end: float
+    status: int | None = None
+    text: str | None = None
+    error: str | None = None
+    pieces: list[tuple[float, str]] | None = None
+    spoken: float | None = None
+    words_ms: list[float] | None = None
+
+
+def wait_until(due: float | None) -> None:
+    """Sleep until this time of time.perf_counter, if it is still to come."""
+    if due is not None and (left := due - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
 class Client:
     """Talks to one server. Usable from many threads: each has a session, and so a connection, of its own.
 
-    `timeout_s` bounds the time to connect and each wait for the server's next byte, not the whole request.
+    `timeout_s` bounds the time to connect and each wait for the server's next byte, not the whole request. `language`
+    is a field of the transcription endpoint alone, `prompt` is what a chat is asked.
     """
 
-    def __init__(self, url: str, timeout_s: float, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float,
+        api_key: str | None = None,
+        *,
+        api: Api = "transcriptions",
+        mode: Mode = "whole",
+        language: str | None = None,
+        prompt: str = CHAT_PROMPT,
+    ) -> None:
         self.url = url
         self.model = ""
         self._timeout_s = timeout_s
         self._api_key = api_key
+        self._api, self._mode, self._language, self._prompt = api, mode, language, prompt
         self._threads = threading.local()
         # Unix times are counted from here by the monotonic clock: a clock step cannot bend a run's length.
         self._epoch = time.time() - time.perf_counter()
@@ -87,6 +139,14 @@ class Client:
         except requests.RequestException as error:
             raise self.hopeless(f"GET {path}: {type(error).__name__}: {error}") from None
 
+    def get_text(self, path: str) -> str | None:
+        """The text of a GET that was answered with 200, else null."""
+        try:
+            response = self._session().get(self.url + path, timeout=min(self._timeout_s, 10))
+        except requests.RequestException:
+            return None
+        return response.text if response.status_code == 200 else None
+
     def hopeless(self, error: str) -> BenchError:
         """The error for a server with which no request can succeed."""
         return BenchError(
@@ -94,52 +154,108 @@ class Client:
             f"Is it up? `curl {self.url}/v1/models` should answer. Check --url, --model and --api-key-env."
         )
 
-    def transcribe(self, clip: Clip, part: int, **fields: str) -> Row:
+    def transcribe(self, clip: Clip, part: int, load: str = "c1", due: float | None = None, **fields: str) -> Row:
         """Send one clip, with form fields beyond the usual, and wait for its transcript.
 
-        The latency runs from the first byte sent until the answer's body is read. Reading the file and
-        building the multipart body come before it.
+        The latency runs from the first byte sent, or with `due`, on the clock of time.perf_counter, from then; until
+        the answer's body is read. Reading the file and building the request come before it.
         """
-        status = text = error = None
-        session = self._session()
-        request = requests.Request(
-            "POST",
-            f"{self.url}/v1/audio/transcriptions",
-            files={"file": (clip.path.name, clip.path.read_bytes())},
-            data={"model": self.model, "response_format": "json", "temperature": "0", **fields},
-        )
-        prepared = session.prepare_request(request)
-        # Session.send, unlike Session.request, leaves proxies and certificates of the environment out.
-        # stream=True hands the status over before the body, so a cut body still has its status.
-        settings = session.merge_environment_settings(self.url, {}, True, None, None)
-        start = time.perf_counter()
-        try:
-            response = session.send(prepared, timeout=self._timeout_s, allow_redirects=False, **settings)
-            status = response.status_code
-            body = response.content
-            end = time.perf_counter()
-            text, error = _read(status, body)
-        except requests.RequestException as problem:
-            end = time.perf_counter()
-            error = f"{type(problem).__name__} after {end - start:.3f} s: {problem}"
+        answer = self._live(clip, due) if self._mode == "realtime" else self._send(clip, due, fields)
+        complete = answer.error is None
+        begun = answer.start if due is None or answer.spoken is not None else due
+        deltas_ms = None
+        if complete and answer.pieces is not None:
+            deltas_ms = [round((at - begun) * 1000, 3) for at, _ in answer.pieces]
+        since = begun if answer.spoken is None else answer.spoken
         return Row(
             id=clip.id,
             duration_s=clip.duration_s,
             part=part,
-            start=self._epoch + start,
-            end=self._epoch + end,
-            latency_ms=round((end - start) * 1000, 3) if error is None else None,
-            status=status,
-            text=text,
+            start=self._epoch + answer.start,
+            end=self._epoch + answer.end,
+            latency_ms=round((answer.end - since) * 1000, 3) if complete else None,
+            status=answer.status,
+            text=answer.text if complete else None,
             reference=clip.text,
-            error=error,
+            error=answer.error,
+            load=load,
+            due=None if due is None else self._epoch + due,
+            first_text_ms=deltas_ms[0] if deltas_ms else None,
+            deltas_ms=deltas_ms,
+            words_ms=answer.words_ms if complete else None,
         )
+
+    def _send(self, clip: Clip, due: float | None, fields: dict[str, str]) -> Answer:
+        session = self._session()
+        prepared = session.prepare_request(self._request(clip, fields))
+        # Session.send, unlike Session.request, leaves proxies and certificates of the environment out.
+        # stream=True hands the status over before the body, so a cut body still has its status.
+        settings = session.merge_environment_settings(self.url, {}, True, None, None)
+        wait_until(due)
+        start = time.perf_counter()
+        answer = Answer(start, start)
+        try:
+            response = session.send(prepared, timeout=self._timeout_s, allow_redirects=False, **settings)
+            answer.status = response.status_code
+            kind = response.headers.get("Content-Type", "none")
+            if self._mode == "stream" and answer.status == 200 and kind.startswith("text/event-stream"):
+                with response:
+                    answer.text, answer.pieces, answer.end = stream.read(response.raw.read1, self._api == "chat")
+                return answer
+            body = response.content
+            answer.end = time.perf_counter()
+            answer.text, answer.error = _read(answer.status, body, self._api)
+            if self._mode == "stream" and answer.status == 200:
+                answer.error = f"HTTP 200, but the Content-Type is {kind}, not that of a stream: {_shown(body)!r}"
+        except stream.StreamError as problem:
+            answer.end = time.perf_counter()
+            answer.error = f"HTTP 200, but {problem}"
+        # urllib3's own come from a stream alone: whoever reads it piece by piece is past what requests translates.
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as problem:
+            answer.end = time.perf_counter()
+            answer.error = f"{type(problem).__name__} after {answer.end - start:.3f} s: {problem}"
+        return answer
+
+    def _request(self, clip: Clip, fields: dict[str, str]) -> requests.Request:
+        audio = clip.path.read_bytes()
+        if self._api == "chat":
+            url = f"data:{mime(clip)};base64,{base64.b64encode(audio).decode()}"
+            content = [{"type": "audio_url", "audio_url": {"url": url}}, {"type": "text", "text": self._prompt}]
+            asked = {
+                "model": self.model,
+                "messages": [{"role": "user", "content": content}],
+                "temperature": 0,
+                "max_tokens": CHAT_TOKENS + CHAT_TOKENS_PER_S * math.ceil(clip.duration_s),
+                **({"stream": True} if self._mode == "stream" else {}),
+            }
+            return requests.Request("POST", f"{self.url}/v1/chat/completions", json=asked)
+        data = {"model": self.model, "response_format": "json", "temperature": "0"}
+        if self._language:
+            data["language"] = self._language
+        if self._mode == "stream":
+            data["stream"] = "true"
+        return requests.Request(
+            "POST",
+            f"{self.url}/v1/audio/transcriptions",
+            files={"file": (clip.path.name, audio)},
+            data={**data, **fields},
+        )
+
+    def _live(self, clip: Clip, due: float | None) -> Answer:
+        from bench import realtime  # whose libraries are for this mode alone
+
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        return realtime.transcribe(self.url, self.model, clip, due, self._timeout_s, headers, proxy=not self._loopback)
+
+    @property
+    def _loopback(self) -> bool:
+        """Whether the server is here, where no proxy of the environment has a part: its 127.0.0.1 is another."""
+        return urlsplit(self.url).hostname in LOOPBACK
 
     def _session(self) -> requests.Session:
         if not hasattr(self._threads, "session"):
             self._threads.session = requests.Session()
-            # A proxy of the environment would look for 127.0.0.1 on its own machine.
-            self._threads.session.trust_env = urlsplit(self.url).hostname not in LOOPBACK
+            self._threads.session.trust_env = not self._loopback
             # As `auth` rather than as a header, which would silently yield to an entry in ~/.netrc.
             self._threads.session.auth = self._authorize
         session: requests.Session = self._threads.session
@@ -151,13 +267,34 @@ class Client:
         return request
 
 
-def _read(status: int, body: bytes) -> tuple[str | None, str | None]:
+def mime(clip: Clip) -> str:
+    """The MIME type of the clip's file by its name. Raises BenchError for one that is not known."""
+    kind = MIME.get(clip.path.suffix.lower())
+    if kind is None:
+        raise BenchError(f"--api chat: {clip.path.name!r} is of a kind that is not known: expected {', '.join(MIME)}")
+    return kind
+
+
+def _read(status: int, body: bytes, api: Api) -> tuple[str | None, str | None]:
     """Return (transcript, null) or (null, what is wrong with the answer)."""
-    shown = body[:300].decode(errors="replace")
+    shown = _shown(body)
     if status != 200:
         return None, f"HTTP {status}: {shown}"
+    where = "'text'" if api == "transcriptions" else "'choices[0].message.content'"
+    cut = False
     try:
-        text = json.loads(body)["text"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None, f"HTTP 200, but the body is no JSON object with a 'text': {shown!r}"
-    return (text, None) if isinstance(text, str) else (None, f"HTTP 200, but 'text' is no string: {shown!r}")
+        answer = json.loads(body)
+        if api == "transcriptions":
+            text = answer["text"]
+        else:
+            text = answer["choices"][0]["message"]["content"]
+            cut = answer["choices"][0].get("finish_reason") == "length"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None, f"HTTP 200, but the body is no JSON object with a {where}: {shown!r}"
+    if cut:
+        return None, f"HTTP 200, but the answer ends at max_tokens: {shown!r}"
+    return (text, None) if isinstance(text, str) else (None, f"HTTP 200, but {where} is no string: {shown!r}")
+
+
+def _shown(body: bytes) -> str:
+    return body[:300].decode(errors="replace")

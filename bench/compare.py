@@ -20,7 +20,7 @@ import jiwer
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import BenchError, metrics, results
+from bench import BenchError, metrics, report, results
 from bench.client import Row
 
 BLOCK = 1_000_000  # picks held at once
@@ -80,8 +80,8 @@ class Run:
     record: dict[str, Any]
     attempts: dict[str, list[Row]]
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.record["run"].get(key, default)
+    def get(self, key: str) -> Any:
+        return self.record["run"][key]
 
     def summary(self) -> dict[str, Any]:
         """Its summary.json, empty where it was not scored."""
@@ -98,21 +98,13 @@ class Run:
 
 
 def read(directory: Path, name: str) -> Run:
-    record = results.read_run(directory)
-    if not (isinstance(record.get("run"), dict) and "ids" in record["run"] and "environment" in record):
-        raise BenchError(
-            f"{directory / results.RUN} is no run's record: expected the keys 'run', with 'ids', and 'environment'"
-        )
-    path = directory / results.ROWS
-    # The first form of run.json had one load, which its rows do not name.
-    only = None if "loads" in record["run"] else f"c{record['run'].get('concurrency', 1)}"
-    attempts: dict[str, list[Row]] = {load: [] for load in record["run"].get("loads", [only])}
-    for row in results.read_rows(path):
+    record, attempts = report.read(directory)
+    for row in itertools.chain(*attempts.values()):
         for measure in MEASURES:
             value = getattr(row, measure)
             if value is not None and value <= 0:
-                raise BenchError(f"{path}: {measure} of {row.id} is {value!r}, expected more than 0")
-        attempts.setdefault(only or row.load, []).append(row)
+                rows = directory / results.ROWS
+                raise BenchError(f"{rows}: {measure} of {row.id} is {value!r}, expected more than 0")
     return Run(name, directory, record, attempts)
 
 
@@ -144,9 +136,8 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
 
 
 def _refuse(a: Run, b: Run) -> None:
-    defaults = {"manifest_sha256": None, "api": "transcriptions", "mode": "whole"}
-    for key, default in defaults.items():
-        values = [run.get(key, default) for run in (a, b)]
+    for key in ("manifest_sha256", "api", "mode"):
+        values = [run.get(key) for run in (a, b)]
         if values[0] != values[1]:
             raise BenchError(
                 f"cannot compare {a.directory} with {b.directory}: {key} is {values[0]!r} in the first, "
@@ -245,8 +236,8 @@ def _compare_load(a: Run, b: Run, load: str) -> dict[str, Any]:
         },
         "rtfx": {"a": _rtfx(a, load), "b": _rtfx(b, load)},
         "joules_per_audio_second": {"a": _joules(a, load), "b": _joules(b, load)},
-        "wer": _wer(before, after),
-        "changed": _changed(before, after),
+        "wer": _wer(before, after, a.get("language")),
+        "changed": _changed(before, after, a.get("language")),
     }
     return found
 
@@ -267,7 +258,7 @@ def _rtfx(run: Run, load: str) -> float | None:
 
 def _joules(run: Run, load: str) -> float | None:
     """Likewise, over the audio seconds of the completed clips."""
-    joules: float | None = run.record.get("loads", {}).get(load, {}).get("joules")
+    joules: float | None = run.record["loads"].get(load, {}).get("joules")
     audio_s = sum(row.duration_s for row in run.last(load).values() if row.error is None)
     return joules / audio_s if joules is not None and audio_s else None
 
@@ -321,8 +312,8 @@ def _paired(before: Sequence[float | None], after: Sequence[float | None]) -> di
     return {"clips": len(both), **sides, **numbers, "verdict": verdict}
 
 
-def _wer(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
-    scores = [[metrics.word_errors(row.reference, row.text) for row in rows] for rows in (before, after)]
+def _wer(before: Sequence[Row], after: Sequence[Row], language: str | None) -> dict[str, Any]:
+    scores = [[metrics.word_errors(row.reference, row.text, language) for row in rows] for rows in (before, after)]
     first, second = (np.array([score.total for score in side]) for side in scores)
     words = np.array([score.words for score in scores[0]])
 
@@ -350,15 +341,15 @@ def _side(interval: list[float] | None, even: float, names: tuple[str, str]) -> 
     return names[0] if high < even else names[1] if low > even else "no difference seen"
 
 
-def _changed(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
+def _changed(before: Sequence[Row], after: Sequence[Row], language: str | None) -> dict[str, Any]:
     """Which texts differ in any character, and the first of them word by word."""
     changed = [(x, y) for x, y in zip(before, after, strict=True) if x.text != y.text]
     # Equal after normalisation: neither has a word that the other lacks.
-    form = sum(metrics.word_errors(x.text or "", y.text).total == 0 for x, y in changed)
+    form = sum(metrics.word_errors(x.text or "", y.text, language).total == 0 for x, y in changed)
     shown = [
         {
             "id": x.id,
-            "errors": [metrics.word_errors(row.reference, row.text).total for row in (x, y)],
+            "errors": [metrics.word_errors(row.reference, row.text, language).total for row in (x, y)],
             "diff": word_diff(x.text or "", y.text or ""),
         }
         for x, y in changed[:SHOWN_DIFFS]

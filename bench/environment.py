@@ -18,7 +18,18 @@ import pynvml  # type: ignore[import-untyped,unused-ignore]
 
 from bench.memory import Gpus
 
-LIBRARIES = ("jiwer", "numpy", "nvidia-ml-py", "psutil", "requests", "tqdm", "whisper-normalizer")
+LIBRARIES = (
+    "jiwer",
+    "numpy",
+    "nvidia-ml-py",
+    "psutil",
+    "requests",
+    "soundfile",
+    "soxr",
+    "tqdm",
+    "websockets",
+    "whisper-normalizer",
+)
 # "-dirty" when tracked files differ from the commit
 GIT = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
@@ -40,10 +51,19 @@ def describe(server_version: str | None, libraries: Sequence[str] = LIBRARIES) -
         "cores": os.cpu_count(),
         "ram_bytes": psutil.virtual_memory().total,
         "gpu": [pynvml.nvmlDeviceGetName(gpu) for gpu in gpus] or None,
+        "gpu_memory_bytes": [_memory(gpu) for gpu in gpus] or None,
         "gpu_driver": pynvml.nvmlSystemGetDriverVersion() if gpus else None,
         "libraries": versions(libraries),
         "git_commit": git.strip() or None,
     }
+
+
+def _memory(gpu: Any) -> int | None:
+    try:
+        total: int = pynvml.nvmlDeviceGetMemoryInfo(gpu).total
+    except pynvml.NVMLError:
+        return None  # it has none of its own, as in one chip with the CPU
+    return total
 
 
 def versions(libraries: Sequence[str]) -> dict[str, str | None]:

@@ -51,7 +51,7 @@ from bench import BenchError, report, results
 from bench.client import Row
 from bench.compare import server_of
 
-MATRIX, TABLE, CONFIG, LOG = "matrix.json", "matrix.md", "config.yaml", "server.log"
+MATRIX, TABLE, CONFIG = "matrix.json", "matrix.md", "config.yaml"
 KINDS: dict[str, Any] = {"string": str, "whole number": int, "list": list, "mapping": dict}
 KEYS = {
     **{"dataset": "string", "samples": "whole number", "loads": "list", "repeats": "whole number"},
@@ -294,7 +294,7 @@ def _refusal(path: Path, problems: list[str]) -> BenchError:
 def _run(run: Callable[[argparse.Namespace], bool], settings: argparse.Namespace) -> tuple[str, str | None]:
     """Make and score one run, or make what is left of it. Returns its status, and the reason of a failure."""
     settings.resume = (settings.out / results.ROWS).exists()
-    log = settings.out / LOG
+    log = settings.out / results.LOG
     log.unlink(missing_ok=True)
     try:
         if run(settings):
@@ -359,7 +359,7 @@ def _finished(directory: Path) -> bool:
         return False
     record = results.read_run(directory)["run"]
     answered = {(row.id, row.load) for row in _rows(directory)}
-    return answered >= {(clip, load) for clip in record["ids"] for load in record.get("loads", ["c1"])}
+    return answered >= {(clip, load) for clip in record["ids"] for load in record["loads"]}
 
 
 # ---- The table
@@ -432,13 +432,8 @@ def _rows(directory: Path) -> list[Row]:
 
 
 def _summary(directory: Path) -> dict[str, Any]:
-    """A run's summary.json in its second form. One of the first had a single load."""
     summary: dict[str, Any] = json.loads((directory / results.SUMMARY).read_bytes())
-    if "loads" in summary:
-        return summary
-    load = {key: summary[key] for key in ("samples", "completed", "latency_ms", "rtfx")}
-    load |= {"load": f"c{summary['run']['concurrency']}", "joules_per_audio_second": None}
-    return {"loads": [load], "quality": {"headline": "wer", "wer": summary["wer"]}, "memory": summary["memory"]}
+    return summary
 
 
 def _numbers(summary: dict[str, Any], load: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Peak memory of the server, sampled while it works.
+"""Memory of the server, sampled while it works, and the energy of its GPUs.
 
 Three readings are taken, and the first of these that ever succeeded is reported:
 1. `nvml_process_tree`: GPU memory that NVML attributes to the server's processes, summed over the GPUs.
@@ -7,12 +7,14 @@ Three readings are taken, and the first of these that ever succeeded is reported
 3. `rss_process_tree`: resident memory of the process that listens at the URL's port and of its descendants.
    Pages that processes share, such as mapped weights and libraries, count once in each of them.
 A peak between two samples is missed; vLLM takes its memory at the start and keeps it, so little is lost.
+The peaks of the second and third are reported beside it, whichever that is.
 """
 
 import ipaddress
 import os
 import socket
 import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -62,20 +64,34 @@ class Gpus:
         return {minor for minor in self.handles if f"/dev/nvidia{minor}" in links}
 
 
-class MemorySampler(threading.Thread):
-    """Samples from `start()` until `stop()`, which returns {peak_bytes, source, reason}.
+def joules(handles: Iterable[Any]) -> float | None:
+    """Energy that these GPUs took since their driver was loaded; null if there are none or one does not count it.
 
-    `peak_bytes` and `source` are null when nothing could be measured, and then `reason` says why.
+    NVML counts millijoules, from Volta on: nvmlDeviceGetTotalEnergyConsumption.
+    """
+    try:
+        return sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles)) / 1000 or None
+    except pynvml.NVMLError:
+        return None
+
+
+class MemorySampler(threading.Thread):
+    """Samples from `start()` until `stop()`, which returns the memory in bytes; null is what could not be measured.
+
+    {peak_bytes, end_bytes, source, reason, device_peak_bytes, host_rss_peak_bytes}: the headline figure's peak and its
+    last sample, and the peaks of `nvml_device` and `rss_process_tree`. Without a headline figure `reason` says why.
     """
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True, name="memory-sampler")
         self._url = url
-        self._done = threading.Event()
+        self._done, self._sampled = threading.Event(), threading.Event()
         self._peaks: dict[str, int] = {}
+        self._last: dict[str, int] = {}
         self._servers: list[psutil.Process] = []
         self._reason: str | None = None
         self._gpus = Gpus()
+        self._opened: set[int] = set()
 
     def run(self) -> None:
         while not self._done.is_set():
@@ -83,7 +99,31 @@ class MemorySampler(threading.Thread):
                 self._sample()
             except (psutil.Error, pynvml.NVMLError, OSError) as error:
                 self._reason = f"a sample failed: {error}"  # most often a process that just ended
+            self._sampled.set()
             self._done.wait(INTERVAL_S)
+
+    def gpus(self) -> int:
+        """How many GPUs are known to be the server's."""
+        self._sampled.wait()
+        return len(self._opened)
+
+    def meter(self) -> Callable[[], tuple[float | None, str | None]]:
+        """Start to count what the server's GPUs take. The result tells the joules since, or null and why."""
+        self._sampled.wait()
+        opened = [self._gpus.handles[minor] for minor in self._opened]
+        before = joules(opened)
+
+        def read() -> tuple[float | None, str | None]:
+            after = joules(opened)
+            if before is not None and after is not None:
+                return after - before, None
+            if not self._gpus.handles:
+                return None, "this machine has no NVIDIA GPU"
+            if not opened:
+                return None, self._reason or "the server holds no GPU open, or this user may not see it"
+            return None, "NVML does not tell the energy of the server's GPU"
+
+        return read
 
     def stop(self) -> dict[str, Any]:
         self._done.set()
@@ -91,25 +131,33 @@ class MemorySampler(threading.Thread):
         source = next((source for source in SOURCES if source in self._peaks), None)
         whole_gpu = "all memory in use on the GPU, since NVML does not name the server's processes here"
         reason = {None: self._reason or "no sample was taken", "nvml_device": whole_gpu}.get(source)
-        return {"peak_bytes": self._peaks[source] if source else None, "source": source, "reason": reason}
+        return {
+            "peak_bytes": self._peaks[source] if source else None,
+            "end_bytes": self._last[source] if source else None,
+            "source": source,
+            "reason": reason,
+            "device_peak_bytes": self._peaks.get("nvml_device"),
+            "host_rss_peak_bytes": self._peaks.get("rss_process_tree"),
+        }
 
     def _sample(self) -> None:
         if not any(server.is_running() for server in self._servers):
             self._servers, self._reason, on_this_machine = find_server(self._url)
             # With several GPUs nobody can tell which are the server's, and a sum over all would be a guess.
-            if not self._servers and on_this_machine and len(self._gpus.handles) == 1:
-                self._keep("nvml_device", self._gpus.in_use(set(self._gpus.handles)))
+            alone = not self._servers and on_this_machine and len(self._gpus.handles) == 1
+            self._opened = set(self._gpus.handles) if alone else set()
         tree = {child for server in self._servers for child in (server, *server.children(recursive=True))}
-        if not tree:
-            return
-        self._keep("rss_process_tree", sum(process.memory_info().rss for process in tree))
         pids = {process.pid for process in tree}
-        if attributed := self._gpus.of_processes(pids):
+        if tree:
+            self._keep("rss_process_tree", sum(process.memory_info().rss for process in tree))
+            self._opened = self._gpus.opened_by(pids)
+        if attributed := self._gpus.of_processes(pids) if tree else 0:
             self._keep("nvml_process_tree", attributed)
-        elif opened := self._gpus.opened_by(pids):
-            self._keep("nvml_device", self._gpus.in_use(opened))
+        if self._opened:
+            self._keep("nvml_device", self._gpus.in_use(self._opened))
 
     def _keep(self, source: str, amount: int) -> None:
+        self._last[source] = amount
         self._peaks[source] = max(amount, self._peaks.get(source, 0))
 
 

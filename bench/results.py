@@ -1,7 +1,8 @@
 """The files of one run's directory, through which the stages talk.
 
-run.json        settings, environment and peak memory; written before the first measured request
-requests.jsonl  one row per request, flushed as it ends; of a clip that was sent again the last row counts
+run.json        settings, environment, memory and what each load took; written before the first measured request
+requests.jsonl  one row per request, flushed as it ends; of a clip that was sent again at a load the last row counts
+server.log      of the server that bench started
 summary.json    the numbers, made from the two above
 report.md       the same for people
 report.html     the same with plots
@@ -20,6 +21,7 @@ ROWS = "requests.jsonl"
 SUMMARY = "summary.json"
 REPORT = "report.md"
 PAGE = "report.html"
+LOG = "server.log"
 
 
 def row_line(row: Row) -> str:

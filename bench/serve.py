@@ -27,6 +27,17 @@ STOP_TIMEOUT_S = 20
 KILL_TIMEOUT_S = 5
 SHOWN_LINES = 25
 SAMPLE = "bench/data/clips/001.opus"  # relative to the repository, where one stands after `make serve`
+# What vLLM 0.20.0 and 0.32.0 log of their memory, in GiB; on a CPU no weights (v1/worker/gpu_worker.py, cpu_worker.py).
+MEMORY = {
+    "weights_bytes": re.compile(r"Model loading took ([\d.]+) GiB"),
+    "kv_cache_bytes": re.compile(
+        r"Available KV cache memory: ([\d.]+) GiB"
+        r"|reserved ([\d.]+) GiB memory for KV Cache"  # with kv_cache_memory_bytes
+        r"|set \(([\d.]+)/[\d.]+\) GiB for KV cache"  # on a CPU
+    ),
+}
+PATCHES = re.compile(r"voxtral-serve patches: (.+)$", re.MULTILINE)
+LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "voxtral-serve")
 # The line of a Python traceback that names the exception, wherever vLLM's process prefix puts it
 CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", re.MULTILINE)
 
@@ -124,6 +135,30 @@ def get(url: str, timeout_s: float) -> requests.Response:
     with requests.Session() as session:
         session.trust_env = False  # a proxy of the environment would not reach our 127.0.0.1
         return session.get(url, timeout=timeout_s)
+
+
+def logged_memory(log: Path) -> dict[str, int | None]:
+    """How many bytes the server's weights and its KV cache take, as its log has it; null where it has not one number.
+
+    Of several, as with one process per GPU, none is the server's.
+    """
+    text = log.read_text(errors="replace")
+    amounts: dict[str, int | None] = {}
+    for name, pattern in MEMORY.items():
+        found = {number for match in pattern.finditer(text) for number in match.groups() if number}
+        amounts[name] = round(float(found.pop()) * 2**30) if len(found) == 1 else None
+    return amounts
+
+
+def logged_patches(log: Path) -> dict[str, str] | None:
+    """What became of each of voxtral-serve's patches, as the server's first process logged it; null without them."""
+    found = PATCHES.search(log.read_text(errors="replace"))
+    return dict(outcome.split(" ", 1) for outcome in found[1].strip().split(", ")) if found else None
+
+
+def is_own(command: Sequence[str] = ()) -> bool:
+    """Whether the `vllm` that serves, or the command in its place, is of this Python's environment."""
+    return Path((list(command) or _command())[0]).parent == Path(sys.executable).parent
 
 
 def _tail(log: Path) -> str:

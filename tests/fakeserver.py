@@ -5,6 +5,7 @@ with FakeServer({"a.wav": Answer("hello"), "b.wav": Answer(status=500)}) as serv
 assert server.sent() == ["a.wav"]
 """
 
+import base64
 import hashlib
 import json
 import socket
@@ -12,7 +13,7 @@ import struct
 import threading
 import time
 import wave
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -46,7 +47,8 @@ def write_dataset(directory: Path, texts: Mapping[str, str], seconds: float = 0.
 class Answer:
     """How one file is answered.
 
-    `body` replaces the JSON; `drop` breaks the connection "before" the status line or "inside" the body.
+    `body` replaces the JSON; `drop` breaks the connection "before" the status line or "inside" the body. `events` is a
+    stream in its place: pieces of it, each sent after so many seconds, in chunks unless the connection's end is theirs.
     """
 
     text: str = ""
@@ -54,14 +56,19 @@ class Answer:
     delay_s: float = 0.0
     body: bytes | None = None
     drop: str | None = None
+    events: tuple[tuple[float, bytes], ...] | None = None
+    chunked: bool = True
 
 
 @dataclass
 class Received:
-    """One transcription request, with times on the monotonic clock; `end` is 0 while it is in flight."""
+    """One transcription request, with times on the monotonic clock; `end` is 0 while it is in flight.
+
+    `fields` are those of the form; of a chat they are the JSON, and `name` and `size` are of the data: URL.
+    """
 
     name: str
-    fields: dict[str, str]
+    fields: dict[str, Any]
     authorization: str | None
     size: int
     start: float
@@ -75,7 +82,8 @@ class FakeServer:
     answers: Mapping[str, Answer] = field(default_factory=dict)
     default: Answer = field(default_factory=Answer)
     version: str | None = "0.0.fake"
-    models: tuple[str, ...] = (MODEL,)
+    models: tuple[str, ...] | None = (MODEL,)
+    metrics: Callable[[], str] | None = None
     received: list[Received] = field(default_factory=list)
     max_in_flight: int = 0
 
@@ -127,16 +135,51 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         fake = self.server.fake
-        if self.path == "/v1/models":
+        if self.path == "/v1/models" and fake.models is not None:
             self._send(200, json.dumps({"data": [{"id": model} for model in fake.models]}).encode())
         elif self.path == "/version" and fake.version is not None:
             self._send(200, json.dumps({"version": fake.version}).encode())
+        elif self.path == "/metrics" and fake.metrics is not None:
+            self._send(200, fake.metrics().encode())
         else:
             self._send(404, b'{"detail":"Not Found"}')
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         received = Received("", {}, self.headers["Authorization"], 0, time.monotonic())
+        chat = self.path == "/v1/chat/completions"
+        if chat:
+            received.fields = json.loads(body)
+            url = received.fields["messages"][0]["content"][0]["audio_url"]["url"]
+            received.name, _, content = url.partition(",")
+            received.size = len(base64.b64decode(content))
+        else:
+            self._form(body, received)
+        fake = self.server.fake
+        answer = fake.answers.get(received.name, fake.default)
+        fake.begin(received)
+        try:
+            if not chat and self.path != "/v1/audio/transcriptions":
+                answer = Answer(status=404)
+            time.sleep(answer.delay_s)
+            payload = answer.body
+            if payload is None:
+                message = {"choices": [{"message": {"content": answer.text}, "finish_reason": "stop"}]}
+                said = message if chat else {"text": answer.text}
+                said = said if answer.status == 200 else {"error": "made to fail"}
+                payload = json.dumps(said).encode()
+        finally:
+            fake.finish(received)
+        if answer.drop == "before":
+            self._reset()
+        elif answer.events is not None:
+            self._stream(answer)
+        else:
+            self._send(answer.status, payload, promised=len(payload) + (100 if answer.drop else 0))
+            if answer.drop:
+                self._reset()
+
+    def _form(self, body: bytes, received: Received) -> None:
         head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
         for part in BytesParser(policy=HTTP).parsebytes(head + body).iter_parts():
             content: Any = part.get_payload(decode=True)
@@ -144,25 +187,19 @@ class _Handler(BaseHTTPRequestHandler):
                 received.name, received.size = name, len(content)
             else:
                 received.fields[str(part.get_param("name", header="content-disposition"))] = content.decode()
-        fake = self.server.fake
-        answer = fake.answers.get(received.name, fake.default)
-        fake.begin(received)
-        try:
-            if self.path != "/v1/audio/transcriptions":
-                answer = Answer(status=404)
-            time.sleep(answer.delay_s)
-            payload = answer.body
-            if payload is None:
-                said = {"text": answer.text} if answer.status == 200 else {"error": "made to fail"}
-                payload = json.dumps(said).encode()
-        finally:
-            fake.finish(received)
-        if answer.drop == "before":
+
+    def _stream(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header(*(("Transfer-Encoding", "chunked") if answer.chunked else ("Connection", "close")))
+        self.end_headers()
+        for pause_s, piece in answer.events or ():
+            time.sleep(pause_s)
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if answer.chunked else piece)
+        if answer.drop:
             self._reset()
-        else:
-            self._send(answer.status, payload, promised=len(payload) + (100 if answer.drop else 0))
-            if answer.drop:
-                self._reset()
+        elif answer.chunked:
+            self.wfile.write(b"0\r\n\r\n")
 
     def _send(self, status: int, body: bytes, promised: int | None = None) -> None:
         self.send_response(status)

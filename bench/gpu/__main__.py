@@ -28,7 +28,7 @@ import psutil
 import pynvml  # type: ignore[import-untyped,unused-ignore]
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError, dataset, environment, results, serve
+from bench import BenchError, dataset, environment, memory, results, serve
 from bench.client import Client
 from bench.dataset import Clip
 from bench.gpu import checkpoint, rows
@@ -75,10 +75,7 @@ class Clock:
 
 def joules(gpus: Gpus) -> float | None:
     """Energy that the machine's GPUs took since their driver was loaded; null without one that counts it."""
-    try:
-        return sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, gpus.handles.values())) / 1000 or None
-    except pynvml.NVMLError:
-        return None
+    return memory.joules(gpus.handles.values())
 
 
 def watts(gpus: Gpus) -> float | None:

@@ -21,13 +21,14 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 def write_run(directory: Path, change: Change = dict, at: tuple[str, ...] = ("c1",), **record: Any) -> Path:
     """A run of 40 clips of 2 s with latencies of 101 to 140 ms; `change` alters each row, an empty one is left out."""
-    run = {"manifest_sha256": "m", "api": "transcriptions", "mode": "whole", "loads": list(at), "ids": CLIPS}
+    run = {"manifest_sha256": "m", "api": "transcriptions", "mode": "whole", "language": None, "warmup": 2}
+    run |= {"loads": list(at), "ids": CLIPS, **record.pop("run", {})}
     directory.mkdir(parents=True)
-    whole = {"run": run | record.pop("run", {}), "environment": ENVIRONMENT, "memory": None, **record}
+    whole = {"schema_version": 2, "run": run, "loads": {}, "environment": ENVIRONMENT, "memory": None, **record}
     (directory / "run.json").write_text(json.dumps(whole))
     with (directory / "requests.jsonl").open("w") as file:
         for load in at:
-            for number, clip in enumerate(CLIPS, 1):
+            for number, clip in enumerate(run["ids"], 1):
                 row = {"id": clip, "load": load, "part": 1, "duration_s": 2.0, "start": float(number)}
                 row |= {"end": number + 1.0, "latency_ms": 100.0 + number, "status": 200}
                 row |= {"text": REFERENCE, "reference": REFERENCE, "error": None}
@@ -279,9 +280,10 @@ def test_the_first_form_of_a_run(tmp_path: Path, run_compare: Any) -> None:
 
     first = write_run(tmp_path / "first", unnamed)
     for name, concurrency in (("one", 1), ("four", 4)):
-        run = {"manifest_sha256": "m", "concurrency": concurrency, "ids": CLIPS}
+        run = {"manifest_sha256": "m", "concurrency": concurrency, "warmup": 2, "ids": CLIPS}
         write_run(tmp_path / name, unnamed)
-        (tmp_path / name / "run.json").write_text(json.dumps({"run": run, "environment": {}, "memory": None}))
+        record = {"schema_version": 1, "run": run, "environment": {}, "memory": None}
+        (tmp_path / name / "run.json").write_text(json.dumps(record))
     assert run_compare(first, tmp_path / "one").load()["clips"] == 40
     refused = run_compare(first, tmp_path / "four")
     assert refused.status == 2
@@ -346,7 +348,7 @@ def test_data_errors(tmp_path: Path, run_compare: Any) -> None:
     assert (done.status, "latency_ms of c00 is 0, expected more than 0" in done.printed) == (2, True)
     (a / "run.json").write_text('{"run": {}}')
     done = run_compare(a, a)
-    assert (done.status, "run.json is no run's record" in done.printed) == (2, True)
+    assert (done.status, "run.json has schema_version None; this bench reads 1 and 2" in done.printed) == (2, True)
 
 
 def test_warnings_and_settings(tmp_path: Path, run_compare: Any) -> None:

@@ -108,7 +108,6 @@ def test_a_run_against_a_server_keeps_to_them(tmp_path: Path) -> None:
     all_valid(tmp_path / "out", but=("run",))
 
 
-@pytest.mark.xfail(strict=True, reason="bench run still writes the first form of run.json")
 def test_run_json_of_a_run_against_a_server_keeps_to_its_schema(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", {"a": "alpha"})
     with FakeServer({"a.wav": Answer("alpha")}) as server:

@@ -337,7 +337,9 @@ def test_too_many_samples(case: Case, capsys: pytest.CaptureFixture[str]) -> Non
     [
         *(
             ["--samples", "0"],
-            ["--concurrency", "0"],
+            *(["--concurrency", "0"], ["--concurrency", "1,1"], ["--concurrency", "1,"], ["--concurrency", "1000000"]),
+            *(["--rate", "0"], ["--rate", "inf"], ["--rate", "nan"], ["--rate", "2", "--concurrency", "2"]),
+            *(["--stream", "--realtime"], ["--api", "chat", "--realtime"], ["--prompt", "x"]),
             ["--warmup", "-1"],
             ["--timeout", "0"],
             ["--samples", "x"],
@@ -458,7 +460,11 @@ def test_resume_of_nothing_starts_and_of_everything_sends_nothing(case: Case) ->
         (["--samples", "5"], "ids: 1 clips are in one choice only"),
         (["--seed", "1"], "ids: "),
         (["--model", "other"], f"model was '{MODEL}', is 'other'"),
-        (["--concurrency", "2"], "concurrency was 1, is 2"),
+        (["--concurrency", "2"], "loads was ['c1'], is ['c2']"),
+        (["--rate", "1"], "loads was ['c1'], is ['r1']"),
+        (["--stream"], "mode was 'whole', is 'stream'"),
+        (["--language", "de"], "language was None, is 'de'"),
+        (["--api", "chat"], "api was 'transcriptions', is 'chat'"),
     ],
 )
 def test_resume_refuses_other_flags(

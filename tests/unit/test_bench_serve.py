@@ -36,6 +36,7 @@ sys.path.insert(0, {tests!r})
 config = json.loads(Path("behaviour.json").read_text())
 port = int(sys.argv[sys.argv.index("--port") + 1])
 print("vLLM starts", flush=True)
+print(config.get("says", ""), flush=True)
 if config.get("deaf") == "child":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 sleeper = subprocess.Popen(["/bin/sleep", "300"], process_group=0 if config.get("own group") else None)
@@ -353,9 +354,34 @@ def test_serve_notices_that_vllm_ended(vllm: Vllm, capsys: pytest.CaptureFixture
 # ---- python -m bench run --serve
 
 
+PATCHES = "(EngineCore pid=7) INFO [plugin.py:55] voxtral-serve patches: from_pretrained applied, is_fast not needed"
+WEIGHTS = "(Worker pid=9) INFO [model_runner.py:425] Model loading took 8.27 GiB memory and 2.5 seconds"
+CPU_CACHE = "(Worker pid=9) INFO [cpu_worker.py:260] Explicitly set (1.0/23.54) GiB for KV cache on node 0."
+LOG = "\n".join([PATCHES, WEIGHTS, CPU_CACHE])
+
+
+@pytest.mark.parametrize(
+    ("lines", "weights", "cache"),
+    [
+        ([WEIGHTS, "INFO [gpu_worker.py:760] Available KV cache memory: 74.2 GiB"], 8.27, 74.2),
+        (["Initial free memory 139.1 GiB, reserved 2.0 GiB memory for KV Cache as specified by"], None, 2.0),
+        ([WEIGHTS, CPU_CACHE, CPU_CACHE], 8.27, 1.0),
+        ([WEIGHTS, WEIGHTS.replace("8.27", "8.28")], None, None),  # two processes, and neither tells of both
+        (["Free memory on device (23.5/23.54 GiB)"], None, None),
+    ],
+)
+def test_memory_in_the_log(tmp_path: Path, lines: list[str], weights: float | None, cache: float | None) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("\n".join(lines))
+    expected = [None if amount is None else round(amount * 2**30) for amount in (weights, cache)]
+    assert list(serve.logged_memory(log).values()) == expected
+    assert serve.logged_patches(log) is None
+
+
 def test_a_whole_run(vllm: Vllm) -> None:
     write_dataset(vllm.data, TEXTS)
     vllm.transcribes()
+    vllm.does(**json.loads((vllm.directory / "behaviour.json").read_text()), says=LOG)
     process = vllm.start(vllm.run_flags())
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 0, stderr
@@ -365,6 +391,15 @@ def test_a_whole_run(vllm: Vllm) -> None:
     assert (summary["completed"], summary["quality"]["wer"]["value"]) == (6, 0.0)
     assert summary["memory"]["source"] == "rss_process_tree"
     assert (summary["run"]["serve"], summary["run"]["url"]) == (str(vllm.config), None)
+    record = json.loads((vllm.out / "run.json").read_text())
+    server, memory = record["environment"]["server"], record["memory"]
+    assert 0.2 < server["startup_s"] < 20
+    assert server["patches"] == {"from_pretrained": "applied", "is_fast": "not needed"}
+    assert server["config"] == {"model": "."}
+    assert server["versions"]["voxtral-serve"]
+    assert (memory["weights_bytes"], memory["kv_cache_bytes"]) == (round(8.27 * 2**30), 2**30)
+    assert memory["host_rss_peak_bytes"] == memory["peak_bytes"] >= memory["end_bytes"] > 2**20
+    assert (memory["device_peak_bytes"], memory["other_bytes"]) == (None, None)  # what is resident has no such parts
     assert len(vllm.calls()) == 1
     assert vllm.left() == set()
 

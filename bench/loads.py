@@ -1,0 +1,121 @@
+"""Levels of load, and the sending of clips at one of them.
+
+Closed loop: so many requests in flight, the next one when one ends. Open loop: requests start when they are due,
+whatever is in flight, so that a slow server cannot slow down those who ask it, and its queue shows in the latency.
+"""
+
+import random
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from queue import Empty, SimpleQueue
+
+from bench import BenchError
+from bench.client import Row
+from bench.dataset import Clip
+
+LEAD_S = 0.2  # before a request is due, its body is built
+SPARE_FILES = 100  # that are open beside the connections
+Send = Callable[[Clip, float | None], Row]
+
+
+@dataclass(frozen=True)
+class Load:
+    """`concurrency` requests in flight, or Poisson arrivals of `rate` a second: one of them is null."""
+
+    name: str
+    concurrency: int | None = None
+    rate: float | None = None
+
+
+def closed(numbers: str) -> list[Load]:
+    """The loads of --concurrency: "1,4,16". Raises ValueError."""
+    return _distinct([Load(f"c{number}", concurrency=number) for number in map(int, numbers.split(","))])
+
+
+def open_loop(numbers: str) -> list[Load]:
+    """The loads of --rate: "2.5,10". Raises ValueError."""
+    rates = [float(number) for number in numbers.split(",")]
+    return _distinct([Load(f"r{str(rate).removesuffix('.0')}", rate=rate) for rate in rates])
+
+
+def _distinct(loads: list[Load]) -> list[Load]:
+    for load in loads:
+        if not 0 < (load.concurrency or load.rate or 0) < float("inf"):
+            raise ValueError("each must be more than 0")
+    if len(set(loads)) < len(loads):
+        raise ValueError("each level once")
+    return loads
+
+
+def pool(load: Load, clips: int) -> ThreadPoolExecutor:
+    """Threads for the load, each with a connection of its own: in open loop up to one per clip, made as needed.
+
+    Raises BenchError if the operating system allows fewer connections than the concurrency.
+    """
+    if load.concurrency and load.concurrency > (most := _most_connections()):
+        raise BenchError(f"--concurrency {load.concurrency}: the limit of open files allows {most}; raise `ulimit -n`")
+    return ThreadPoolExecutor(load.concurrency or clips)
+
+
+def send(load: Load, threads: ThreadPoolExecutor, clips: Sequence[Clip], one: Send, seed: int) -> Iterator[Row]:
+    """Send each clip once and yield the rows as they end. Raises BenchError when open loop needs more than it may have.
+
+    `one(clip, due)` sends a clip when it is due, in seconds of time.perf_counter; without `due` at once.
+    """
+    ended: SimpleQueue[Future[Row]] = SimpleQueue()
+
+    def start(clip: Clip, due: float | None = None) -> None:
+        threads.submit(one, clip, due).add_done_callback(ended.put)
+
+    if load.concurrency:
+        waiting = iter(clips)
+        # As many again wait in the pool: no thread is idle until this one has written a row.
+        for clip in islice(waiting, 2 * load.concurrency):
+            start(clip)
+        for _ in clips:
+            row = ended.get().result()
+            for clip in islice(waiting, 1):
+                start(clip)
+            yield row
+        return
+
+    most, in_flight = _most_connections(), 0
+    for clip, due in zip(clips, _arrivals(load, seed), strict=False):
+        while True:
+            try:
+                row = ended.get(timeout=max(0.0, due - LEAD_S - time.perf_counter())).result()
+            except Empty:
+                break
+            in_flight -= 1
+            yield row
+        if in_flight >= most:
+            raise BenchError(
+                f"--rate {load.rate}: {in_flight} requests are in flight, as many as the limit of open files allows; "
+                "raise `ulimit -n`, or take a lower rate"
+            )
+        try:
+            start(clip, due)
+        except RuntimeError as error:
+            raise BenchError(
+                f"--rate {load.rate}: with {in_flight} requests in flight: {error} (`ulimit -u`)"
+            ) from None
+        in_flight += 1
+    for _ in range(in_flight):
+        yield ended.get().result()
+
+
+def _arrivals(load: Load, seed: int) -> Iterator[float]:
+    """Poisson arrivals, on time.perf_counter: independent, exponentially distributed gaps with a mean of 1 / rate."""
+    draw, due = random.Random(seed), time.perf_counter() + LEAD_S
+    while load.rate:
+        due += draw.expovariate(load.rate)
+        yield due
+
+
+def _most_connections() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 10**9 if soft == resource.RLIM_INFINITY else max(1, soft - SPARE_FILES)

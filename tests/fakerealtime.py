@@ -1,0 +1,106 @@
+"""A /v1/realtime that says prepared words at prepared points of the audio, with what it received and when.
+
+with FakeRealtime([(0.4, "alpha "), (0.8, "beta")]) as server:
+    ... a session at server.url
+assert server.sessions[0].seconds() == 1.0
+"""
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import Server, ServerConnection, serve
+
+RATE = 16000
+
+
+@dataclass
+class Session:
+    """The events of one session, and the arrivals and sizes in samples of its audio, on time.perf_counter."""
+
+    headers: dict[str, str]
+    kinds: list[str] = field(default_factory=list)
+    model: str | None = None
+    arrivals: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    audio: bytes = b""
+    final: float = 0.0
+
+
+@dataclass
+class FakeRealtime:
+    """Says each piece of `words` (seconds of audio received, text), and at the end transcription.done after `late_s`.
+
+    `refuses`: an error event in place of session.created. `dies` closes the connection after so many seconds of audio.
+    """
+
+    words: Sequence[tuple[float, str]] = ()
+    late_s: float = 0.0
+    refuses: str | None = None
+    dies: float | None = None
+    sessions: list[Session] = field(default_factory=list)
+    models: tuple[str, ...] = ("fake-voxtral",)
+
+    def __enter__(self) -> Self:
+        self._server: Server = serve(self._talk, "127.0.0.1", 0, process_request=self._http)
+        self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+
+    def _http(self, socket: ServerConnection, request: Any) -> Any:
+        if request.path == "/v1/realtime":
+            return None
+        answer = {"data": [{"id": model} for model in self.models]} if request.path == "/v1/models" else {}
+        return socket.respond(200 if answer else 404, json.dumps(answer))
+
+    def _talk(self, socket: ServerConnection) -> None:
+        assert socket.request
+        session = Session(dict(socket.request.headers.raw_items()))
+        self.sessions.append(session)
+
+        def say(kind: str, **fields: Any) -> None:
+            socket.send(json.dumps({"type": kind, **fields}))
+
+        if self.refuses:
+            say("error", error=self.refuses, code="refused")
+            socket.close(1008)
+            return
+        say("session.created", id="1")
+        waiting = list(self.words)
+        try:
+            for message in socket:
+                event = json.loads(message)
+                session.kinds.append(event["type"])
+                if event["type"] == "session.update":
+                    session.model = event["model"]
+                elif event["type"] == "input_audio_buffer.append":
+                    audio = base64.b64decode(event["audio"])
+                    session.arrivals.append(time.perf_counter())
+                    session.sizes.append(len(audio) // 2)
+                    session.audio += audio
+                    heard = sum(session.sizes) / RATE
+                    if self.dies is not None and heard >= self.dies:
+                        socket.close(1011)
+                        return
+                    say("transcription.delta", delta="")  # as vLLM does for a token without text
+                    while waiting and waiting[0][0] <= heard:
+                        say("transcription.delta", delta=waiting.pop(0)[1])
+                elif event.get("final"):
+                    session.final = time.perf_counter()
+                    time.sleep(self.late_s)
+                    for _, text in waiting:
+                        say("transcription.delta", delta=text)
+                    say("transcription.done", text="".join(text for _, text in self.words), usage=None)
+        except ConnectionClosed:
+            pass
