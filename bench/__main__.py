@@ -69,7 +69,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="directory to serve in, the config's `model: .` (default: this one)",
     )
     clips = "directory, manifest or .tsv of clips, or hf:OWNER/NAME[:CONFIG]:SPLIT (default: bench/data)"
-    add("--dataset", default=str(Path(__file__).parent / "data"), metavar="DATA", help=clips)
+    add("--dataset", default=os.path.relpath(Path(__file__).parent / "data"), metavar="DATA", help=clips)
     add("--out", required=True, type=Path, help="directory for the results")
     add("--samples", type=int, metavar="N", help="clips to pick with --seed (default: all)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the pick (default: 0)")
