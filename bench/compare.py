@@ -170,7 +170,7 @@ def _warnings(a: Run, b: Run) -> Iterator[str]:
         known = [key for key in keys if all(key in each for each in environments)]
         values = [{key: each[key] for key in known} for each in environments]
         yield from (f"{kind}: {difference}" for difference in _differences(values, names))
-    servers = [server_of(run.record) for run in (a, b)]
+    servers = [run.record["environment"].get("server") or {} for run in (a, b)]
     if all(server.get("versions") for server in servers):
         versions = [server["versions"] for server in servers]
         yield from (f"different versions: server.{each}" for each in _differences(versions, names))
@@ -188,7 +188,7 @@ def _warnings(a: Run, b: Run) -> Iterator[str]:
 
 def _settings(a: Run, b: Run) -> Iterator[str]:
     """What was set otherwise: as a rule, what the comparison is about."""
-    servers = [server_of(run.record) for run in (a, b)]
+    servers = [run.record["environment"].get("server") or {} for run in (a, b)]
     known = all(server.get("config") for server in servers)
     hidden = (*NO_SETTING, "config_sha256") if known else NO_SETTING
     runs = [{key: value for key, value in run.record["run"].items() if key not in hidden} for run in (a, b)]
@@ -197,12 +197,6 @@ def _settings(a: Run, b: Run) -> Iterator[str]:
         if all(server.get(key) is not None for server in servers):
             values = [{key: server[key]} for server in servers]
             yield from _differences(values, a.name + b.name, "server.")
-
-
-def server_of(record: dict[str, Any]) -> dict[str, Any]:
-    """What a run.json or a summary.json knows of the server: startup_s, patches, versions, config."""
-    server: dict[str, Any] = record.get("environment", {}).get("server") or record.get("server") or {}
-    return server
 
 
 def _normalizer(summary: dict[str, Any]) -> str | None:

@@ -49,7 +49,6 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError, report, results
 from bench.client import Row
-from bench.compare import server_of
 
 MATRIX, TABLE, CONFIG = "matrix.json", "matrix.md", "config.yaml"
 KINDS: dict[str, Any] = {"string": str, "whole number": int, "list": list, "mapping": dict}
@@ -443,7 +442,7 @@ def _numbers(summary: dict[str, Any], load: str) -> dict[str, Any]:
         **{f"p{q}_ms": at["latency_ms"][f"p{q}"] for q in (50, 90, 95)},
         **{key: at[key] for key in ("rtfx", "joules_per_audio_second")},
         "peak_bytes": summary["memory"]["peak_bytes"],
-        "startup_s": server_of(summary).get("startup_s"),
+        "startup_s": (summary["server"] or {}).get("startup_s"),
         "error_rate": quality[quality["headline"]]["value"],
         "failed": at["samples"] - at["completed"],
     }

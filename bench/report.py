@@ -1,7 +1,6 @@
 """Score a run's directory: requests.jsonl and run.json -> summary.json, report.md, report.html and a table to print."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +63,13 @@ DEFINITIONS = (
 def read(out: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
     """Return run.json and the rows of each load, every attempt of them.
 
-    A run of the first form is returned in the second: one load, and null for what it did not record.
     Raises BenchError for a form that is not known here, and for rows that are not of the run.
     """
     record = results.read_run(out)
     attempts = results.read_rows(out / results.ROWS)
     form = record.get("schema_version")
-    if form == 1:
-        load = f"c{record['run']['concurrency']}"
-        record = _second_form(record, load)
-        attempts = [replace(row, load=load) for row in attempts]
-    elif form != SCHEMA_VERSION:
-        raise BenchError(f"{out / results.RUN} has schema_version {form!r}; this bench reads 1 and {SCHEMA_VERSION}")
+    if form != SCHEMA_VERSION:
+        raise BenchError(f"{out / results.RUN} has schema_version {form!r}; this bench reads {SCHEMA_VERSION}")
     rows: dict[str, list[Row]] = {load: [] for load in record["run"]["loads"]}
     ids = set(record["run"]["ids"])
     for number, row in enumerate(attempts, 1):
@@ -84,26 +78,6 @@ def read(out: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
             raise BenchError(f"{out / results.ROWS} line {number}: {what} is not part of the run in {results.RUN}")
         rows[row.load].append(row)
     return record, rows
-
-
-def _second_form(record: dict[str, Any], load: str) -> dict[str, Any]:
-    run = {key: value for key, value in record["run"].items() if key != "concurrency"}
-    unknown = {"joules": None, "joules_reason": "not measured by this form of the bench", "queued": None}
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run": {
-            **run,
-            "dataset_format": None,
-            "api": "transcriptions",
-            "mode": "whole",
-            "loads": [load],
-            "language": None,
-            "prompt": None,
-        },
-        "loads": {load: {**unknown, "queue_threshold_s": None, "harness_cpu_s": None}},
-        "environment": {**record["environment"], "gpu_memory_bytes": None, "server": None},
-        "memory": record["memory"] and {**NO_MEMORY, **record["memory"]},
-    }
 
 
 def score(out: Path) -> tuple[dict[str, Any], list[Row]]:

@@ -43,7 +43,7 @@ def read_rows(path: Path) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            # What a file of the first form lacks has a default.
+            # Rows that are not of `bench run`, such as the reference model's, have no load.
             named = [each.name for each in fields(Row) if each.name in entry or each.default is MISSING]
             rows.append(Row(**{name: entry[name] for name in named}))
         except (ValueError, LookupError, TypeError) as error:

@@ -1,10 +1,15 @@
-"""Directories of runs that never were, for tests of what reads them: run.json and requests.jsonl, second form."""
+"""Directories of runs: ones that never were, for tests of what reads them, and whether any keeps to the schemas."""
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from conftest import ROOT
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
 from bench import results
 from bench.client import Row
@@ -31,6 +36,10 @@ WORDS = [
     "tau",
 ]
 EPOCH = 1_800_000_000.0
+SCHEMAS = {path.name: json.loads(path.read_text()) for path in (ROOT / "bench/schema").glob("*.json")}
+REGISTRY: Registry[Any] = Registry().with_resources(
+    (name, Resource.from_contents(schema)) for name, schema in SCHEMAS.items()
+)
 
 
 def make_rows(clips: int, loads: Sequence[str], mode: str = "stream", wrong: float = 0.03, seed: int = 0) -> list[Row]:
@@ -157,3 +166,19 @@ def write_run(out: Path, rows: Sequence[Row], mode: str = "stream", **changes: A
     results.write_json(out / results.RUN, record)
     results.write(out / results.ROWS, "".join(map(results.row_line, rows)))
     return out
+
+
+def valid(name: str, document: Any) -> None:
+    Draft202012Validator(SCHEMAS[f"{name}.schema.json"], registry=REGISTRY).validate(document)
+
+
+def is_valid(name: str, document: Any) -> bool:
+    return Draft202012Validator(SCHEMAS[f"{name}.schema.json"], registry=REGISTRY).is_valid(document)
+
+
+def all_valid(out: Path, but: tuple[str, ...] = ()) -> None:
+    """The files of a run, as they are on the disk."""
+    for name in {"run", "summary"} - set(but):
+        valid(name, json.loads((out / f"{name}.json").read_text()))
+    for line in (out / results.ROWS).read_text().splitlines():
+        valid("requests", json.loads(line))

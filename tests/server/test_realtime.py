@@ -1,16 +1,20 @@
 """Live audio over `/v1/realtime`: profiles/realtime.yaml transcribes it, profiles/fast.yaml says that it does not."""
 
+import statistics
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import live
 import pytest
 import requests
 from conftest import DATA, PICO, ROOT
+from runs import all_valid
 from vllm.entrypoints.speech_to_text.realtime.protocol import ErrorEvent
 from websockets.exceptions import ConnectionClosed
 
 from bench import dataset, results, serve
+from bench.__main__ import main as bench
 from bench.client import Client
 from pico import evaluate
 
@@ -98,3 +102,16 @@ def test_the_fast_profile_says_that_it_takes_whole_clips(fast_url: str, clips: l
 def test_its_other_routes_are_vllms(fast_url: str) -> None:
     assert requests.get(f"{fast_url}/v1/models", timeout=10).status_code == 200
     assert requests.get(f"{fast_url}/v1/realtime", timeout=10).status_code == 404  # no WebSocket
+
+
+def test_bench_measures_when_words_come(url: str, tmp_path: Path) -> None:
+    """The model says a word 480 ms after its end at the earliest, and then computes."""
+    out = tmp_path / "run"
+    assert bench(["run", "--url", url, "--realtime", "--concurrency", "2", "--samples", "4", "--out", str(out)]) == 0
+    all_valid(out)
+    for row in results.read_rows(out / results.ROWS):
+        assert row.end - row.start > row.duration_s - 0.1  # it was spoken, not uploaded
+        assert row.latency_ms is not None and row.latency_ms < 5000
+        assert row.words_ms and row.deltas_ms
+        assert len(row.words_ms) >= 0.8 * len(row.reference.split())
+        assert 400 < statistics.median(row.words_ms) < 2000

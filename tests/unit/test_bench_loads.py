@@ -316,7 +316,7 @@ def test_resume_is_per_clip_and_load(case: Case, server: FakeServer) -> None:
     assert server.sent() == []
 
 
-def test_a_run_of_the_first_form_is_not_continued(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_another_form_is_not_continued(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(case.flags()) == 0
     (case.out / "run.json").write_text(json.dumps(case.record() | {"schema_version": 1}))
     assert main(case.flags("--resume")) == 2

@@ -248,7 +248,7 @@ def test_a_mistake_that_all_share_stops_it(bed: Bed, capsys: pytest.CaptureFixtu
     assert bed.run() == 0
 
 
-def test_the_second_form_of_a_summary(tmp_path: Path) -> None:
+def test_the_table_of_summaries(tmp_path: Path) -> None:
     """Two loads, CER as the headline, energy and start-up measured, in two of three rounds."""
     configurations = [matrix.Configuration("a", {}, ".", {}, [])]
     plan = matrix.Plan("data", None, ["c1", "c16"], 3, [], configurations)
@@ -262,7 +262,7 @@ def test_the_second_form_of_a_summary(tmp_path: Path) -> None:
         ]
         quality = {"headline": "cer", "wer": {"value": 0.9}, "cer": {"value": 0.25}}
         summary = {"loads": loads, "quality": quality, "memory": {"peak_bytes": 2**31}}
-        summary |= {"environment": {"server": {"startup_s": 7.0}}}
+        summary |= {"server": {"startup_s": 7.0}}
         (tmp_path / f"a/{number}").mkdir(parents=True)
         (tmp_path / f"a/{number}/summary.json").write_text(json.dumps(summary))
     rows = matrix.tabulate(tmp_path, plan, runs)
