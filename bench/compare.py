@@ -166,7 +166,7 @@ def _warnings(a: Run, b: Run) -> Iterator[str]:
     names = a.name + b.name
     environments = [run.record["environment"] for run in (a, b)]
     for kind, keys in (("different machines", MACHINE), ("different versions", VERSIONS)):
-        # A key that one of them lacks is of a later form of run.json: not known, hence no difference.
+        # A key that one of them lacks was not recorded there: not known, hence no difference.
         known = [key for key in keys if all(key in each for each in environments)]
         values = [{key: each[key] for key in known} for each in environments]
         yield from (f"{kind}: {difference}" for difference in _differences(values, names))
@@ -200,8 +200,7 @@ def _settings(a: Run, b: Run) -> Iterator[str]:
 
 
 def _normalizer(summary: dict[str, Any]) -> str | None:
-    """In the second form of summary.json, or in the first."""
-    name: str | None = (summary.get("quality") or summary.get("wer") or {}).get("normalizer")
+    name: str | None = (summary.get("quality") or {}).get("normalizer")
     return name
 
 

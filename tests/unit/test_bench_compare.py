@@ -344,12 +344,12 @@ def test_warnings_and_settings(tmp_path: Path, run_compare: Any) -> None:
     b = write_run(
         tmp_path / "b",
         environment=ENVIRONMENT
-        | {"cpu": "slide rule", "libraries": {"jiwer": "4.1.0"}, "git_commit": "of a later form, unknown in A"},
+        | {"cpu": "slide rule", "libraries": {"jiwer": "4.1.0"}, "git_commit": "unknown in A"}
+        | {"server": {"config": config | {"max_model_len": 1024, "seed": 1}, "versions": {"vllm": "0.32.0"}}},
         memory=memory | {"source": "rss_process_tree"},
-        server={"config": config | {"max_model_len": 1024, "seed": 1}, "versions": {"vllm": "0.32.0"}},
         run={"language": "de", "config_sha256": "hidden, as both configs are known"},
     )
-    (a / "summary.json").write_text('{"wer": {"normalizer": "one"}}')
+    (a / "summary.json").write_text('{"quality": {"normalizer": "one"}}')
     (b / "summary.json").write_text('{"quality": {"normalizer": "two"}}')
     done = run_compare(a, b)
     assert done.status == 0
