@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import BenchError, client, compare, dataset, loads, matrix, report, results, serve
-from bench.run import claim, measure
+from bench import BenchError, client, compare, loads, matrix, report, results, serve
+from bench.run import check, claim, measure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(flags: argparse.Namespace) -> bool:
     if flags.serve is None:
         return measure(flags)
-    # What can be refused is refused before vLLM takes its half minute.
-    dataset.select(dataset.load(flags.dataset)[0], flags.samples, flags.seed)
+    check(flags)  # before vLLM takes its half minute
     claim(flags.out, flags.resume)
     port, begun = serve.free_port(), time.monotonic()
     flags.url = f"http://127.0.0.1:{port}"

@@ -36,7 +36,7 @@ MACHINE = ("platform", "cpu", "cores", "gpu", "gpu_driver", "gpu_memory_bytes")
 VERSIONS = ("server_version", "python", "libraries", "git_commit")
 # Of `run`: what says nothing about how the server was set up, is compared on its own, or is in the warnings
 NO_SETTING = (
-    *("ids", "loads", "concurrency", "manifest_sha256", "api", "mode", "dataset", "timeout_s", "seed"),
+    *("ids", "loads", "manifest_sha256", "api", "mode", "dataset", "timeout_s", "seed"),
     *("language", "warmup"),
 )
 MEASURES = {"latency_ms": "latency", "first_text_ms": "first text"}

@@ -139,6 +139,5 @@ def _problems(entry: Entry, hashed: bool) -> Iterator[str]:
         entry.duration_s = header.frames / header.samplerate
     else:
         real = header.frames / header.samplerate
-        # Durations are often rounded to milliseconds, which would be much of a very short clip's 5 %.
         if abs(entry.duration_s - real) > APART_S:
             yield f"the duration is stated as {entry.duration_s:g} s, but {entry.name!r} lasts {real:g} s"

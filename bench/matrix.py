@@ -47,7 +47,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError, report, results
+from bench import BenchError, loads, report, results
 from bench.client import Row
 
 MATRIX, TABLE, CONFIG = "matrix.json", "matrix.md", "config.yaml"
@@ -62,8 +62,6 @@ CONFIGURATION_KEYS = {
 }
 # A name is also that of a directory.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-# As `bench run` writes them: r2.5 and r2, not r2.50 and r2.0
-LOAD = re.compile(r"c[1-9]\d*|r(?!0$)(0|[1-9]\d*)(\.\d*[1-9])?")
 # Flags of `bench run` that have a key here, or none to set
 OWN_FLAGS = (
     *("--url", "--serve", "--dir", "--dataset", "--samples", "--concurrency", "--rate", "--out", "--resume"),
@@ -180,13 +178,13 @@ def read(path: Path) -> Plan:
     for key in ("samples", "repeats"):
         if content.get(key, 1) < 1:
             problems.append(f"{key!r} must be at least 1, found {content[key]}")
-    loads = content.get("loads", ["c1"])
-    if not loads or not all(isinstance(load, str) and LOAD.fullmatch(load) for load in loads):
+    levels = content.get("loads", ["c1"])
+    if not levels or not all(map(_is_load, levels)):
         problems.append(
-            f"'loads' must list such as c16 (requests in flight) or r2.5 (arrivals a second), found {loads!r}"
+            f"'loads' must list such as c16 (requests in flight) or r2.5 (arrivals a second), found {levels!r}"
         )
-    elif len({load[0] for load in loads}) > 1 or len(set(loads)) < len(loads):
-        problems.append(f"'loads' must be all of one kind, c or r, and each once, found {loads!r}")
+    elif len({load[0] for load in levels}) > 1 or len(set(levels)) < len(levels):
+        problems.append(f"'loads' must be all of one kind, c or r, and each once, found {levels!r}")
     flags = content.get("flags", [])
     for flag in flags:
         if not isinstance(flag, str | int | float) or isinstance(flag, bool):
@@ -224,11 +222,22 @@ def read(path: Path) -> Plan:
     return Plan(
         dataset=content["dataset"],
         samples=content.get("samples"),
-        loads=loads,
+        loads=levels,
         repeats=content.get("repeats", 1),
         flags=[str(flag) for flag in flags],
         configurations=configurations,
     )
+
+
+def _is_load(name: Any) -> bool:
+    """Whether `bench run` would name a load so: r2.5 and r2, not r2.50 and r2.0."""
+    if not isinstance(name, str) or name[:1] not in ("c", "r"):
+        return False
+    try:
+        (load,) = (loads.closed if name[0] == "c" else loads.open_loop)(name[1:])
+    except ValueError:
+        return False
+    return load.name == name
 
 
 def merge(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -438,12 +447,16 @@ def _summary(directory: Path) -> dict[str, Any]:
 def _numbers(summary: dict[str, Any], load: str) -> dict[str, Any]:
     at = next(each for each in summary["loads"] if each["load"] == load)
     quality = summary["quality"]
-    return {
-        **{f"p{q}_ms": at["latency_ms"][f"p{q}"] for q in (50, 90, 95)},
-        **{key: at[key] for key in ("rtfx", "joules_per_audio_second")},
+    # Of a whole run, or of its first load's texts: in that load's row alone.
+    whole = {
         "peak_bytes": summary["memory"]["peak_bytes"],
         "startup_s": (summary["server"] or {}).get("startup_s"),
         "error_rate": quality[quality["headline"]]["value"],
+    }
+    return {
+        **{f"p{q}_ms": at["latency_ms"][f"p{q}"] for q in (50, 90, 95)},
+        **{key: at[key] for key in ("rtfx", "joules_per_audio_second")},
+        **(whole if at is summary["loads"][0] else dict.fromkeys(whole)),
         "failed": at["samples"] - at["completed"],
     }
 
@@ -465,7 +478,8 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
     ]
     note = (
         "Medians over the runs (lowest to highest); -: not measured. Latency ratio: to the first configuration's\n"
-        "run of the same round, clip by clip. Failed: requests without a transcript, over all runs."
+        "run of the same round, clip by clip. Failed: requests without a transcript, over all runs. Peak memory and\n"
+        "start-up are a whole run's, the error rate is that of its first load: they stand there alone."
     )
     failures = [f"{row['name']} failed: {_cause(row['reason'])}" for row in rows if row["reason"]]
     return "\n".join([*lines, "", note, *dict.fromkeys(failures)])

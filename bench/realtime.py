@@ -155,8 +155,12 @@ def pcm16(clip: Clip) -> np.ndarray:
     return (mono.clip(-1, 1) * 32767).round().astype("<i2")
 
 
-def check_words(clip: Clip) -> None:
-    """Raise BenchError if the clip's `words`, where it has any, are not [word, start_s, end_s] each."""
+def check(clip: Clip) -> None:
+    """Raise BenchError if soundfile cannot read the clip, or any of its `words` is not [word, start_s, end_s]."""
+    try:
+        soundfile.info(str(clip.path))
+    except soundfile.SoundFileError as error:
+        raise BenchError(f"--realtime: cannot decode {clip.path.name} of clip {clip.id}: {error}") from None
     for word in clip.extra.get("words") or ():
         if not (isinstance(word, list) and [isinstance(part, str) for part in word] == [True, False, False]):
             raise BenchError(f"clip {clip.id}: 'words' must list [word, start_s, end_s], found {word!r}")

@@ -8,7 +8,6 @@ from bench import BenchError, metrics, page, results
 from bench.client import Row
 from bench.page import Section, one_line
 
-SCHEMA_VERSION = 2
 # Alignments and long texts are cut to what can be read; summary.json and requests.jsonl have all of them.
 LONGEST_TEXT = 600
 BYTES = {
@@ -68,8 +67,8 @@ def read(out: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
     record = results.read_run(out)
     attempts = results.read_rows(out / results.ROWS)
     form = record.get("schema_version")
-    if form != SCHEMA_VERSION:
-        raise BenchError(f"{out / results.RUN} has schema_version {form!r}; this bench reads {SCHEMA_VERSION}")
+    if form != results.SCHEMA_VERSION:
+        raise BenchError(f"{out / results.RUN} has schema_version {form!r}; this bench reads {results.SCHEMA_VERSION}")
     rows: dict[str, list[Row]] = {load: [] for load in record["run"]["loads"]}
     ids = set(record["run"]["ids"])
     for number, row in enumerate(attempts, 1):
@@ -102,7 +101,7 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
         for load in run["loads"]
     ]
     summary = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": results.SCHEMA_VERSION,
         **{name: sum(load[name] for load in loads) for name in ("samples", "completed", "failed", "missing")},
         "loads": loads,
         "quality": metrics.quality(rows[first], run["language"]),

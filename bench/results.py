@@ -16,6 +16,7 @@ from typing import Any
 from bench import BenchError
 from bench.client import Row
 
+SCHEMA_VERSION = 2
 RUN = "run.json"
 ROWS = "requests.jsonl"
 SUMMARY = "summary.json"

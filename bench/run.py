@@ -19,17 +19,16 @@ from tqdm import tqdm
 
 from bench import BenchError, dataset, environment, loads, results, serve
 from bench.client import Client, Row, clean_url, mime
-from bench.dataset import Clip
+from bench.dataset import Clip, Dataset
 from bench.loads import Load
 from bench.memory import MemorySampler
 
-SCHEMA_VERSION = 2
 # No clip can succeed after one of these: no answer at all, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)
 # What both parts of a resumed run must share, or its numbers would mix two measurements.
 SAME = (
     *("url", "serve", "config_sha256", "dir", "model", "manifest_sha256", "server_version"),
-    *("api", "mode", "language", "prompt", "loads"),
+    *("api", "mode", "language", "prompt", "loads", "seed", "warmup"),
 )
 SETTLE_S = 0.2  # the server's counters follow its answers
 KILLED = {
@@ -53,19 +52,13 @@ def claim(out: Path, resume: bool) -> Path:
     return rows_path
 
 
-def measure(flags: Namespace, startup_s: float | None = None) -> bool:
-    """Send every clip that has no completed row yet, load by load. Returns whether Ctrl-C stopped it.
-
-    `startup_s`: how long the server of --serve took to come up, whose log is --out/server.log.
-    """
+def check(flags: Namespace) -> tuple[Dataset, list[Clip]]:
+    """Refuse what no server is needed to refuse. Returns the dataset, and the clips that --samples picks."""
     if flags.api_key_env and not os.environ.get(flags.api_key_env):
         raise BenchError(f"--api-key-env: the environment variable {flags.api_key_env} is empty or not set")
-    key = os.environ[flags.api_key_env] if flags.api_key_env else None
-    kind = {"api": flags.api, "mode": flags.mode}
-    client = Client(clean_url(flags.url), flags.timeout_s, key, language=flags.language, prompt=flags.prompt, **kind)
     data = dataset.load(flags.dataset)
     chosen = dataset.select(data.clips, flags.samples, flags.seed)
-    # What would come to light when the clip's turn comes is refused before the first.
+    # What would come to light when the clip's turn comes.
     if flags.api == "chat":
         for clip in chosen:
             mime(clip)
@@ -73,13 +66,27 @@ def measure(flags: Namespace, startup_s: float | None = None) -> bool:
         from bench import realtime  # which needs libraries that the other modes do without
 
         for clip in chosen:
-            realtime.check_words(clip)
+            realtime.check(clip)
+    if not flags.language and not data.language and data.format != "manifest":
+        print(f"--dataset {flags.dataset} tells no language: scored as English (see --language)", file=sys.stderr)
+    return data, chosen
+
+
+def measure(flags: Namespace, startup_s: float | None = None) -> bool:
+    """Send every clip that has no completed row yet, load by load. Returns whether Ctrl-C stopped it.
+
+    `startup_s`: how long the server of --serve took to come up, whose log is --out/server.log.
+    """
+    data, chosen = check(flags)
+    key = os.environ[flags.api_key_env] if flags.api_key_env else None
+    kind = {"api": flags.api, "mode": flags.mode}
+    client = Client(clean_url(flags.url), flags.timeout_s, key, language=flags.language, prompt=flags.prompt, **kind)
     rows_path = claim(flags.out, flags.resume)
     version = client.get("/version")
     client.model = flags.model or _first_model(client)
     log = flags.out / results.LOG
     record: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": results.SCHEMA_VERSION,
         "run": {
             # a server of our own gets a new port every time
             "url": None if flags.serve else client.url,
@@ -267,10 +274,10 @@ def _warm_up(pool: ThreadPoolExecutor, client: Client, clips: Sequence[Clip]) ->
 
 
 def _refuse_differences(out: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    if before.get("schema_version") != SCHEMA_VERSION:
+    if before.get("schema_version") != results.SCHEMA_VERSION:
         raise BenchError(
             f"--resume: {out / results.RUN} has schema version {before.get('schema_version')!r}, and this bench writes "
-            f"{SCHEMA_VERSION}: choose another --out"
+            f"{results.SCHEMA_VERSION}: choose another --out"
         )
     then, new = (record["run"] | record["environment"] for record in (before, now))
     differences = [f"{name} was {then[name]!r}, is {new[name]!r}" for name in SAME if then[name] != new[name]]

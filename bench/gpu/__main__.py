@@ -59,7 +59,7 @@ NOTES = (
     "Clips were decoded from Opus to 16 kHz WAV before: 11 ms for 12 s that no row has in it.",
     "Every clip is sent to a server once: none is answered from a cache.",
     "joules_per_audio_second has in it what the GPU takes when idle, with all servers of the run resident.",
-    "start_s: until /health answers, looked at every 0.3 s; the weights come from memory.",
+    "start_s: until /health answers, looked at every 0.3 s; random weights are read from a file that was just written.",
 )
 
 
@@ -479,7 +479,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--restart", action="store_true", help="start each server twice, to time empty and filled caches")
     add("--cache", type=Path, metavar="DIR", help="keep the servers' caches (default: empty ones, removed at the end)")
     add("--logs", type=Path, metavar="DIR", help="keep the servers' logs")
-    add("--model", type=Path, metavar="DIR", help="checkpoint, with weights or without (default: random, full size)")
+    add("--model", type=Path, metavar="DIR", help="checkpoint (default: of full size, with random weights)")
     add("--kv", type=_sizes, default={}, metavar="NAME=GIB,...", help="KV cache of a server")
     rates = "rates at which drafts are accepted, by position, for fast-spec (0.8,0.6)"
     add("--acceptance", type=lambda text: [float(rate) for rate in _words(text)], metavar="RATE,...", help=rates)

@@ -31,11 +31,10 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.model_executor.models.registry import ModelRegistry
 
-    from voxtral_serve import clip_end, config, drafter, final_text
+    from voxtral_serve import clip_end, config, drafter
 
     clip_end.install()
     drafter.install()
-    final_text.install()
     config.register_parsers()
     MODELS_CONFIG_MAP["VoxtralRealtimeGeneration"] = config.Stock
     for architecture, module, update in (

@@ -142,7 +142,7 @@ def test_memory_long_clips_and_starts_are_what_was_measured() -> None:
     )
     expected = [
         f"{peaks[0]} at the peak, {a_token[0]} ms a token |",
-        f"stock (eager, 2 GiB of KV cache) | {peaks[1]} |",
+        f"one sequence, 2 GiB of KV cache) | {peaks[1]} |",
         f"| {seconds[0]}, {seconds[1]} and {seconds[2]} s; {a_token[1]}, {a_token[2]} and {a_token[3]} ms a token |",
         f"| {long[0]['peak_vram_bytes'] / 1e9:.2f} and {long[2]['peak_vram_bytes'] / 1e9:.2f} GB |",
         f"| {new[0]} and {new[1]} s (vLLM 0.20.0: {old[0]} and {old[1]} s) |",
