@@ -356,3 +356,16 @@ def test_files_that_hold_no_mapping(bed: Bed, text: str) -> None:
     bed.file.write_text(text)
     with pytest.raises(BenchError, match=r"not valid YAML|must hold a mapping"):
         matrix.read(bed.file)
+
+
+@pytest.mark.parametrize("name", ["contest-cpu", "contest-gpu"])
+def test_the_files_of_the_repository(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the checkpoint is beside them, which for a GPU is not part of it."""
+    for part in ("bench", "pico", "profiles", "vllm_config.yaml"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    (tmp_path / "voxtral-realtime").mkdir()
+    monkeypatch.chdir(tmp_path)
+    plan = matrix.read(Path(f"bench/matrices/{name}.yaml"))
+    contest, *others = plan.configurations
+    assert contest.settings == yaml.safe_load((ROOT / "vllm_config.yaml").read_text())
+    assert others and all(each.settings != contest.settings for each in others)

@@ -32,3 +32,25 @@ def test_all_500_clips() -> None:
     assert f"{same} of the 500 texts are the same" in (ROOT / "pico/README.md").read_text()
     for value in (wer["value"], theirs["value"]):
         assert f"{value:.2%}".replace("%", " %") in (ROOT / "ROUND1_METHODOLOGY.md").read_text()
+
+
+def test_what_is_said_of_the_contest_package() -> None:
+    """The methodology's table of its claims, from the GPU's rows and pico's texts."""
+    text = (ROOT / "ROUND1_METHODOLOGY.md").read_text()
+    table = text.partition("| it says | measured here |")[2].partition("\n\n")[0]
+    rows = json.loads((RESULTS / "gpu.json").read_text())["rows"]
+    found = {(row["vllm"], row["name"], row["concurrency"]): row for row in rows}
+    eager, graphs = (found["0.20.0", name, 1] for name in ("stock-eager", "stock-piecewise"))
+    together = [eager, graphs, found["0.20.0", "stock-piecewise", 64]]
+    peaks = [found["0.32.0", name, 1]["peak_vram_bytes"] / 1e9 for name in ("stock-vram", "fast-vram")]
+    slower, thirstier = (eager[key] / graphs[key] for key in ("p50_ms", "joules_per_audio_second"))
+    quoted = [
+        f"P50 {eager['p50_ms']:.0f} ms eager, {graphs['p50_ms']:.0f} ms with piecewise graphs",
+        f"{eager['joules_per_audio_second']:.2f} and {graphs['joules_per_audio_second']:.2f} J per second of audio",
+        f"eager is {slower:.1f} times slower and takes {thirstier:.1f} times the energy",
+        f"eager alone makes P50 {slower:.1f} times longer",
+        f"{graphs['clips'] + together[2]['clips']} requests in one run, {graphs['failed'] + together[2]['failed']} failed",
+        f"{peaks[0]:.2f} GB with 2 GiB of KV cache; {peaks[1]:.2f} GB is the least",
+    ]
+    assert [words for words in quoted if words not in table] == []
+    assert len({row["run"] for row in together}) == 1
