@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from bench import BenchError, metrics, report, results
 from bench.client import Row
+from bench.page import one_line
 
-BLOCK = 1_000_000  # picks held at once
 FEW_CLIPS = 20
 CAVEAT = (
     "The intervals are over the clips of these runs. A machine that was slower during one of them looks like a slower\n"
@@ -263,11 +263,8 @@ def _intervals(count: int, statistics: dict[str, Callable[[Picks], Values]]) -> 
     """
     if count < 2:
         return dict.fromkeys(statistics)
-    random = np.random.default_rng(metrics.BOOTSTRAP_SEED)
-    rows = max(1, BLOCK // count)
     values: dict[str, list[Values]] = {name: [] for name in statistics}
-    for start in range(0, metrics.RESAMPLES, rows):
-        picks = random.integers(0, count, (min(rows, metrics.RESAMPLES - start), count))
+    for picks in metrics.resamples(count):
         for name, statistic in statistics.items():
             values[name].append(statistic(picks))
     joined = {name: np.concatenate(each) for name, each in values.items()}
@@ -318,6 +315,8 @@ def _wer(before: Sequence[Row], after: Sequence[Row], language: str | None) -> d
     interval = _intervals(len(before), {"difference": difference})["difference"]
     total = int(words.sum())
     return {
+        # Where a language has no spaces, every letter is a word.
+        "name": "WER" if metrics.has_spaces(language) else "CER",
         "a": float(first.sum() / total) if total else None,
         "b": float(second.sum() / total) if total else None,
         "words": total,
@@ -371,8 +370,8 @@ def word_diff(before: str, after: str) -> str:
 def console(pair: dict[str, Any]) -> str:
     a, b = pair["a"]["name"], pair["b"]["name"]
     lines = [f"==== {b} against {a}"]
-    lines += [f"warning: {_printable(warning)}" for warning in pair["warnings"]]
-    lines += [f"differs: {_printable(setting)}" for setting in pair["settings"]]
+    lines += [f"warning: {one_line(warning)}" for warning in pair["warnings"]]
+    lines += [f"differs: {one_line(setting)}" for setting in pair["settings"]]
     if pair["loads_of_one"]:
         lines.append(f"not compared, at one of them only: {', '.join(pair['loads_of_one'])}")
     peaks = [pair["memory"][side] for side in "ab"]
@@ -425,13 +424,14 @@ def _load_lines(load: dict[str, Any], a: str, b: str) -> Iterator[str]:
     wer = load["wer"]
     sides = [_number(wer[side], "{:.2%}") for side in "ab"]
     points = _with_interval(wer["difference"], "{:+.2f}", 0.01)
-    table.append(("WER", *sides, f"{points} points, {wer['words']} words" if wer["words"] else ""))
+    name = wer["name"]
+    table.append((name, *sides, f"{points} points, {wer['words']} words" if wer["words"] else ""))
     against = f"{sides[1]} against {sides[0]}, {points} points"
     verdicts.append(
         {
-            None: "no verdict on WER: no interval",
-            "no difference seen": f"no difference seen in WER: {against}",
-        }.get(wer["verdict"], f"{b} has the {wer['verdict']} WER: {against}")
+            None: f"no verdict on {name}: no interval",
+            "no difference seen": f"no difference seen in {name}: {against}",
+        }.get(wer["verdict"], f"{b} has the {wer['verdict']} {name}: {against}")
     )
     widths = [max(len(row[column]) for row in table) for column in range(3)]
     for title, *sides, change in table:
@@ -444,13 +444,13 @@ def _changed_lines(changed: dict[str, Any], a: str, b: str) -> Iterator[str]:
     if not changed["count"]:
         yield "transcripts: none changed"
         return
-    ids = ", ".join(map(_printable, changed["ids"][:SHOWN_IDS]))
+    ids = ", ".join(map(one_line, changed["ids"][:SHOWN_IDS]))
     if more := changed["ids"][SHOWN_IDS:]:
         ids += f" and {len(more)} more, all of them in --json"
     yield f"transcripts: {changed['count']} changed, {changed['only_form']} by case or punctuation alone: {ids}"
     for each in changed["first"]:
-        yield f"  {_printable(each['id'])}: word errors {a} {each['errors'][0]}, {b} {each['errors'][1]}"
-        yield f"    {_printable(each['diff'])}"
+        yield f"  {one_line(each['id'])}: word errors {a} {each['errors'][0]}, {b} {each['errors'][1]}"
+        yield f"    {one_line(each['diff'])}"
 
 
 def _counts(left_out: dict[str, int]) -> str:
@@ -466,8 +466,3 @@ def _with_interval(number: dict[str, Any], pattern: str, unit: float = 1) -> str
 
 def _number(value: float | None, pattern: str, unit: float = 1) -> str:
     return "not measured" if value is None else pattern.format(value / unit)
-
-
-def _printable(text: str) -> str:
-    """In one line: a transcript can hold line breaks and terminal escapes."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))

@@ -35,20 +35,18 @@ Edits = tuple[int, int, int, int]
 # ---- Percentiles and intervals
 
 
-def percentile(values: Sequence[float], q: float) -> float | None:
-    """Linear interpolation at rank q/100 * (n - 1) of the sorted values (numpy's 'linear')."""
-    return float(np.percentile(values, q, method="linear")) if values else None
-
-
 def spread(values: Sequence[float], percentiles: Sequence[int] = PERCENTILES) -> dict[str, float] | None:
-    """{"p50": ...} of the values; null where there are none."""
+    """{"p50": ...} of the values, interpolated linearly at rank q/100 * (n - 1) of the sorted ones (numpy's 'linear').
+
+    Null where there are none.
+    """
     if not values:
         return None
     found = np.percentile(values, percentiles, method="linear")
     return {f"p{q}": float(value) for q, value in zip(percentiles, found, strict=True)}
 
 
-def _resamples(count: int) -> Iterator[Counts]:
+def resamples(count: int) -> Iterator[Counts]:
     """Indices of RESAMPLES draws with replacement, [draws, count] in pieces; the same ones at every call."""
     random = np.random.default_rng(BOOTSTRAP_SEED)
     step = max(1, CHUNK // count)
@@ -72,7 +70,7 @@ def latency(rows: Sequence[Row]) -> dict[str, Any]:
     intervals: dict[str, list[float] | None] = dict.fromkeys(names)
     if len(values) > 1:
         drawn = []
-        for picks in _resamples(len(values)):
+        for picks in resamples(len(values)):
             sample = np.array(values)[picks]
             drawn.append(np.vstack([np.percentile(sample, PERCENTILES, axis=1), sample.mean(axis=1)]))
         intervals = {name: _interval(each) for name, each in zip(names, np.hstack(drawn), strict=True)}
@@ -268,7 +266,7 @@ def _rate(edits: Sequence[Edits], unit: str) -> dict[str, Any]:
     errors, units = counts[:, :3].sum(axis=1), counts[:, 3]
     interval = None
     if len(counts) > 1 and units.sum():
-        sums = [(errors[picks].sum(axis=1), units[picks].sum(axis=1)) for picks in _resamples(len(counts))]
+        sums = [(errors[picks].sum(axis=1), units[picks].sum(axis=1)) for picks in resamples(len(counts))]
         above, below = (np.concatenate(each) for each in zip(*sums, strict=True))
         interval = _interval(above[below > 0] / below[below > 0])
     names = ("substitutions", "deletions", "insertions", unit)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench import compare
+from bench import compare, metrics
 from bench.__main__ import main
 
 CLIPS = [f"c{number:02}" for number in range(40)]
@@ -134,7 +134,7 @@ def test_intervals_do_not_depend_on_how_many_picks_are_held(
 ) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", times(1.0, 0.05))
     whole = run_compare(a, b).load()
-    monkeypatch.setattr(compare, "BLOCK", 130)  # three resamples of 40 clips, the last block not full
+    monkeypatch.setattr(metrics, "CHUNK", 130)  # three resamples of 40 clips, the last block not full
     assert run_compare(a, b).load() == whole
 
 
@@ -183,6 +183,20 @@ def test_wer_difference(tmp_path: Path, run_compare: Any, worse: int, verdict: s
     assert (low, high) == pytest.approx((0.1 - 1.96 * 0.0158, 0.1 + 1.96 * 0.0158), abs=0.008)
     assert wer["verdict"] == verdict
     assert f"B has the {verdict} WER: " in done.printed
+
+
+def test_a_language_without_spaces_has_its_letters_compared(tmp_path: Path, run_compare: Any) -> None:
+    """One of five letters in half of the clips."""
+    texts = [
+        lambda row: row | {"reference": "\u4eca\u5929\u5929\u6c14\u597d", "text": "\u4eca\u5929\u5929\u6c14\u597d"}
+    ]
+    texts.append(
+        lambda row: texts[0](row) | ({"text": "\u4eca\u5929\u5929\u6c14\u574f"} if int(row["id"][1:]) % 2 else {})
+    )
+    a, b = (write_run(tmp_path / name, each, run={"language": "zh"}) for name, each in zip("ab", texts, strict=True))
+    done = run_compare(a, b)
+    assert (done.load()["wer"]["name"], done.load()["wer"]["b"]) == ("CER", pytest.approx(0.1))
+    assert "B has the higher CER: " in done.printed
 
 
 def test_changed_transcripts(tmp_path: Path, run_compare: Any) -> None:

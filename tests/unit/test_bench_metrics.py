@@ -30,10 +30,10 @@ def row(reference: str = "hello", text: str | None = "hello", **changes: Any) ->
 
 def test_percentiles_interpolate_linearly() -> None:
     values = [40.0, 10.0, 30.0, 20.0]  # rank of P90 = 0.9 * 3 = 2.7, so 30 + 0.7 * 10
-    found = [metrics.percentile(values, q) for q in (0, 50, 90, 95, 99, 100)]
-    assert found == pytest.approx([10, 25, 37, 38.5, 39.7, 40])
-    assert metrics.percentile([7.0], 99) == 7.0
-    assert metrics.percentile([], 50) is None
+    found = metrics.spread(values, (0, 50, 90, 95, 99, 100))
+    assert found == pytest.approx({"p0": 10, "p50": 25, "p90": 37, "p95": 38.5, "p99": 39.7, "p100": 40})
+    assert metrics.spread([7.0], [99]) == {"p99": 7.0}
+    assert metrics.spread([]) is None
 
 
 def test_latency_is_of_completed_requests_alone() -> None:
