@@ -28,7 +28,7 @@ HOPELESS = (None, 401, 403, 404)
 # What both parts of a resumed run must share, or its numbers would mix two measurements.
 SAME = (
     *("url", "serve", "config_sha256", "dir", "model", "manifest_sha256", "server_version"),
-    *("api", "mode", "language", "prompt", "loads", "seed", "warmup"),
+    *("api", "mode", "language", "prompt", "loads", "seed"),
 )
 SETTLE_S = 0.2  # the server's counters follow its answers
 KILLED = {
