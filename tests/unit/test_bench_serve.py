@@ -298,7 +298,9 @@ def test_no_vllm(vllm: Vllm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_serve_until_a_signal(vllm: Vllm, number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored there as well
     process = vllm.start(vllm.serve_flags())
+    signal.signal(number, before)
     assert process.stdout
     url = f"http://127.0.0.1:{vllm.port}"
     assert process.stdout.readline() == (
