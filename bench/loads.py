@@ -42,6 +42,18 @@ def open_loop(numbers: str) -> list[Load]:
     return _distinct([Load(f"r{str(rate).removesuffix('.0')}", rate=rate) for rate in rates])
 
 
+def parse(name: str) -> Load:
+    """The load of a name such as "c16" or "r2.5". Raises BenchError for one that `bench run` would write otherwise."""
+    read = {"c": closed, "r": open_loop}.get(name[:1])
+    try:
+        found = read(name[1:]) if read else []
+    except ValueError:
+        found = []
+    if [load.name for load in found] != [name]:
+        raise BenchError(f"load {name!r} is neither like c16 (requests in flight) nor like r2.5 (arrivals a second)")
+    return found[0]
+
+
 def _distinct(loads: list[Load]) -> list[Load]:
     for load in loads:
         if not 0 < (load.concurrency or load.rate or 0) < float("inf"):

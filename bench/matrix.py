@@ -230,14 +230,11 @@ def read(path: Path) -> Plan:
 
 
 def _is_load(name: Any) -> bool:
-    """Whether `bench run` would name a load so: r2.5 and r2, not r2.50 and r2.0."""
-    if not isinstance(name, str) or name[:1] not in ("c", "r"):
-        return False
     try:
-        (load,) = (loads.closed if name[0] == "c" else loads.open_loop)(name[1:])
-    except ValueError:
+        loads.parse(str(name))
+    except BenchError:
         return False
-    return load.name == name
+    return isinstance(name, str)
 
 
 def merge(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

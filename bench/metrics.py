@@ -12,8 +12,8 @@ import numpy.typing as npt
 from whisper_normalizer.basic import BasicTextNormalizer  # type: ignore[import-untyped,unused-ignore]
 from whisper_normalizer.english import EnglishTextNormalizer  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError
 from bench.client import Row
+from bench.loads import parse
 
 PACKAGE = f"whisper-normalizer {version('whisper-normalizer')}"
 # Written without spaces between words: the first five are those of Whisper (Radford et al. 2022, appendix C).
@@ -84,19 +84,6 @@ def latency(rows: Sequence[Row]) -> dict[str, Any]:
 # ---- One level of load
 
 
-def parse_load(load: str) -> tuple[int | None, float | None]:
-    """Return (requests in flight, null) of "c16" and (null, arrivals a second) of "r2.5"."""
-    try:
-        kind, number = load[:1], load[1:]
-        if kind == "c":
-            return int(number), None
-        if kind == "r":
-            return None, float(number)
-    except ValueError:
-        pass
-    raise BenchError(f"load {load!r} is neither like c16 (requests in flight) nor like r2.5 (arrivals a second)")
-
-
 def wall_seconds(attempts: Sequence[Row]) -> float | None:
     """Wall-clock seconds of a measured pass: from its first request's start to its last one's end.
 
@@ -137,7 +124,7 @@ def of_load(
     the run's first load, null for that load itself.
     """
     done = [row for row in rows if row.error is None]
-    concurrency, rate = parse_load(load)
+    level = parse(load)
     wall_s = wall_seconds(attempts)
     measured = resources or {"joules_reason": "the run was killed before this load ended"}
     joules, queued, harness_s = (measured.get(name) for name in ("joules", "queued", "harness_cpu_s"))
@@ -151,8 +138,8 @@ def of_load(
     texts = {row.id: row.text for row in first or () if row.error is None}
     return {
         "load": load,
-        "concurrency": concurrency,
-        "rate": rate,
+        "concurrency": level.concurrency,
+        "rate": level.rate,
         "samples": clips,
         "completed": len(done),
         "failed": len(rows) - len(done),

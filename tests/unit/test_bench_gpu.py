@@ -427,6 +427,15 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
+def test_long_clips_alone(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made of the dataset's own, also where no other row asks for those; a set allocator is recorded."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert case.run("--rows", "long-1") == 0
+    ((row,), (run,)) = case.result()["rows"], case.result()["runs"]
+    assert (row["name"], row["clips"], row["failed"], row["audio_s"]) == ("long-1", 1, 0, 60.0)
+    assert run["settings"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
 def test_a_whole_run(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert case.run("--rows", "stock-eager,stock-piecewise") == 0
     result = case.result()

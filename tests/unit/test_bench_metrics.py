@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from runs import fail, make_rows
 
-from bench import BenchError, metrics
+from bench import BenchError, loads, metrics
 from bench.client import Row
 
 
@@ -226,7 +226,7 @@ def test_changed_texts_are_those_of_clips_that_completed_twice() -> None:
 @pytest.mark.parametrize("load", ["", "16", "c", "c1.5", "rx", "x4"])
 def test_names_of_loads_are_checked(load: str) -> None:
     with pytest.raises(BenchError, match="neither like c16"):
-        metrics.parse_load(load)
+        loads.parse(load)
 
 
 # ---- Characters, languages, and the clips that went worst
