@@ -377,9 +377,12 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
 def _write(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> str:
     """Write both files, and return the table."""
     rows = tabulate(out, plan, runs)
-    results.write_json(out / MATRIX, {"schema_version": 1, "plan": _plan_json(plan), "runs": runs, "table": rows})
+    described = [{**run, "environment": _environment(out, run)} for run in runs]
+    results.write_json(out / MATRIX, {"schema_version": 1, "plan": _plan_json(plan), "runs": described, "table": rows})
     table = _markdown(rows)
     text = [f"# Matrix {out.resolve().name}", table]
+    for line in dict.fromkeys(_machine(run["environment"]) for run in described if run["environment"]):
+        text.append(f"Measured on {line}")
     text += [
         f"## {run['name']} failed in round {run['round']}\n\n```\n{run['reason']}\n```"
         for run in runs
@@ -388,6 +391,22 @@ def _write(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> str:
     text += [f"## {each.name}\n\n```\n{_described(each)}\n```" for each in plan.configurations]
     results.write(out / TABLE, "\n\n".join(text) + "\n")
     return table
+
+
+def _environment(out: Path, run: dict[str, Any]) -> dict[str, Any] | None:
+    """What `bench run` wrote of machine and versions; the config is the plan's. Null for a run that is not finished."""
+    if run["status"] != "finished":
+        return None
+    environment: dict[str, Any] = results.read_run(out / run["directory"])["environment"]
+    server = environment.get("server") or {}
+    return {**environment, "server": {key: value for key, value in server.items() if key != "config"}}
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    gpu = f"{', '.join(environment['gpu'])} (driver {environment['gpu_driver']}), " if environment["gpu"] else ""
+    ram = f"{environment['ram_bytes'] / 2**30:.0f} GiB of memory"
+    server = f"server {environment['server_version'] or 'of unknown version'}; commit {environment['git_commit']}"
+    return f"{gpu}{environment['cores']} cores of {environment['cpu']}, {ram}; {server}"
 
 
 def _described(configuration: Configuration) -> str:

@@ -10,6 +10,7 @@ rows of the query and key projections stand in another order.
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -59,6 +60,13 @@ def hf_name(name: str) -> str:
 
 def write(directory: Path, source: Path = PICO) -> None:
     """`source`, a Mistral-layout directory, into `directory`, by the classes of the transformers that is installed."""
+    model, processor = load(source)
+    model.save_pretrained(directory)
+    processor.save_pretrained(directory)
+
+
+def load(source: Path = PICO, device: str = "cpu") -> tuple[Any, Any]:
+    """transformers' model, in bfloat16, and processor of `source`, a Mistral-layout directory."""
     from transformers import VoxtralRealtimeConfig, VoxtralRealtimeForConditionalGeneration, VoxtralRealtimeProcessor
     from transformers.models.voxtral_realtime.feature_extraction_voxtral_realtime import VoxtralRealtimeFeatureExtractor
     from transformers.tokenization_mistral_common import MistralCommonBackend
@@ -100,12 +108,12 @@ def write(directory: Path, source: Path = PICO) -> None:
         block = encoder if "whisper_encoder" in name else params
         in_halves = ".wq." in name or ".wk." in name
         tensors[hf_name(name)] = to_halves(tensor, block["head_dim"]) if in_halves else tensor
-    model = VoxtralRealtimeForConditionalGeneration(config).to(torch.bfloat16)
+    with torch.device(device):
+        model = VoxtralRealtimeForConditionalGeneration(config).to(torch.bfloat16)
     # The modules' names are those of the file up to transformers 5.6, and others since; the file's stayed.
     own = {_in_file(name): name for name in model.state_dict()}
     tensors["language_model.lm_head.weight"] = tensors["language_model.model.embed_tokens.weight"]  # tied
     model.load_state_dict({own[name]: tensor for name, tensor in tensors.items()}, strict=True)
-    model.save_pretrained(directory)
     features = VoxtralRealtimeFeatureExtractor(
         feature_size=audio["num_mel_bins"],
         hop_length=audio["hop_length"],
@@ -114,7 +122,7 @@ def write(directory: Path, source: Path = PICO) -> None:
         global_log_mel_max=audio["global_log_mel_max"],
     )
     tokenizer = MistralCommonBackend(str(source / "tekken.json"))
-    VoxtralRealtimeProcessor(features, tokenizer).save_pretrained(directory)
+    return model, VoxtralRealtimeProcessor(features, tokenizer)
 
 
 def _in_file(name: str) -> str:

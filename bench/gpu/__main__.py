@@ -54,11 +54,12 @@ SETTINGS = {
     "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1024",  # an hour of WAV is 115 MB, and vLLM takes 25 by default
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3601",  # 0.32.0 takes 600 by default
 }
+STARTED = {False: "started one after the other", True: "started together"}
 RANDOM = "Weights are random, so no text is right, and no draft is refused unless the config gives an acceptance."
 NOTES = (
     "Clips were decoded from Opus to 16 kHz WAV before: 11 ms for 12 s that no row has in it.",
     "Every clip is sent to a server once: none is answered from a cache.",
-    "joules_per_audio_second has in it what the GPU takes when idle, with all servers of the run resident.",
+    "joules_per_audio_second has in it what the GPU takes when idle, with all servers that are up at that time.",
     "start_s: until /health answers, looked at every 0.3 s; random weights are read from a file that was just written.",
 )
 
@@ -257,11 +258,12 @@ def start(
     waiting = {}
     with ThreadPoolExecutor(len(configs)) as pool:
         for name, content in configs.items():
-            cache = (flags.cache or places / "cache").resolve() / name
+            plain = re.sub(r"[^\w.-]", "_", name)  # a colon would part it in two in a list of paths
+            cache = (flags.cache or places / "cache").resolve() / plain
             caches = {variable: str(cache / variable.lower()) for variable in CACHES}
-            port, log = serve.free_port(), (flags.logs or places) / f"{name}.log"
+            port, log = serve.free_port(), (flags.logs or places) / f"{plain}.log"
             state = "warm" if cache.exists() and any(cache.iterdir()) else "cold"
-            file = places / f"{name}.yaml"
+            file = places / f"{plain}.yaml"
             file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
             begun = time.monotonic()
             process = up.enter_context(
@@ -370,7 +372,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
         **environment.describe(None, LIBRARIES),
         "vllm": None,
         "command": _command(flags),
-        "servers": "started together" if flags.together else "started one after the other",
+        "servers": "one up at a time" if flags.alone else STARTED[flags.together],
         "idle_watts": watts(gpus),
         "idle_watts_all_resident": None,
         "settings": _settings(),
@@ -384,7 +386,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
         results.write_json(flags.out, whole)
         return whole
 
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as up:
+    with tempfile.TemporaryDirectory() as scratch:
         places = Path(scratch)
         if flags.model is None:
             flags.model = places / "checkpoint"
@@ -397,36 +399,45 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
         needed = {clip.id: clip for task in tasks for clip in (*task.warm_up, *task.clips)}
         sources = [clip for clip in needed.values() if clip.path.is_absolute()]
         decoded = {name: decode(clip, places / "clips", sources) for name, clip in needed.items()}
-        colds: dict[str, float] = {}
-        if flags.restart:
-            with contextlib.ExitStack() as first:
-                servers, _ = start(configs, flags, places, first, clock)
-                colds = {name: server.start_s for name, server in servers.items() if server.cache == "cold"}
-        servers, record["not_measured"] = start(configs, flags, places, up, clock)
-        for name, server in servers.items():
-            server.starts = {"cold": colds[name]} if name in colds else {}
-            server.starts[server.cache] = server.start_s
-        said = [server.client.get("/version")["version"] for server in servers.values()]
-        record["vllm"] = record["server_version"] = next(iter(said), record["libraries"]["vllm"])
-        record["idle_watts_all_resident"] = watts(gpus)
-        whole = save()
-        for task in tasks:
-            if task.server not in servers:
-                continue
-            clock.say(f"{task.row} at concurrency {task.concurrency}: {len(task.clips)} clips")
-            ready = Task(
-                task.row,
-                task.server,
-                task.concurrency,
-                [decoded[clip.id] for clip in task.warm_up],
-                [decoded[clip.id] for clip in task.clips],
-            )
-            server = servers[task.server]
-            row = measure(server, ready, gpus, record["vllm"])
-            outcome["rows"].append(row)
-            outcome["configs"][server.sha256] = server.text
-            whole = save()
-            clock.say("  ".join(f"{name} {row[name]}" for name in ("failed", "p50_ms", "ms_per_token", "rtfx")))
+        # Servers that are up at the same time
+        groups = [{name: content} for name, content in configs.items()] if flags.alone else [configs]
+        for group in groups:
+            with contextlib.ExitStack() as up:
+                colds: dict[str, float] = {}
+                if flags.restart:
+                    with contextlib.ExitStack() as first:
+                        servers, _ = start(group, flags, places, first, clock)
+                        colds = {name: server.start_s for name, server in servers.items() if server.cache == "cold"}
+                servers, failures = start(group, flags, places, up, clock)
+                record["not_measured"] |= failures
+                for name, server in servers.items():
+                    server.starts = {"cold": colds[name]} if name in colds else {}
+                    server.starts[server.cache] = server.start_s
+                said = [server.client.get("/version")["version"] for server in servers.values()]
+                record["vllm"] = record["server_version"] = next(
+                    iter(said), record["vllm"] or record["libraries"]["vllm"]
+                )
+                if not flags.alone:
+                    record["idle_watts_all_resident"] = watts(gpus)
+                whole = save()
+                for task in tasks:
+                    if task.server not in servers:
+                        continue
+                    clock.say(f"{task.row} at concurrency {task.concurrency}: {len(task.clips)} clips")
+                    ready = Task(
+                        task.row,
+                        task.server,
+                        task.concurrency,
+                        [decoded[clip.id] for clip in task.warm_up],
+                        [decoded[clip.id] for clip in task.clips],
+                    )
+                    server = servers[task.server]
+                    row = measure(server, ready, gpus, record["vllm"])
+                    outcome["rows"].append(row)
+                    outcome["configs"][server.sha256] = server.text
+                    whole = save()
+                    figures = ("failed", "p50_ms", "ms_per_token", "rtfx")
+                    clock.say("  ".join(f"{name} {row[name]}" for name in figures))
     clock.say("done")
     return whole
 
@@ -438,6 +449,8 @@ def _configs(flags: argparse.Namespace) -> dict[str, dict[str, Any]]:
     servers = dict.fromkeys(rows.server_of(name)[0] for name in flags.rows)
     if unknown := set(flags.kv) - set(servers):
         raise BenchError(f"--kv: {min(unknown)!r} is no server of --rows: expected one of {', '.join(servers)}")
+    if not flags.alone and (shares := list(filter(rows.needs_alone, servers))):
+        raise BenchError(f"--rows: {shares[0]!r} takes a share of the GPU that no other server holds: add --alone")
     return {name: rows.config(name, kv_gib=flags.kv.get(name), acceptance=flags.acceptance) for name in servers}
 
 
@@ -452,7 +465,7 @@ def _print_plan(tasks: Sequence[Task], configs: dict[str, dict[str, Any]]) -> No
             f"measure, {audio_s:>6.0f} s of audio, {made:>6} tokens",
             file=sys.stderr,
         )
-    cache = sum(content["kv_cache_memory_bytes"] for content in configs.values()) / 2**30
+    cache = sum(content.get("kv_cache_memory_bytes", 0) for content in configs.values()) / 2**30
     print(f"{requests} requests; {len(configs)} servers with {cache:.1f} GiB of KV cache", file=sys.stderr)
 
 
@@ -476,6 +489,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--concurrency", type=_whole, default=[1, 16, 64], metavar="N,...", help="requests in flight (1,16,64)")
     add("--clips", type=_whole, default=[12, 48, 128], metavar="N,...", help="clips at each of these (12,48,128)")
     add("--together", action="store_true", help="start all servers at once: faster, but then start_s says less")
+    add("--alone", action="store_true", help="stop each server before the next one starts")
     add("--restart", action="store_true", help="start each server twice, to time empty and filled caches")
     add("--cache", type=Path, metavar="DIR", help="keep the servers' caches (default: empty ones, removed at the end)")
     add("--logs", type=Path, metavar="DIR", help="keep the servers' logs")
@@ -512,7 +526,7 @@ def _whole(text: str) -> list[int]:
 
 
 def _sizes(text: str) -> dict[str, float]:
-    pairs = (word.partition("=") for word in _words(text))
+    pairs = (word.rpartition("=") for word in _words(text))
     return {name: float(size) for name, _, size in pairs}
 
 

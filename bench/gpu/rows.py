@@ -10,7 +10,8 @@ fast-spec-0.20.0 profiles/fast-spec-0.20.0.yaml
 fast-vram        fast with a context of 512, one sequence, and no more KV cache than it starts with
 fast-fp8         profiles/fast-fp8.yaml
 long-N           profiles/long.yaml with clips of N minutes, such as long-10; all of them share one server
-NAME-triton      any of these with attention_backend: TRITON_ATTN, in place of vLLM's choice
+NAME:KEY=VALUE   any of these with another value in the config, in YAML; null for vLLM's default. More follow after
+                 further colons. With gpu_memory_utilization, no size of the KV cache is set: this needs --alone
 """
 
 import re
@@ -55,8 +56,8 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "fast-fp8": ("profiles/fast-fp8.yaml", 6, {}),
     "long": ("profiles/long.yaml", 8, {}),
 }
-LONG = re.compile(r"long-(\d+)((?:-triton)?)$")
-TRITON = "-triton"
+LONG = re.compile(r"long-(\d+)$")
+SHARE = "gpu_memory_utilization"
 
 SAMPLE_RATE = 16000
 SAMPLES_PER_TOKEN = 1280
@@ -77,12 +78,33 @@ def tokens(samples: int) -> int:
 
 def server_of(name: str) -> tuple[str, int | None]:
     """The server that a row is measured on, and the minutes of its clips where it has clips of its own."""
-    if match := LONG.match(name):
-        return "long" + match[2], int(match[1])
-    if name.removesuffix(TRITON) not in SERVERS or name.removesuffix(TRITON) == "long":
+    base, colon, changes = name.partition(":")
+    _changes(name)
+    if match := LONG.match(base):
+        return "long" + colon + changes, int(match[1])
+    if base not in SERVERS or base == "long":
         known = ", ".join([*(known for known in SERVERS if known != "long"), "long-MINUTES"])
-        raise BenchError(f"--rows: {name!r} is no known row: expected one of {known}, or one of these with {TRITON}")
+        raise BenchError(f"--rows: {base!r} is no known row: expected one of {known}, or NAME:KEY=VALUE")
     return name, None
+
+
+def _changes(name: str) -> dict[str, Any]:
+    """The values that a row's name gives to keys of its config."""
+    changes = {}
+    for word in name.split(":")[1:]:
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise BenchError(f"--rows: {word!r} in {name!r}: expected KEY=VALUE, such as max_num_seqs=256")
+        try:
+            changes[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BenchError(f"--rows: {value!r} in {name!r} is no YAML") from None
+    return changes
+
+
+def needs_alone(server: str) -> bool:
+    """Whether it takes a share of the GPU, of which vLLM subtracts what other servers hold."""
+    return SHARE in _changes(server)
 
 
 def config(
@@ -96,7 +118,7 @@ def config(
     `acceptance` is the share of drafts that are accepted at each position, for vLLM's synthetic rejection sampling:
     random weights repeat one token, and would accept every draft.
     """
-    file, gib, differences = SERVERS[server.removesuffix(TRITON)]
+    file, gib, differences = SERVERS[server.partition(":")[0]]
     try:
         content = yaml.safe_load((directory / file).read_text(encoding="utf-8"))
     except OSError as error:
@@ -107,12 +129,12 @@ def config(
         if acceptance:
             rates = {"synthetic_acceptance_rates": list(acceptance)}
             drafts |= {"rejection_sample_method": "synthetic", "num_speculative_tokens": len(acceptance), **rates}
-    if server.endswith(TRITON):
-        content["attention_backend"] = "TRITON_ATTN"
     content |= {"model": ".", "served_model_name": "voxtral"}
     # With the cache's size given, vLLM only checks that this share of the GPU is free.
-    content |= {"kv_cache_memory_bytes": int((gib if kv_gib is None else kv_gib) * 2**30)}
-    content |= {"gpu_memory_utilization": 0.04}
+    content |= {"kv_cache_memory_bytes": int((gib if kv_gib is None else kv_gib) * 2**30), SHARE: 0.04}
+    if needs_alone(server):
+        del content["kv_cache_memory_bytes"]
+    content |= _changes(server)
     return {key: value for key, value in content.items() if value is not None}
 
 
@@ -198,9 +220,10 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """How many times better each fast row is than stock-eager, and than the best stock row, figure by figure.
 
     On the same vLLM at the same concurrency; above 1 is better, for joules and milliseconds as well. `best` names the
-    stock row that is best in that figure, so no figure is compared with a slower one. A row with failures is left out.
+    stock row that is best in that figure, so no figure is compared with a slower one. A row with failures is left out,
+    and one with changes in its name: it may serve other weights, or shorter clips.
     """
-    whole = [row for row in rows if row["failed"] == 0 and "-vram" not in row["name"]]
+    whole = [row for row in rows if row["failed"] == 0 and "-vram" not in row["name"] and ":" not in row["name"]]
     found = []
     for row in whole:
         peers = [other for other in whole if key(other)[::2] == key(row)[::2] and other["name"].startswith("stock-")]
@@ -234,7 +257,7 @@ def table(outcome: Mapping[str, Any]) -> str:
         shown = (f"{cell:.2f}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in cells)
         return "  ".join(f"{cell:>{width}}" for cell, width in zip(shown, widths, strict=True))
 
-    wide = (8, 24, 4, 5, 6, 10, 10, 10, 8, 8, 8, 8, 7)
+    wide = (8, max(24, *(len(row["name"]) for row in outcome["rows"]), 0), 4, 5, 6, 10, 10, 10, 8, 8, 8, 8, 7)
     heads = ("p50_ms", "p90_ms", "p95_ms", "ms_per_token", "rtfx", "joules_per_audio_second")
     titles = ("vllm", "name", "conc", "clips", "failed", *heads[:3], "ms/token", "rtfx", "J/s", "GB", "start s")
     lines = [line(titles, wide)]

@@ -111,7 +111,9 @@ def test_the_contest_config_differs_by_what_measuring_needs() -> None:
     [
         ("stock-piecewise", {"enforce_eager": False, "max_num_seqs": 64}),
         ("stock-full", {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}, "enforce_eager": False}),
-        ("stock-eager-triton", {"attention_backend": "TRITON_ATTN", "enforce_eager": True}),
+        ("stock-eager:attention_backend=TRITON_ATTN", {"attention_backend": "TRITON_ATTN", "enforce_eager": True}),
+        ("stock-eager:enforce_eager=null:max_num_seqs=256", {"enforce_eager": None, "max_num_seqs": 256}),
+        ("stock-eager:gpu_memory_utilization=0.4", {"gpu_memory_utilization": 0.4, "kv_cache_memory_bytes": None}),
         ("fast", {"model": ".", "served_model_name": "voxtral", "max_num_seqs": 64, "speculative_config": None}),
         ("fast-spec", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}),
         ("fast-vram", {"max_model_len": 512, "max_num_seqs": 1, "kv_cache_memory_bytes": 2**26}),
@@ -121,7 +123,7 @@ def test_the_contest_config_differs_by_what_measuring_needs() -> None:
 def test_what_a_name_asks_for(name: str, expected: dict[str, Any], profiles: Path) -> None:
     config = rows.config(name, profiles)
     assert {key: config.get(key) for key in expected} == expected
-    assert ("attention_backend" in config) == name.endswith("-triton")  # else vLLM's choice
+    assert ("attention_backend" in config) == ("attention_backend" in name)  # else vLLM's choice
 
 
 def test_speculation_at_a_given_acceptance(profiles: Path) -> None:
@@ -140,12 +142,28 @@ def test_speculation_at_a_given_acceptance(profiles: Path) -> None:
         rows.config("fast-spec", profiles)
 
 
-@pytest.mark.parametrize("name", ["stock", "fastest", "long", "long-", "long-triton", "long-1m", "fast-triton-triton"])
+@pytest.mark.parametrize("name", ["stock", "fastest", "long", "long-", "long-1m", "fastest:dtype=half"])
 def test_an_unknown_row_is_refused_with_the_known_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--out", "never.json", "--rows", f"stock-eager,{name}"]) == 2
     error = capsys.readouterr().err
-    assert f"{name!r} is no known row: expected one of stock-eager, stock-piecewise, stock-full" in error
+    assert (
+        f"{name.partition(':')[0]!r} is no known row: expected one of stock-eager, stock-piecewise, stock-full" in error
+    )
     assert "long-MINUTES" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fast:max_num_seqs", "'max_num_seqs' in 'fast:max_num_seqs': expected KEY=VALUE, such as max_num_seqs=256"),
+        ("fast:=2", "'=2' in 'fast:=2': expected KEY=VALUE"),
+        ("fast:a=[", "'[' in 'fast:a=[' is no YAML"),
+        ("stock-eager:gpu_memory_utilization=0.4", "takes a share of the GPU that no other server holds: add --alone"),
+    ],
+)
+def test_a_wrong_change_is_refused(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--out", "never.json", "--rows", name]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_profile_that_is_missing(profiles: Path) -> None:
@@ -241,7 +259,7 @@ def test_ratios_are_against_the_best_in_each_figure() -> None:
         [
             measured("stock-eager", 1200, joules_per_audio_second=90.0),
             measured("stock-piecewise", 300, joules_per_audio_second=30.0),
-            measured("stock-piecewise-triton", 400, rtfx=100.0, joules_per_audio_second=None),
+            measured("stock-vanilla", 400, rtfx=100.0, joules_per_audio_second=None),
             measured("stock-full", 10, vllm="0.32.0"),
             measured("stock-full", 10, concurrency=16),
             measured("stock-full", 10, failed=1),
@@ -261,7 +279,7 @@ def test_ratios_are_against_the_best_in_each_figure() -> None:
     assert (found[1]["p50_ms"], found[1]["rtfx"], found[1]["joules_per_audio_second"]) == (3, 1, 6)
     assert found[1]["best"] == {
         **dict.fromkeys(("p50_ms", "p90_ms", "p95_ms", "joules_per_audio_second"), "stock-piecewise"),
-        "rtfx": "stock-piecewise-triton",
+        "rtfx": "stock-vanilla",
     }
 
 
@@ -371,7 +389,7 @@ def test_energy_is_the_counters_joules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAKE_VLLM = """\
-import sys, threading, time, yaml
+import os, psutil, sys, threading, time, yaml
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import fakeserver
@@ -379,6 +397,9 @@ from fakeserver import Answer, FakeServer
 
 port = int(sys.argv[sys.argv.index("--port") + 1])
 config = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+with open("starts.txt", "a") as file:
+    others = [child for child in psutil.Process().parent().children(recursive=True) if child.pid != os.getpid()]
+    print("others", sum("fake_vllm.py" in " ".join(child.cmdline()) for child in others), file=file)
 if config.get("max_num_seqs") == 64 and Path("piecewise fails").exists():
     sys.exit("AssertionError: made to fail")
 served, tokens = [], [5]
@@ -485,6 +506,22 @@ def test_a_failing_request_and_a_server_that_does_not_start(case: Case) -> None:
     assert case.run("--rows", "stock-eager,stock-piecewise") == 0  # into the same file
     assert [row["failed"] for row in case.result()["rows"]] == [0, 0, 0]
     assert len(case.result()["runs"]) == 1
+
+
+def test_one_server_at_a_time(case: Case) -> None:
+    """Each ends before the next one starts, also one that takes a share of the GPU, and one that never comes up."""
+    (case.model / "piecewise fails").touch()
+    share = "stock-eager:gpu_memory_utilization=0.4"
+    assert case.run("--rows", f"stock-eager,stock-piecewise,{share}", "--alone") == 1
+    result = case.result()
+    check(result)
+    assert [row["name"] for row in result["rows"]] == ["stock-eager", share]
+    assert list(result["runs"][0]["not_measured"]) == ["stock-piecewise"]
+    assert result["runs"][0]["servers"] == "one up at a time"
+    config = yaml.safe_load(result["configs"][result["rows"][1]["config_sha256"]])
+    assert (config["gpu_memory_utilization"], config.get("kv_cache_memory_bytes")) == (0.4, None)
+    starts = [line.split()[1] for line in (case.model / "starts.txt").read_text().splitlines()]
+    assert starts == ["0", "0", "0"]  # servers that were up already
 
 
 def test_both_starts_are_timed(case: Case) -> None:

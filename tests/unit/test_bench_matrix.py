@@ -1,6 +1,7 @@
 """Whole matrices with a fake server in place of vLLM."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -144,6 +145,10 @@ def test_a_whole_matrix(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     report = (bed.out / "matrix.md").read_text()
     assert printed.split("\nreport: ")[0] in report
     assert "FAKE_VARIABLE: '7'" in report
+    # The machine and the versions that the figures come from
+    environments = [run["environment"] for run in bed.found()["runs"]]
+    assert {each["cores"] for each in environments} == {os.cpu_count()}
+    assert f"Measured on {os.cpu_count()} cores of {environments[0]['cpu']}, " in report
     assert main(["compare", str(bed.out / "slow/1"), str(bed.out / "other/3")]) == 0
     assert "B is faster: " in capsys.readouterr().out
 
@@ -158,6 +163,7 @@ def test_a_configuration_that_does_not_start(bed: Bed, capsys: pytest.CaptureFix
         **{"fine/2": "finished", "bad/2": "not run", "good/2": "finished"},
     }
     reason = bed.found()["runs"][1]["reason"]
+    assert [run["environment"] is None for run in bed.found()["runs"]] == [False, True, False, False, True, False]
     assert "  the fake starts\n" in reason
     assert reason.endswith("cause: ValueError: no such model")
     row = bed.found()["table"][1]

@@ -1,6 +1,8 @@
 """The committed results hold what README and methodology say of them."""
 
+import hashlib
 import json
+from dataclasses import replace
 
 from conftest import DATA, ROOT
 
@@ -55,3 +57,70 @@ def test_what_is_said_of_the_contest_package() -> None:
     ]
     assert [words for words in quoted if words not in table] == []
     assert len({row["run"] for row in together}) == 1
+
+
+CONTEST = RESULTS / "contest"
+
+
+def _section() -> str:
+    text = (ROOT / "ROUND1_METHODOLOGY.md").read_text()
+    return text.partition("## The contest package's claims")[2].partition("\n## ")[0]
+
+
+def test_each_parameter_alone_on_a_gpu() -> None:
+    lines = []
+    runs = {name: json.loads((CONTEST / f"gpu-{name}.json").read_text())["rows"] for name in ("alone", "together")}
+    for run, rows in runs.items():
+        for row in rows:
+            assert (row["failed"], row["vllm"], row["concurrency"]) == (0, "0.20.0", 1)
+            change = row["name"].partition(":")[2].replace("=", ": ")
+            shown = f"`{change}`" if change else "nothing else"
+            if "131072" in change:
+                shown += ", 60 GiB of KV cache"
+            lines.append(
+                f"| {run} | {shown} | {row['p50_ms']:.0f} | {row['joules_per_audio_second']:.1f} "
+                f"| {row['peak_vram_bytes'] / 1e9:.2f} | {row['start_s']:.0f} |"
+            )
+    assert [line for line in lines if line not in _section()] == []
+    assert _section().count("\n| alone |") + _section().count("\n| together |") == len(lines) == 8
+    by_name = {row["name"]: row for row in runs["alone"]}
+    eager, graphs = by_name["stock-eager"], by_name["stock-eager:enforce_eager=false"]
+    slower, thirstier = (eager[key] / graphs[key] for key in ("p50_ms", "joules_per_audio_second"))
+    assert f"costs {slower:.1f} times the latency and {thirstier:.1f} times the energy" in _section()
+
+
+def test_the_model_in_transformers() -> None:
+    full = json.loads((CONTEST / "transformers-full.json").read_text())
+    words = (
+        f"P50 {full['p50_ms']:.0f} ms, {full['ms_per_token']:.1f} ms a token, RTFx {full['rtfx']:.2f}, "
+        f"{full['joules_per_audio_second']:.1f} J per second of audio, {full['peak_vram_bytes'] / 1e9:.2f} GB"
+    )
+    assert words in " ".join(_section().split())
+    assert f"Transformers {full['environment']['libraries']['transformers']}" in _section()
+    assert full["clips"] == 3
+    # On pico it says what vLLM's own model says.
+    texts = json.loads((CONTEST / "transformers-pico.json").read_text())["texts"]
+    served = {row.id: (row.text or "").strip() for row in results.read_rows(RESULTS / "pico-cpu" / results.ROWS)}
+    assert {clip: served[clip] for clip in texts} == texts
+
+
+def test_words_lost_on_a_gpu() -> None:
+    served = {row.id: row for row in results.read_rows(RESULTS / "pico-cpu" / results.ROWS)}
+    for server in json.loads((CONTEST / "pico-h200.json").read_text())["servers"]:
+        texts = {clip: row.text for clip, row in served.items()} | server["differ"]
+        given = json.dumps(dict(sorted(texts.items()))).encode()
+        assert hashlib.sha256(given).hexdigest() == server["texts_sha256"]
+        errors = metrics.wer([replace(row, text=texts[clip]) for clip, row in served.items()])
+        assert f"| {errors['value']:.2%}".replace("%", " %") + f" | {len(server['differ'])} |" in _section()
+
+
+def test_each_parameter_alone_on_a_cpu() -> None:
+    found = json.loads((CONTEST / "cpu.json").read_text())
+    assert {run["status"] for run in found["runs"]} == {"finished"}
+    assert {run["environment"]["cores"] for run in found["runs"]} == {2}
+    assert {run["environment"]["git_commit"] for run in found["runs"]} == {"b29713b5d12036a5218d4adf82127190dfcbf9eb"}
+    for row in found["table"]:
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in row["latency_ratio"]["values"])
+        cells = f"{row['p50_ms']['median']:.1f} | {'' if row['name'] == 'contest' else ratios + ' '}"
+        assert f"| {cells}| {row['error_rate']['median']:.2%}".replace("%", " %") + " |" in _section(), row["name"]
+        assert row["failed"] == 0
