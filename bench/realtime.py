@@ -10,8 +10,10 @@ began, whatever became of those before it.
 import base64
 import json
 import re
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from socket import SO_SNDTIMEO, SOL_SOCKET
 from typing import Any
 
 import jiwer
@@ -50,6 +52,8 @@ def transcribe(
             proxy=True if proxy else None,
         ) as socket:
             answer.status = 101
+            # websockets bounds receiving alone; a server that reads no more would hold a send for ever.
+            socket.socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("ll", *divmod(round(timeout_s * 1e6), 10**6)))
             session = _Session(socket, answer, timeout_s)
             session.open(model)
             client.wait_until(due)

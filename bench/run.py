@@ -67,9 +67,40 @@ def check(flags: Namespace) -> tuple[Dataset, list[Clip]]:
 
         for clip in chosen:
             realtime.check(clip)
+    if flags.resume and (flags.out / results.ROWS).exists():
+        _refuse_differences(flags.out, results.read_run(flags.out), _settings(flags, data, chosen))
     if not flags.language and not data.language and data.format != "manifest":
         print(f"--dataset {flags.dataset} tells no language: scored as English (see --language)", file=sys.stderr)
     return data, chosen
+
+
+def _sha256(config: Path) -> str:
+    try:
+        return hashlib.sha256(config.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BenchError(f"--serve: cannot read {config} ({error.strerror})") from None
+
+
+def _settings(flags: Namespace, data: Dataset, chosen: Sequence[Clip]) -> dict[str, Any]:
+    """What run.json says of the run itself, but for the model's name, which the server may tell."""
+    return {
+        # a server of our own gets a new port every time
+        "url": None if flags.serve else clean_url(flags.url),
+        "serve": flags.serve and str(flags.serve),
+        "config_sha256": flags.serve and _sha256(flags.serve),
+        "dir": str(flags.dir) if flags.serve else None,
+        "dataset": flags.dataset,
+        "dataset_format": data.format,
+        "manifest_sha256": data.manifest_sha256,
+        "api": flags.api,
+        "mode": flags.mode,
+        # Texts are scored in the dataset's language unless another is asked for.
+        "language": flags.language or data.language,
+        "prompt": flags.prompt if flags.api == "chat" else None,
+        "loads": [load.name for load in flags.loads],
+        **{name: getattr(flags, name) for name in ("seed", "warmup", "timeout_s")},
+        "ids": [clip.id for clip in chosen],
+    }
 
 
 def measure(flags: Namespace, startup_s: float | None = None) -> bool:
@@ -79,32 +110,15 @@ def measure(flags: Namespace, startup_s: float | None = None) -> bool:
     """
     data, chosen = check(flags)
     key = os.environ[flags.api_key_env] if flags.api_key_env else None
-    kind = {"api": flags.api, "mode": flags.mode}
-    client = Client(clean_url(flags.url), flags.timeout_s, key, language=flags.language, prompt=flags.prompt, **kind)
+    asked = {name: getattr(flags, name) for name in ("language", "prompt", "api", "mode")}
+    client = Client(clean_url(flags.url), flags.timeout_s, key, **asked)
     rows_path = claim(flags.out, flags.resume)
     version = client.get("/version")
     client.model = flags.model or _first_model(client)
     log = flags.out / results.LOG
     record: dict[str, Any] = {
         "schema_version": results.SCHEMA_VERSION,
-        "run": {
-            # a server of our own gets a new port every time
-            "url": None if flags.serve else client.url,
-            "serve": flags.serve and str(flags.serve),
-            "config_sha256": flags.serve and hashlib.sha256(flags.serve.read_bytes()).hexdigest(),
-            "dir": str(flags.dir) if flags.serve else None,
-            "model": client.model,
-            "dataset": flags.dataset,
-            "dataset_format": data.format,
-            "manifest_sha256": data.manifest_sha256,
-            **kind,
-            # Texts are scored in the dataset's language unless another is asked for.
-            "language": flags.language or data.language,
-            "prompt": flags.prompt if flags.api == "chat" else None,
-            "loads": [load.name for load in flags.loads],
-            **{name: getattr(flags, name) for name in ("seed", "warmup", "timeout_s")},
-            "ids": [clip.id for clip in chosen],
-        },
+        "run": {**_settings(flags, data, chosen), "model": client.model},
         "loads": {},
         "environment": {
             **environment.describe(version.get("version") if isinstance(version, dict) else None),
@@ -115,7 +129,7 @@ def measure(flags: Namespace, startup_s: float | None = None) -> bool:
     attempts: list[Row] = []
     if rows_path.exists():
         before = results.read_run(flags.out)
-        _refuse_differences(flags.out, before, record)
+        _refuse_differences(flags.out, before, record["run"] | record["environment"])
         record = before
         attempts = results.read_rows(rows_path)
         # Written anew without a cut last line, so that the next row starts on a line of its own.
@@ -279,9 +293,11 @@ def _refuse_differences(out: Path, before: dict[str, Any], now: dict[str, Any]) 
             f"--resume: {out / results.RUN} has schema version {before.get('schema_version')!r}, and this bench writes "
             f"{results.SCHEMA_VERSION}: choose another --out"
         )
-    then, new = (record["run"] | record["environment"] for record in (before, now))
-    differences = [f"{name} was {then[name]!r}, is {new[name]!r}" for name in SAME if then[name] != new[name]]
-    if odd := set(then["ids"]) ^ set(new["ids"]):
+    then = before["run"] | before["environment"]
+    differences = [
+        f"{name} was {then[name]!r}, is {now[name]!r}" for name in SAME if name in now and then[name] != now[name]
+    ]
+    if odd := set(then["ids"]) ^ set(now["ids"]):
         differences.append(f"ids: {len(odd)} clips are in one choice only, as {min(odd)} (--samples, --seed)")
     if differences:
         named = "\n  ".join([f"--resume: the run in {out} has other settings:", *differences])

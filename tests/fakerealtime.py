@@ -37,18 +37,23 @@ class Session:
 class FakeRealtime:
     """Says each piece of `words` (seconds of audio received, text), and at the end transcription.done after `late_s`.
 
-    `refuses`: an error event in place of session.created. `dies` closes the connection after so many seconds of audio.
+    `refuses`: an error event in place of session.created. `dies` closes the connection after so many seconds of audio,
+    and `deaf` reads nothing of the session.
     """
 
     words: Sequence[tuple[float, str]] = ()
     late_s: float = 0.0
+    deaf: bool = False
     refuses: str | None = None
     dies: float | None = None
     sessions: list[Session] = field(default_factory=list)
     models: tuple[str, ...] = ("fake-voxtral",)
 
     def __enter__(self) -> Self:
-        self._server: Server = serve(self._talk, "127.0.0.1", 0, process_request=self._http)
+        # So little is kept unread that a session's audio soon fills it.
+        settings = {"max_queue": 1} if self.deaf else {}
+        self._ended = threading.Event()
+        self._server: Server = serve(self._talk, "127.0.0.1", 0, process_request=self._http, **settings)
         self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
@@ -56,6 +61,7 @@ class FakeRealtime:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         self._server.shutdown()
 
     def _http(self, socket: ServerConnection, request: Any) -> Any:
@@ -77,6 +83,9 @@ class FakeRealtime:
             socket.close(1008)
             return
         say("session.created", id="1")
+        if self.deaf:
+            self._ended.wait()
+            return
         waiting = list(self.words)
         try:
             for message in socket:

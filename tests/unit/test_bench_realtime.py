@@ -111,6 +111,16 @@ def test_what_is_no_transcript_is_a_failure(tmp_path: Path, error: str) -> None:
     assert (row.status, row.text, row.latency_ms, row.deltas_ms, row.words_ms) == (101, None, None, None, None)
 
 
+def test_a_server_that_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten minutes of audio, at once, are more than the sockets between the two hold."""
+    monkeypatch.setattr(realtime._Session, "_listen_until", lambda self, due: None)
+    begun = time.perf_counter()
+    row = hold(write_clip(tmp_path, 600), FakeRealtime(deaf=True), timeout_s=1)
+    assert (row.status, row.text) == (101, None)
+    assert row.error
+    assert time.perf_counter() - begun < 30
+
+
 def test_no_websocket_there(tmp_path: Path) -> None:
     with FakeServer() as server:
         row = Client(server.url, 5, mode="realtime").transcribe(write_clip(tmp_path), 1)

@@ -436,6 +436,7 @@ def test_resume_on_another_port(vllm: Vllm, capsys: pytest.CaptureFixture[str]) 
     ids = [json.loads(line)["id"] for line in (vllm.out / "requests.jsonl").read_text().splitlines()]
     assert ids == [*TEXTS, "c02"]
 
+    log = (vllm.out / "server.log").read_bytes()
     here, there = vllm.config, vllm.config.with_name("other.yaml")
     there.write_text(here.read_text())
     vllm.config = there
@@ -446,7 +447,12 @@ def test_resume_on_another_port(vllm: Vllm, capsys: pytest.CaptureFixture[str]) 
     here.write_text("max_model_len: 1024")
     assert main(vllm.run_flags("--resume")) == 2
     assert "config_sha256 was" in capsys.readouterr().err
-    assert len(vllm.calls()) == 4
+    here.unlink()
+    assert main(vllm.run_flags("--resume")) == 2
+    assert f"cannot read {here} (No such file or directory)" in capsys.readouterr().err
+    # Refused before a server starts
+    assert len(vllm.calls()) == 2
+    assert (vllm.out / "server.log").read_bytes() == log
     assert vllm.left() == set()
 
 
