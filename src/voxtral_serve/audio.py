@@ -109,7 +109,7 @@ def _by_libsndfile(file: Any) -> Iterator[np.ndarray]:
 
 
 def _by_pyav(data: bytes, rate: int) -> Iterator[np.ndarray]:
-    import av
+    import av  # type: ignore[import-not-found,unused-ignore]
 
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
     try:

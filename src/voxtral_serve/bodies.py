@@ -226,11 +226,11 @@ def chat(body: bytes, content_type: str, rules: Rules) -> Body:
         raise ValueError(f"{name} is no JSON")
 
     try:
-        asked = json.loads(body, parse_constant=constant)
+        asked = json.loads(body.decode(), parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is no JSON: {ascii(str(error))[1:120]}", "invalid_json") from error
-    if not isinstance(asked, dict) or not isinstance(asked.get("messages"), list):
-        raise RefusedError(400, "the body has no list called `messages`: expected a chat", "invalid_json", "messages")
+        raise RefusedError(400, f"the body is no JSON: {ascii(str(error))[1:-1][:120]}", "invalid_json") from error
+    if not isinstance(asked, dict) or not isinstance(asked.get("messages"), list) or not asked["messages"]:
+        raise RefusedError(400, "the body has no list `messages`, or an empty one: expected a chat", "invalid_json")
     for name in PROCESSING:
         if asked.get(name) is not None:
             raise RefusedError(
@@ -262,7 +262,7 @@ def _chat_part(part: Any, where: str, rules: Rules, before: Fraction) -> Fractio
     if other := sorted(part.keys() - PARTS):
         raise RefusedError(
             400,
-            f"{where} has {ascii(other[0])[1:40]}: this server takes {', '.join(sorted(PARTS - {'type'}))}",
+            f"{where} has {ascii(other[0])[1:-1][:40]}: this server takes {', '.join(sorted(PARTS - {'type'}))}",
             "invalid_value",
             where,
         )
@@ -287,7 +287,13 @@ def _chat_part(part: Any, where: str, rules: Rules, before: Fraction) -> Fractio
             ) from error
         if len(data) > rules.file_bytes:
             raise too_large(f"{where}.{name}", len(data), rules.file_bytes)
-        left = rules.bounds._replace(seconds=max(Fraction(0), rules.bounds.seconds - before - seconds))
+        left = rules.bounds
+        if before + seconds:
+            left = audio.Bounds(
+                max(Fraction(0), left.seconds - before - seconds),
+                f"of {float(left.seconds):.2f} s a chat",
+                left.most_bytes,
+            )
         clip = _decoded(data, rules, left, f"{where}.{name}")
         seconds += Fraction(len(clip.samples), clip.rate)
         clean = base64.b64encode(audio.wav(clip)).decode()
@@ -314,7 +320,5 @@ def from_data_url(url: str, where: str, hosts: frozenset[str]) -> str | None:
     if plain and scheme in ("http", "https") and host in hosts:
         return None
     allowed = f"or URLs of {', '.join(sorted(hosts))}" if hosts else "and fetches none (its VOXTRAL_SERVE_MEDIA_HOSTS)"
-    said = ascii(url[:60])[1:-1] if plain else "one that cannot be read"
-    raise RefusedError(
-        400, f"{where} is the URL {said}: this server takes data: URLs {allowed}", "url_not_allowed", where
-    )
+    said = f"the URL {ascii(url[:60])}" if plain else "no URL that can be read"
+    raise RefusedError(400, f"{where} is {said}: this server takes data: URLs {allowed}", "url_not_allowed", where)

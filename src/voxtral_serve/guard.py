@@ -117,6 +117,7 @@ class Settled(NamedTuple):
     rules: bodies.Rules
     most: int  # requests in flight, of this process
     live: bool  # whether vLLM serves /v1/realtime
+    chats: bool  # whether the model can chat; one that only transcribes would take the engine down
     verify: Callable[[Any], bool] | None  # of a request's headers: whether they hold a key; None where none is needed
 
 
@@ -135,6 +136,7 @@ def settle(state: Any, routes: Any, app: Any) -> Settled:
         bodies.Rules(LIMITS.file_bytes, bounds, rate, LIMITS.hosts),
         -(-in_flight // per_process),
         any(getattr(route, "path", None) == realtime.PATH for route in routes),
+        config.model_config.architecture not in clip_end.ARCHITECTURES,
         verify,
     )
 
@@ -297,7 +299,7 @@ class Request:
             raise RefusedError(503, "the server is starting or stopping", "not_ready")
         websocket = self.scope["type"] == "websocket"
         if websocket != (self.path == realtime.PATH) or not (websocket or self.path in METHODS):
-            asked = ascii(self.path)[1:80].rstrip("'")
+            asked = ascii(self.path)[1:-1][:80]
             raise RefusedError(404, f"there is no {asked} here: this server has {', '.join(METHODS)}", "not_found")
         if self.method == "OPTIONS":  # of a browser, which asks before it sends the key
             await self.guard.app(self.scope, self.receive, self.send)
@@ -342,6 +344,10 @@ class Request:
         loop = asyncio.get_running_loop()
         new = await loop.run_in_executor(self.guard.threads, read, body, content_type, settled.rules)
         del body
+        if read is bodies.chat and not settled.chats:
+            raise RefusedError(
+                400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
+            )
         self.seconds = new.seconds
         replaced = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"x-request-id")
         scope = dict(self.scope)
