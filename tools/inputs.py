@@ -320,9 +320,10 @@ def options(samples: np.ndarray) -> Iterator[Input]:
         yield option(name, value)
     for name, value in (("stream", "maybe"), ("vllm_xargs", "{"), ("max_completion_tokens", "many"), ("n", "100000")):
         yield option(name, value)
-    for name, value in (("use_beam_search", "true"), ("hotwords", "kebab"), ("prompt", "word " * 10_000)):
+    for name, value in (("hotwords", "kebab"), ("prompt", "word " * 10_000)):
         yield option(name, value, 200)
     yield option("max_completion_tokens", "999999999", 200)
+    yield option("use_beam_search", "true", pattern="Beam search")
     yield option("to_language", "xx", pattern="xx")
     yield option("max_completion_tokens", "-1", pattern="max_tokens|max_completion_tokens")
     yield option("unknown_field", "x", 200, wrong=0)

@@ -320,5 +320,5 @@ def from_data_url(url: str, where: str, hosts: frozenset[str]) -> str | None:
     if plain and scheme in ("http", "https") and host in hosts:
         return None
     allowed = f"or URLs of {', '.join(sorted(hosts))}" if hosts else "and fetches none (its VOXTRAL_SERVE_MEDIA_HOSTS)"
-    said = f"the URL {ascii(url[:60])}" if plain else "no URL that can be read"
+    said = f"the URL {url[:60]!a}" if plain else "no URL that can be read"
     raise RefusedError(400, f"{where} is {said}: this server takes data: URLs {allowed}", "url_not_allowed", where)
