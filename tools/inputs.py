@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import soundfile
 
+from voxtral_serve import audio
+
 RATE = 16000
 UPLOAD, CHAT = "/v1/audio/transcriptions", "/v1/chat/completions"
 KEY = "correct-horse-battery-staple"
@@ -155,13 +157,45 @@ def formats(samples: np.ndarray) -> Iterator[Input]:
         yield file(name, encoded(samples, RATE, form, codec), filename, wrong=1)
         faster = encoded(at_rate(samples, 48000), 48000, form, codec)
         yield file(f"{name} 48000 Hz", faster, filename, wrong=1)
+    yield from containers(samples)
     yield file("wav called mp3", encoded(samples), "clip.mp3", wrong=0)
     yield file("flac called txt", encoded(samples, RATE, "FLAC"), "notes.txt", wrong=0)
     yield file("mp3 called wav", encoded(samples, RATE, "MP3"), wrong=1)
+    tagged = b"ID3\x03" + bytes(5) + b"\x08" + b"title..." + encoded(samples, RATE, "MP3")
+    yield file("mp3 with a tag", tagged, "clip.mp3", wrong=1)
     yield file("no extension", encoded(samples), "clip", wrong=0)
     yield file("a path for a name", encoded(samples), "../../etc/passwd", wrong=0)
     yield file("a name of 3000 letters", encoded(samples), "a" * 3000 + ".wav", wrong=0)
     yield file("a name that is no ASCII", encoded(samples), 'ż"ółw\r\n.wav', wrong=0)
+
+
+def containers(samples: np.ndarray) -> Iterator[Input]:
+    """What only PyAV reads; without it, as a phone would have begun it."""
+    if not audio.PYAV:
+        yield refused("M4A", b"\x00\x00\x00\x1cftypM4A \x00\x00\x02\x00M4A isommp42" + bytes(1000), "no audio.*`av`")
+        yield refused("WebM", bytes.fromhex("1a45dfa3") + bytes(1000), "no audio.*`av`")
+        yield refused("AMR", b"#!AMR\n" + bytes(1000), "no audio.*`av`")
+        return
+    for form, codec, rate in (("mp4", "aac", 44100), ("webm", "libopus", 48000), ("amr", "libopencore_amrnb", 8000)):
+        content = contained(samples, form, codec, rate)
+        yield file(f"{form} {codec}", content, f"clip.{form}", wrong=1 if rate > RATE else None)
+        minute = contained(np.tile(samples, 9), form, codec, rate)
+        yield refused(f"a minute of {form}", minute, r"more than 37\.04 s and this server takes at most 37\.04 s")
+    yield refused("half an mp4", contained(samples, "mp4", "aac", 44100)[:20_000], "no audio|damaged")
+
+
+def contained(samples: np.ndarray, form: str, codec: str, rate: int) -> bytes:
+    import av  # type: ignore[import-not-found,unused-ignore]
+
+    made = io.BytesIO()
+    with av.open(made, "w", format=form) as container:
+        stream = container.add_stream(codec, rate=rate, layout="mono")
+        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+        frame.sample_rate = RATE
+        resampler = av.AudioResampler(format=stream.format, layout="mono", rate=rate)
+        for resampled in (*resampler.resample(frame), *resampler.resample(None), None):
+            container.mux(stream.encode(resampled))
+    return made.getvalue()
 
 
 def headers(samples: np.ndarray) -> Iterator[Input]:
@@ -214,6 +248,12 @@ def damaged(samples: np.ndarray) -> Iterator[Input]:
     yield refused("zip", b"PK\x03\x04" + random.bytes(5000), "no audio")
     yield refused("gzip of a wav", gzip.compress(encoded(samples)), "no audio")
     yield refused("playlist", b"#EXTM3U\n#EXTINF:10,\nhttp://127.0.0.1:1/a.ts\n", "no audio")
+    # libsndfile takes minutes for these, be it that a tag hides the form.
+    endless = b"FORM" + struct.pack(">I", 1 << 20) + b"8SVX" + struct.pack(">4sI", b"NAME", 0) * (1 << 17)
+    yield refused("8SVX of empty chunks", endless, "no audio")
+    yield refused("8SVX behind a tag", b"ID3\x03" + bytes(6) + endless, "no audio")
+    yield refused("8SVX behind two tags", (b"ID3\x03" + bytes(5) + b"\x04abcd") * 2 + endless, "no audio")
+    yield refused("tags only", (b"ID3\x03" + bytes(6)) * 10_000, "no audio")
     yield refused("raw samples", (samples * 32767).astype("<i2").tobytes(), "no audio")
     yield refused("a wav's first 20 bytes", encoded(samples)[:20], "no audio")
     yield refused("a flac's first 100 bytes", flac[:100], "no audio|cut short|damaged|no samples")

@@ -6,6 +6,7 @@ AMR) needs PyAV, which vLLM's own audio extra installs. Whole frames are average
 """
 
 import io
+import re
 import struct
 from collections.abc import Iterator
 from fractions import Fraction
@@ -18,13 +19,18 @@ import soundfile  # type: ignore[import-untyped,unused-ignore]
 BLOCK_SAMPLES = 1 << 18  # of all channels together, decoded at a time
 RATES_HZ = (2000, 384000)
 CHANNELS = 32
+TAGS = 8  # before an MP3; what has more of them is none
 # Of float samples, which should lie within 1. Recordings scaled to 16-bit integers still have room, and a sum of
 # squares of these does not overflow in the spectrogram.
 LOUDEST = 1e6
 # FFmpeg's names of what PyAV may take. No playlist: those name other files and addresses, which FFmpeg would open.
 DEMUXERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,amr,amrnb,amrwb,aac,ogg,mp3,asf,caf,aiff,wav,flac"
-READS = "WAV, FLAC, MP3 and Ogg (Opus, Vorbis)"
+# How the files begin that libsndfile is given: WAV, RF64, W64, FLAC, Ogg, AU, CAF; AIFF and MP3. It knows more, and has
+# no end with some of them: 8SVX with many empty chunks takes minutes.
+MAGIC = (b"RIFF", b"RF64", b"riff\x2e\x91\xcf\x11", b"fLaC", b"OggS", b".snd", b"caff")
+FORMS = re.compile(rb"FORM.{4}AIF[FC]|\xff[\xe0-\xff]", re.DOTALL)
 PYAV = find_spec("av") is not None
+READS = "WAV, FLAC, MP3, Ogg (Opus, Vorbis)" + (", M4A, WebM, AAC or AMR" if PYAV else "")
 SOXR = find_spec("soxr") is not None
 
 
@@ -66,9 +72,12 @@ def decode(data: bytes, bounds: Bounds, rate: int) -> Clip:
     """
     if not data:
         raise AudioError("the file is empty: expected audio", "empty_file")
+    data = _without_id3(data)
     try:
+        if not (data.startswith(MAGIC) or FORMS.match(data)):
+            raise AudioError("of another format")
         file = soundfile.SoundFile(io.BytesIO(data))
-    except soundfile.LibsndfileError as error:
+    except (soundfile.LibsndfileError, AudioError) as error:
         if not PYAV:
             raise AudioError(
                 f"the file is no audio that this server reads: expected {READS} (other formats need the package `av` "
@@ -94,6 +103,17 @@ def decode(data: bytes, bounds: Bounds, rate: int) -> Clip:
     if np.abs(clip.samples).max() > LOUDEST:
         raise AudioError(f"the file has samples beyond {LOUDEST:.0e}: expected float samples between -1 and 1")
     return clip if PYAV or clip.rate == rate else _resampled(clip, rate)
+
+
+def _without_id3(data: bytes) -> bytes:
+    """Without the tags that may stand before an MP3, behind which libsndfile looks for any of its formats."""
+    start = 0
+    for _ in range(TAGS):
+        if data[start : start + 3] != b"ID3":
+            break
+        seven_bits_each = data[start + 6 : start + 10]
+        start += 10 + sum((byte & 0x7F) << 7 * (3 - index) for index, byte in enumerate(seven_bits_each))
+    return data[start:]
 
 
 def _by_libsndfile(file: Any) -> Iterator[np.ndarray]:
@@ -125,7 +145,10 @@ def _by_pyav(data: bytes, rate: int) -> Iterator[np.ndarray]:
     except (av.FFmpegError, ValueError, OverflowError) as error:
         if isinstance(error, AudioError):
             raise
-        raise AudioError(f"the file is no audio that this server reads, or is damaged: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise AudioError(
+            f"the file is no audio that this server reads, or damaged ({why}): expected {READS}"
+        ) from error
 
 
 def _joined(blocks: Iterator[np.ndarray], rate: int, bounds: Bounds, told: int | None) -> Clip:

@@ -22,6 +22,7 @@ from bench import BenchError, serve
 from tools import inputs
 
 AT_ONCE = 4
+MANY = 16  # which take several seconds
 GRACE_S = 30  # of profiles/fast.yaml
 LONG_S = 30
 FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
@@ -44,15 +45,15 @@ def server(scratch: Path, processes: int, *flags: str) -> Iterator[tuple[subproc
 class Requests:
     """Some at a time, each with a connection of its own; `statuses` are 0 where no answer came."""
 
-    def __init__(self, url: str, clip: bytes) -> None:
+    def __init__(self, url: str, clip: bytes, at_once: int = AT_ONCE) -> None:
         self.url, self.clip = url, clip
         self.statuses: list[int] = []
         self.texts: list[str] = []
-        self.threads = [threading.Thread(target=self.one) for _ in range(AT_ONCE)]
+        self.threads = [threading.Thread(target=self.one) for _ in range(at_once)]
         for thread in self.threads:
             thread.start()
         deadline = time.monotonic() + 60
-        while (running := self.running()) < AT_ONCE:
+        while (running := self.running()) < at_once:
             assert time.monotonic() < deadline, f"{running} requests run"
             time.sleep(0.05)
 
@@ -97,7 +98,7 @@ def test_told_to_stop(processes: int, clip: bytes, tmp_path: Path) -> None:
 
 def test_the_grace_period_ends(clip: bytes, tmp_path: Path) -> None:
     with server(tmp_path, 1, "--shutdown-timeout", "1") as (process, url, _):
-        sent = Requests(url, clip)
+        sent = Requests(url, clip, at_once=MANY)
         process.send_signal(signal.SIGTERM)
         start = time.monotonic()
         assert process.wait(20) == 0
