@@ -162,6 +162,16 @@ def _bounds(engine: Any) -> tuple[int, audio.Bounds]:
     return rate, bounds
 
 
+def lift(state: Any) -> None:
+    """Have vLLM's own limit on a file's bytes, which a client's file has passed here, allow for its decoded samples."""
+    most = max(LIMITS.file_bytes, LIMITS.decode_bytes) // MIB + 1
+    os.environ["VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"] = str(most)  # which vLLM 0.32.0 reads for each file
+    for name in ("openai_serving_transcription", "openai_serving_translation"):
+        handler = getattr(state, name, None)
+        if hasattr(handler, "max_audio_filesize_mb"):  # which 0.20.0 has read already
+            handler.max_audio_filesize_mb = most
+
+
 def watch(server: Any, engine: Any) -> None:
     """Have uvicorn's `server` drain on SIGTERM within vLLM's --shutdown-timeout, and tell if its engine has died.
 
@@ -217,6 +227,7 @@ class Guard:
         server, engine = state.server, state.engine_client
         try:
             watch(server, engine)
+            lift(state)
             self.settled = settle(state, scope["app"].routes, self.app)
         except Exception as error:
             server.should_exit = True

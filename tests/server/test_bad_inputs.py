@@ -1,5 +1,6 @@
 """All of tools/inputs.py against a real server behind the guard: a right transcript, or a refusal that names why."""
 
+import io
 import logging
 import re
 import threading
@@ -97,6 +98,17 @@ def good(server: Server) -> Iterator[bytes]:
     clip = inputs.encoded(samples)
     yield clip
     assert server.transcribe(clip).json()["text"].strip()
+
+
+def test_a_small_file_may_unpack_to_more_than_the_largest(tmp_path: Path) -> None:
+    """The limit is of what a client sends: vLLM's own, on the samples that it is handed, does not refuse them."""
+    port, small = serve.free_port(), {"VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1"}
+    with serve.server(CONFIG, PICO, port, tmp_path / "server.log", *FLAGS, environment=small) as process:
+        server = Server(f"http://127.0.0.1:{port}", tmp_path / "server.log", psutil.Process(process.pid))
+        samples, rate = soundfile.read(io.BytesIO(long_clip()), dtype="float32")
+        assert samples.nbytes > 1 << 20
+        assert server.transcribe(inputs.encoded(samples, rate, "OGG", "OPUS")).json()["text"].startswith(" Lawrence")
+        assert server.transcribe(bytes((1 << 20) + 1)).status_code == 413
 
 
 def long_clip(seconds: int = 30) -> bytes:

@@ -21,8 +21,8 @@ from conftest import DATA, PICO, ROOT
 from bench import BenchError, serve
 from tools import inputs
 
-AT_ONCE = 4
-MANY = 16  # which take several seconds
+AT_ONCE, MANY = 16, 32  # on two cores they take some 2 s, and several
+SENT_S = 0.8  # in which all of them are on their way, and none is done
 GRACE_S = 30  # of profiles/fast.yaml
 LONG_S = 30
 FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
@@ -52,10 +52,8 @@ class Requests:
         self.threads = [threading.Thread(target=self.one) for _ in range(at_once)]
         for thread in self.threads:
             thread.start()
-        deadline = time.monotonic() + 60
-        while (running := self.running()) < at_once:
-            assert time.monotonic() < deadline, f"{running} requests run"
-            time.sleep(0.05)
+        time.sleep(SENT_S)
+        assert self.statuses == []
 
     def one(self) -> None:
         try:
@@ -66,11 +64,6 @@ class Requests:
         else:
             self.statuses.append(answer.status_code)
             self.texts.append(answer.json().get("text", ""))
-
-    def running(self) -> float:
-        text = requests.get(f"{self.url}/metrics", timeout=10).text
-        lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
-        return max((float(line.split()[-1]) for line in lines), default=0)
 
     def join(self) -> None:
         for thread in self.threads:
