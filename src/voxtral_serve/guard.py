@@ -167,7 +167,7 @@ def lift(state: Any) -> None:
     most = max(LIMITS.file_bytes, LIMITS.decode_bytes) // MIB + 1
     os.environ["VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"] = str(most)  # which vLLM 0.32.0 reads for each file
     for name in ("openai_serving_transcription", "openai_serving_translation"):
-        handler = getattr(state, name, None)
+        handler: Any = getattr(state, name, None)
         if hasattr(handler, "max_audio_filesize_mb"):  # which 0.20.0 has read already
             handler.max_audio_filesize_mb = most
 
