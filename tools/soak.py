@@ -4,11 +4,12 @@
 
 Of 16 clients, each of which sends one request after another, one request in ten is one of tools/inputs.py, and one in
 ten is given up before its answer comes. The other clips must come back with the text of the committed reference. The
-time after a minute of warm-up is cut into thirds: the server's memory, and the latency of the good clips, must be in
+time after five minutes of warm-up, or a quarter, is cut into thirds: the server's memory, and the latency of the good clips, must be in
 the last what they are in the first. Exit status 1 where they are not, or anything failed.
 """
 
 import argparse
+import contextlib
 import random
 import re
 import statistics
@@ -31,7 +32,7 @@ from tools.compare_layouts import LIBRARIES, ROOT
 
 CLIENTS = 16
 BAD_SHARE, GONE_SHARE = 0.1, 0.1
-WARM_UP_S = 60
+WARM_UP_S = 300  # in which allocators take what they then keep
 SAMPLE_S = 2
 SLOWER = 1.25  # the most that a third's median latency may be of the first's
 GROWN_BYTES = 32 << 20  # the most that a third's mean memory may be above the first's
@@ -71,7 +72,7 @@ class Soak:
         clip = ROOT / "bench/data/clips/001.opus"
         self.inputs = [each for each in inputs.inputs(clip) if not each.slow]
         self.sent: list[Sent] = []
-        self.memory: list[tuple[float, int]] = []
+        self.memory: list[tuple[float, dict[str, int]]] = []
 
     def now(self) -> float:
         return time.monotonic() - self.begun
@@ -81,9 +82,7 @@ class Soak:
         for client in clients:
             client.start()
         while self.now() < self.end_s:
-            # Without the last gasp of a process that ends between the two.
-            processes = [process, *process.children(recursive=True)]
-            self.memory.append((self.now(), sum(each.memory_info().rss for each in processes)))
+            self.memory.append((self.now(), resident([process, *process.children(recursive=True)])))
             time.sleep(SAMPLE_S)
         for client in clients:
             client.join()
@@ -138,6 +137,17 @@ class Soak:
         return None if found is None else f"{each.name}: {found}"
 
 
+def resident(processes: list[psutil.Process]) -> dict[str, int]:
+    """Bytes by the name that vLLM gives its processes; shared pages count in each."""
+    sizes: dict[str, int] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended between the two
+            found = re.search(r"VLLM::\w+", " ".join(process.cmdline()))
+            name = found[0] if found else "vllm serve and its helpers"
+            sizes[name] = sizes.get(name, 0) + process.memory_info().rss
+    return sizes
+
+
 def thirds(soak: Soak) -> list[dict[str, Any]]:
     """Of the time after the warm-up: good requests, their latency in seconds, and the mean memory in bytes."""
     warm_s = min(WARM_UP_S, soak.end_s / 4)
@@ -146,15 +156,19 @@ def thirds(soak: Soak) -> list[dict[str, Any]]:
     for index in range(3):
         start, end = warm_s + index * length, warm_s + (index + 1) * length
         took = [sent.took for sent in soak.sent if sent.kind == "good" and start <= sent.start < end]
-        memory = [size for at, size in soak.memory if start <= at < end]
+        memory = [sizes for at, sizes in soak.memory if start <= at < end]
+        totals = [sum(sizes.values()) for sizes in memory]
         spread = metrics.spread(took, (50, 95))
         found.append(
             {
                 "from_s": round(start, 1),
                 "good_requests": len(took),
                 "latency_s": spread,
-                "rss_mean_bytes": round(statistics.mean(memory)),
-                "rss_max_bytes": max(memory),
+                "rss_mean_bytes": round(statistics.mean(totals)),
+                "rss_max_bytes": max(totals),
+                "rss_mean_bytes_of": {
+                    name: round(statistics.mean(sizes.get(name, 0) for sizes in memory)) for name in memory[-1]
+                },
             }
         )
     return found
