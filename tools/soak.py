@@ -4,8 +4,9 @@
 
 Of 16 clients, each of which sends one request after another, one request in ten is one of tools/inputs.py, and one in
 ten is given up before its answer comes. The other clips must come back with the text of the committed reference. The
-time after five minutes of warm-up, or a quarter, is cut into thirds: the server's memory, and the latency of the good clips, must be in
-the last what they are in the first. Exit status 1 where they are not, or anything failed.
+time after a warm-up of five minutes, of a shorter run a quarter, is cut into thirds: the server's memory, and the
+latency of the good clips, must be in the last what they are in the first. Exit status 1 where they are not, or anything
+failed.
 """
 
 import argparse
