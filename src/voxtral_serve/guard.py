@@ -219,6 +219,10 @@ class Guard:
             await request.serve()
         except RefusedError as error:
             await request.refuse(error)
+        except asyncio.CancelledError:  # by uvicorn, once the grace period is over
+            if request.answering:
+                raise
+            await request.refuse(RefusedError(503, "the server is stopping: send this again", "stopping"))
         finally:
             request.report()
 
