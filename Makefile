@@ -8,6 +8,7 @@ SAMPLES ?= 40
 URL ?= http://127.0.0.1:8000
 OUT ?= results/$(shell date +%Y%m%d-%H%M%S)
 PORT ?= 8000
+MINUTES ?= 30
 ROWS ?= stock-eager,stock-piecewise,fast
 
 # What a CPU needs besides vllm_config.yaml: a KV cache in GiB, since gpu_memory_utilization would be a share of RAM.
@@ -38,7 +39,7 @@ test: .venv/ready-dev ## lint, types and all tests, with real servers
 	@.venv/bin/python -m pytest
 
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or run on it too (Python 3.12, 6 GB)
-	@.venv-pinned/bin/python -m pytest tests/pinned tests/shims
+	@.venv-pinned/bin/python -m pytest tests/pinned tests/shims tests/server/test_shutdown.py
 
 # Measured aside first: a checkout whose result files are missing would be recorded as changed.
 bench-full: .venv/ready ## all 500 clips on the tiny checkpoint, anew into bench/results/pico-cpu (10 minutes)
@@ -54,6 +55,9 @@ layouts: .venv/ready ## all 500 clips in both layouts, compared, into bench/resu
 
 models: .venv/ready ## all 500 clips on the encode-once model, against vLLM's own, into bench/results/encode-once (10 minutes)
 	@.venv/bin/python -m tools.compare_models --out bench/results/encode-once/cpu-vllm-0.32.0.json
+
+soak: .venv/ready ## clients that come, go and send nonsense, into bench/results/soak-cpu.json (MINUTES=30)
+	@.venv/bin/python -m tools.soak --minutes $(MINUTES) --out bench/results/soak-cpu.json
 
 # In the environment that serves there, not in one of these: they have no GPU's vLLM.
 gpu: ## speed, energy and memory on a GPU, into results/gpu.json (ROWS=stock-eager,stock-piecewise,fast)
@@ -94,4 +98,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test test-pinned bench-full reference layouts models gpu lock readme clean help
+.PHONY: demo serve bench test test-pinned bench-full reference layouts models soak gpu lock readme clean help
