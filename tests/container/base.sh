@@ -1,0 +1,40 @@
+#!/bin/sh
+# Make a base image in the layout of vllm/vllm-openai, with vLLM for a CPU in it, from Ubuntu's packages.
+#
+#   base.sh IMAGE PACKAGES    PACKAGES is the site-packages of an environment of Python 3.12
+#
+# As there: Python 3.12 of the distribution, packages in /usr/local/lib/python3.12/dist-packages, user root, entrypoint
+# ["vllm", "serve"], and nothing that reads audio files. What a GPU needs is not in it.
+set -eu
+
+image=$1 packages=$2
+dist=/usr/local/lib/python3.12/dist-packages
+
+container=$(buildah from scratch)
+trap 'buildah rm "$container" >/dev/null' EXIT
+root=$(buildah mount "$container")
+
+# Debian's debootstrap may not know the name yet; all of Ubuntu's are made by one script. Its keys are in Debian's
+# package ubuntu-archive-keyring.
+debootstrap --variant=minbase --components=main,universe --keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg \
+  --include=python3,python3-pip,ca-certificates,libgomp1,libnuma1 \
+  noble "$root" http://archive.ubuntu.com/ubuntu /usr/share/debootstrap/scripts/gutsy
+rm -rf "$root"/var/cache/apt/archives/*.deb
+
+cp -a "$packages/." "$root$dist/"
+for name in av librosa soundfile _soundfile soxr voxtral_serve _voxtral_serve pip; do
+  rm -rf "$root$dist/$name" "$root$dist/$name"[.-]*
+done
+cat >"$root/usr/local/bin/vllm" <<'END'
+#!/usr/bin/python3
+import sys
+from vllm.entrypoints.cli.main import main
+sys.exit(main())
+END
+chmod 755 "$root/usr/local/bin/vllm"
+# Also writes vLLM's bytecode, which the official image has.
+chroot "$root" python3 -m compileall -q "$dist/vllm" "$dist/transformers" >/dev/null || true
+! chroot "$root" python3 -c "import soundfile" 2>/dev/null
+
+buildah config --entrypoint '["vllm", "serve"]' --cmd '' --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$container"
+buildah commit --quiet "$container" "$image"
