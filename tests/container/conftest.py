@@ -23,6 +23,7 @@ import requests
 import yaml
 from conftest import CONFIG, PICO, ROOT
 
+Done = subprocess.CompletedProcess[str]
 COMMANDS = ("buildah", "podman", "runc", "newuidmap", "debootstrap")
 PACKAGES = Path(yaml.__file__).parent.parent  # this environment's site-packages
 HERE = Path(__file__).parent
@@ -57,7 +58,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["CONTAINERS_CONF"] = str(settings)
 
 
-def run(*words: object, timeout_s: float = 600, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run(*words: object, timeout_s: float = 600, check: bool = True) -> Done:
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout_s)
     if check and done.returncode != 0:
         pytest.fail(
@@ -78,7 +79,7 @@ def base() -> str:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the builds fetch, fetched here, where pip is configured for this machine, and checked by hash here and there."""
+    """What the builds fetch, fetched where pip is configured for this machine, and checked by hash there and here."""
     directory = tmp_path_factory.mktemp("wheels")
     for name in ("container", "wheel"):
         lock = ROOT / f"requirements/{name}.txt"
@@ -102,13 +103,11 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def build(
-    context: Path, wheels: Path, base: str, *words: object, check: bool = True
-) -> subprocess.CompletedProcess[str]:
+def build(context: Path, wheels: Path, base: str, *words: object, check: bool = True) -> Done:
     mounts = ("--volume", f"{wheels}:/wheels:ro", "--volume", f"{wheels}/pip.conf:/etc/pip.conf:ro")
     return run(
-        "buildah", "bud", "--isolation", "chroot", "--format", "docker", "--layers", "--build-arg", f"BASE_IMAGE={base}",
-        *mounts, *words, context, timeout_s=1200, check=check,
+        "buildah", "bud", "--isolation", "chroot", "--format", "docker", "--layers",
+        "--build-arg", f"BASE_IMAGE={base}", *mounts, *words, context, timeout_s=1200, check=check,
     )  # fmt: skip
 
 
@@ -146,7 +145,7 @@ class Container:
         done = run("podman", "logs", self.name)
         return done.stdout + done.stderr
 
-    def execute(self, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def execute(self, *words: object, check: bool = True) -> Done:
         return run("podman", "exec", self.name, *words, check=check)
 
     def wait(self) -> int:
@@ -170,21 +169,11 @@ def flags(model: Path, cache: Path) -> list[str]:
 
 @contextlib.contextmanager
 def running(name: str, image: str, options: Sequence[str], *words: object, port: int = 8000) -> Iterator[Container]:
-    """A container that answers. Its log is shown if it never does."""
+    """A container that answers at `port`, which `words` must have it listen at. Its log is shown if it never does."""
     run("podman", "rm", "--force", "--ignore", name)
     container = Container(name, f"http://127.0.0.1:{port}")
     try:
-        run(
-            "podman",
-            "run",
-            "--detach",
-            "--name",
-            name,
-            *options,
-            image,
-            *words,
-            *(("--port", port) if port != 8000 else ()),
-        )
+        run("podman", "run", "--detach", "--name", name, *options, image, *words)
         end = time.monotonic() + START_S
         while True:
             with contextlib.suppress(requests.RequestException):

@@ -162,9 +162,8 @@ def test_nothing_besides_the_service_is_exposed(served: Container) -> None:
 
 
 def test_a_second_container_does_not_share_the_port(served: Container, image: str, model: Path, tmp_path: Path) -> None:
-    done = run(
-        "podman", "run", "--rm", *flags(model, tmp_path / "cache"), image, "--config", "vllm_config.yaml", check=False
-    )
+    tmp_path.chmod(0o755)
+    done = run("podman", "run", "--rm", *flags(model, tmp_path / "cache"), image, *CONFIGURED, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "voxtral-serve: refused: server: port 8000 is taken: end what listens there, or give another with --port"
@@ -210,20 +209,20 @@ REFUSALS = {
     "half downloaded": ("half a download", CONFIGURED, {}, "consolidated.safetensors.incomplete is half a download"),
     "LFS": ("pointer", CONFIGURED, {}, "is a pointer of Git LFS and not the file itself"),
     "shards": ("shards", CONFIGURED, {}, "consolidated-00001-of-00002.safetensors is missing, and"),
-    "file not readable": ("unreadable", CONFIGURED, {}, "/model cannot be read by uid 10001 (tekken.json is not readable)"),
+    "file not readable": ("unreadable", CONFIGURED, {}, "cannot be read by uid 10001 (tekken.json is not readable)"),
     "mount not readable": ("closed", ("--config", "/opt/voxtral-serve/vllm_config.yaml"), {},
                            "/model cannot be read by uid 10001 (Permission denied)"),
-    "unknown key": ("option", CONFIGURED, {}, "max_num_seq is no option of vllm serve 0.20.0"),
+    "unknown key": ("option", CONFIGURED, {"VLLM_API_KEY": KEY}, "max_num_seq is no option of vllm serve 0.20.0"),
     "unknown option": ("", (*CONFIGURED, "--max-model-length", "1"), {}, "did you mean max_model_len?"),
     "no config": ("", ("--config", "none.yaml"), {}, "config: none.yaml does not exist"),
     "no key": ("", ("--config", "key.yaml"), {}, "server: no API key: set VLLM_API_KEY, or VLLM_API_KEY_FILE"),
     "key as a word": ("", (*CONFIGURED, "--api-key", KEY), {}, "server: api_key is an option's value"),
-    "no key file": ("", CONFIGURED, {"VLLM_API_KEY_FILE": "/none"}, "API key: /none is not there, or not for uid 10001"),
+    "no key file": ("", CONFIGURED, {"VLLM_API_KEY_FILE": "/none"}, "API key: /none is not there, or not for uid"),
     "no memory": ("", CONFIGURED, {"VLLM_CPU_KVCACHE_SPACE": "100000"}, "What would fit here: no profile"),
     "no audio": ("", CONFIGURED, {"PYTHONPATH": "/broken"}, "audio: this Python lacks what reads audio files"),
     "no cache": ("", CONFIGURED, {"HOME": "/nowhere"}, "cache: /nowhere cannot be written by uid 10001"),
     "Hub": ("", ("mistralai/Voxtral-Mini-4B-Realtime-2602", *CONFIGURED), {}, "is no directory here"),
-    "drifted patch": ("", CONFIGURED, {}, "patches: patch from_pretrained (of transformers.tokenization_mistral_common)"),
+    "drifted patch": ("", CONFIGURED, {}, "patches: patch from_pretrained (of transformers."),
 }  # fmt: skip
 
 
