@@ -472,6 +472,8 @@ def _fitting(held: Checkpoint) -> str:
     """Which of the profiles that come with this package would fit here, as the end of a message."""
     names = []
     for path in sorted(PROFILES.glob("*.yaml")) if PROFILES else []:
+        if path.stem.startswith("voxtral-"):  # another model's
+            continue
         trial = Report()
         options = _options(trial, path)
         if options is None or not options.right:

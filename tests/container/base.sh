@@ -10,15 +10,26 @@ set -eu
 image=$1 packages=$2
 dist=/usr/local/lib/python3.12/dist-packages
 
+scratch=$(mktemp -d)
 container=$(buildah from scratch)
-trap 'buildah rm "$container" >/dev/null' EXIT
+trap 'buildah rm "$container" >/dev/null; rm -rf "$scratch"' EXIT
 root=$(buildah mount "$container")
 
-# Debian's debootstrap may not know the name yet; all of Ubuntu's are made by one script. Its keys are in Debian's
-# package ubuntu-archive-keyring.
-debootstrap --variant=minbase --components=main,universe --keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg \
+# Debian has no package of Ubuntu's keys. Its archive's key of 2018, by the fingerprint that Ubuntu publishes:
+key=F6ECB3762474EDA9D21B7022871920D1991BC93C
+mirror=http://archive.ubuntu.com/ubuntu
+python3 - "$mirror/pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb" "$scratch/keys.deb" <<'END'
+import sys, urllib.request
+urllib.request.urlretrieve(*sys.argv[1:])
+END
+dpkg-deb -x "$scratch/keys.deb" "$scratch"
+gpg --homedir "$scratch" --quiet --import "$scratch/usr/share/keyrings/ubuntu-archive-keyring.gpg"
+gpg --homedir "$scratch" --quiet --export "$key" >"$scratch/key.gpg"
+
+# The last argument: debootstrap may not know the name yet, and all of Ubuntu's are made by one script.
+debootstrap --variant=minbase --components=main,universe --keyring="$scratch/key.gpg" \
   --include=python3,python3-pip,ca-certificates,libgomp1,libnuma1 \
-  noble "$root" http://archive.ubuntu.com/ubuntu /usr/share/debootstrap/scripts/gutsy
+  noble "$root" "$mirror" /usr/share/debootstrap/scripts/gutsy
 rm -rf "$root"/var/cache/apt/archives/*.deb
 
 cp -a "$packages/." "$root$dist/"

@@ -24,7 +24,7 @@ import yaml
 from conftest import CONFIG, PICO, ROOT
 
 Done = subprocess.CompletedProcess[str]
-COMMANDS = ("buildah", "podman", "runc", "newuidmap", "debootstrap")
+COMMANDS = ("buildah", "podman", "runc", "newuidmap", "debootstrap", "gpg")
 PACKAGES = Path(yaml.__file__).parent.parent  # this environment's site-packages
 HERE = Path(__file__).parent
 IMAGE = "localhost/voxtral-serve-test"
@@ -50,7 +50,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> None:
     if missing or os.geteuid() != 0:
         pytest.exit(
             f"`make test-container` needs root (uid {os.geteuid()}) and {', '.join(missing) or 'nothing else'}: "
-            "apt-get install buildah podman runc uidmap debootstrap ubuntu-archive-keyring",
+            "apt-get install buildah podman runc uidmap debootstrap gpg",
             returncode=2,
         )
     settings = tmp_path_factory.mktemp("containers") / "containers.conf"

@@ -198,7 +198,7 @@ EDITS = {
     ),
     "unreadable": lambda model: (model / "tekken.json").chmod(0o600),
     "closed": lambda model: model.chmod(0o700),
-    "option": lambda model: (model / "vllm_config.yaml").write_text("model: .\nmax_num_seq: 1\n"),
+    "option": lambda model: (model / "vllm_config.yaml").write_text("model: .\nmax_num_sequences: 1\n"),
     "": lambda model: None,
 }
 CONFIGURED = ("--config", "vllm_config.yaml")
@@ -212,7 +212,7 @@ REFUSALS = {
     "file not readable": ("unreadable", CONFIGURED, {}, "cannot be read by uid 10001 (tekken.json is not readable)"),
     "mount not readable": ("closed", ("--config", "/opt/voxtral-serve/vllm_config.yaml"), {},
                            "/model cannot be read by uid 10001 (Permission denied)"),
-    "unknown key": ("option", CONFIGURED, {"VLLM_API_KEY": KEY}, "max_num_seq is no option of vllm serve 0.20.0"),
+    "unknown key": ("option", CONFIGURED, {"VLLM_API_KEY": KEY}, "max_num_sequences is no option of vllm serve 0.20.0"),
     "unknown option": ("", (*CONFIGURED, "--max-model-length", "1"), {}, "did you mean max_model_len?"),
     "no config": ("", ("--config", "none.yaml"), {}, "config: none.yaml does not exist"),
     "no key": ("", ("--config", "key.yaml"), {}, "server: no API key: set VLLM_API_KEY, or VLLM_API_KEY_FILE"),

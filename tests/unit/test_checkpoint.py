@@ -525,7 +525,7 @@ def framed(header: bytes) -> bytes:
         (b"", "no safetensors file"),
         (b"\x08\0\0", "no safetensors file"),
         (b"\xff" * 64, "no safetensors file"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 19246064\n", "no safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 19246064\n", "pointer of Git LFS"),
         (framed(b"[]"), "no safetensors file"),
         (framed(b'{"a": [1]}'), "no safetensors file"),
         (framed(b'{"a": {}}'), "no safetensors file"),
