@@ -34,7 +34,7 @@ rm -rf "$root"/var/cache/apt/archives/*.deb
 
 cp -a "$packages/." "$root$dist/"
 for name in av librosa soundfile _soundfile soxr voxtral_serve _voxtral_serve pip; do
-  rm -rf "$root$dist/$name" "$root$dist/$name"[.-]*
+  rm -rf "${root:?}$dist/$name" "${root:?}$dist/$name"[.-]*
 done
 cat >"$root/usr/local/bin/vllm" <<'END'
 #!/usr/bin/python3
@@ -45,7 +45,10 @@ END
 chmod 755 "$root/usr/local/bin/vllm"
 # Also writes vLLM's bytecode, which the official image has.
 chroot "$root" python3 -m compileall -q "$dist/vllm" "$dist/transformers" >/dev/null || true
-! chroot "$root" python3 -c "import soundfile" 2>/dev/null
+if chroot "$root" python3 -c "import soundfile" 2>/dev/null; then
+  echo "the base reads audio files by itself: nothing would be tested of what the image adds" >&2
+  exit 1
+fi
 
 buildah config --entrypoint '["vllm", "serve"]' --cmd '' --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$container"
 buildah commit --quiet "$container" "$image"
