@@ -28,7 +28,7 @@ gpg --homedir "$scratch" --quiet --export "$key" >"$scratch/key.gpg"
 
 # The last argument: debootstrap may not know the name yet, and all of Ubuntu's are made by one script.
 debootstrap --variant=minbase --components=main,universe --keyring="$scratch/key.gpg" \
-  --include=python3,python3-pip,ca-certificates,libgomp1,libnuma1 \
+  --include=python3,python3-dev,python3-pip,ca-certificates,g++,libgomp1,libnuma1 \
   noble "$root" "$mirror" /usr/share/debootstrap/scripts/gutsy
 rm -rf "$root"/var/cache/apt/archives/*.deb
 
@@ -40,7 +40,8 @@ cat >"$root/usr/local/bin/vllm" <<'END'
 #!/usr/bin/python3
 import sys
 from vllm.entrypoints.cli.main import main
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
 END
 chmod 755 "$root/usr/local/bin/vllm"
 # Also writes vLLM's bytecode, which the official image has.
