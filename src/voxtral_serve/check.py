@@ -169,22 +169,32 @@ def _options(report: Report, path: Path | None, words: Sequence[str] = ()) -> Na
     except Exception as error:  # an installation in which vLLM cannot even be imported
         report.problem(f"vLLM does not come up: {type(error).__name__}: {error}")
         return None
+    of_words = _parts(words)
+    # In vLLM's order: the model, the config, the rest. The config's last option might take a name behind it for its own.
+    lead = of_words[:1] if words and not _is_option(words[0]) else []
     right: list[str] = []
     given: set[str] = set()
-    for source, part in [*((path, part) for part in _parts(flat)), *((None, part) for part in _parts(words))]:
+    all_right = True
+    for source, part in [
+        *((None, part) for part in lead),
+        *((path, part) for part in _parts(flat)),
+        *((None, part) for part in of_words[len(lead) :]),
+    ]:
         name = part[0].lstrip("-").partition("=")[0].replace("-", "_") if _is_option(part[0]) else ""
         where = f"{source}: " if source else "command line: "
         try:
             alone = parser.parse_args(part)
         except (ConfigError, ValueError) as error:
             report.problem(where + _why(parser, name, str(error)))
+            all_right = False
             continue
         if source and alone.model_tag is not None:
             report.problem(f"{where}{name} has several values, and vLLM takes the last for the model: give one")
+            all_right = False
             continue
         right += part
         given.add(name)
-    return Namespace(**vars(parser.parse_args(right)), given=given, right=right == [*flat, *words])
+    return Namespace(**vars(parser.parse_args(right)), given=given, right=all_right)
 
 
 def _is_option(word: str) -> bool:
@@ -294,7 +304,7 @@ def _checkpoint(report: Report, options: Namespace | None, model: Path | None) -
     try:
         directory, there = model.resolve(), model.is_dir()
     except PermissionError as error:
-        report.problem(str(checkpoint.unreadable(model, error)))
+        report.problem(str(checkpoint.unreadable(Path(os.path.abspath(model)), error)))
         return None
     report.row("directory", str(directory))
     if not there and os.environ.get("HF_HUB_OFFLINE") == "0" and re.fullmatch(r"[\w.-]+/[\w.-]+", str(model)):

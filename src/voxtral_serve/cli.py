@@ -40,6 +40,9 @@ def run(arguments: list[str]) -> int:
     if any(word.startswith("--config=") for word in arguments):
         command.error("write `--config FILE`: vLLM passes over `--config=FILE`")
 
+    if given.gate and words and not words[0].startswith("-") and arguments[arguments.index("--gate") + 1] != words[0]:
+        command.error(f"{words[0]} must come before --config, or vLLM takes the config's model")
+
     # Warnings of vLLM and PyTorch are for a server's log.
     logging.disable(logging.WARNING)
     # Importing vLLM makes millions of objects that stay: looking for garbage among them takes 2 s of 9.

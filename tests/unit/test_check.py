@@ -101,6 +101,19 @@ def test_it_takes_the_arguments_of_vllm_serve() -> None:
     assert any("max_num_seqs = 2 of them" in line for line in lines)
 
 
+def test_a_model_that_vllm_would_pass_over() -> None:
+    done = command("check", "--gate", "--config", str(CONFIG), str(PICO))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{PICO} must come before --config" in done.stderr
+
+
+def test_a_model_before_the_config_is_the_one_that_is_checked(tmp_path: Path) -> None:
+    """The config's last option takes all words behind it."""
+    config = write(tmp_path / "config.yaml", max_model_len=512, served_model_name="voxtral")
+    report = check.check(config, None, ["/no/such/model", "--port", "1"])
+    assert "/no/such/model is no directory here" in only_problem(report)
+
+
 def test_the_gate_says_problems_alone(tmp_path: Path) -> None:
     config = write(tmp_path / "config.yaml", max_model_len=49, max_num_seqs=1, max_num_seq_s=1)
     done = command("check", "--gate", "--config", str(config), "--port", "1", "--host", "no.such.host.invalid")
