@@ -48,7 +48,7 @@ USER 10001:10001
 EXPOSE 8000
 # Of the port inside the container. Loading takes minutes on a slow disk; until --start-period ends no failure counts.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15m --retries=3 \
-  CMD ["python3", "-IS", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8000, timeout=4); c.request('GET', '/health'); exit(c.getresponse().status != 200)"]
+  CMD ["python3", "-IS", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8000, timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["entrypoint.sh"]
 
 ARG BASE_IMAGE

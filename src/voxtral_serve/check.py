@@ -170,7 +170,7 @@ def _options(report: Report, path: Path | None, words: Sequence[str] = ()) -> Na
         report.problem(f"vLLM does not come up: {type(error).__name__}: {error}")
         return None
     of_words = _parts(words)
-    # In vLLM's order: the model, the config, the rest. The config's last option might take a name behind it for its own.
+    # In vLLM's order: the model, the config, the rest. The config's last option might take a name behind it as its own.
     lead = of_words[:1] if words and not _is_option(words[0]) else []
     right: list[str] = []
     given: set[str] = set()
