@@ -38,7 +38,7 @@ SAMPLE_S = 2
 SLOWER = 1.25  # the most that a third's median latency may be of the first's
 GROWN_BYTES = 32 << 20  # the most that a third's mean memory may be above the first's
 CONFIG = ROOT / "profiles/fast.yaml"
-# Without minutes of compiling, and in what a small machine has. No clip cache: it fills up to its 4 GiB, as it should.
+# Without minutes of compiling, and in what a small machine has
 FLAGS: tuple[str, ...] = (
     "--enforce-eager",
     "--gpu-memory-utilization",
@@ -48,7 +48,7 @@ FLAGS: tuple[str, ...] = (
     "--max-model-len",
     "512",
 )
-FLAGS += ("--mm-processor-cache-gb", "0", "--api-key", inputs.KEY)
+FLAGS += ("--api-key", inputs.KEY)
 # Where several are decoded in one step, sums of bfloat16 fall otherwise and a near-tie may too: words of a clip.
 NEAR_TIES = 2
 

@@ -358,6 +358,18 @@ def test_a_request_ends_with_its_slot_free() -> None:
     assert made.in_flight == 0
 
 
+def test_named_twice_it_acts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a profile names it and the container's entrypoint does."""
+    lines: list[str] = []
+    monkeypatch.setattr(guard.log, "info", lambda line, *values: lines.append(line % values))
+    outer, app = guarded()
+    outer.app = guard.Guard(outer.app)
+    body, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)))
+    asyncio.run(post(outer, app, body, kind))
+    assert (app.status, len(app.bodies)) == (200, 1)  # the inner one, which knows no vLLM, would say 503
+    assert len(lines) == 1
+
+
 def test_nothing_is_served_before_vllm_is_known() -> None:
     made, app = guarded()
     made.settled = None
