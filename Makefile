@@ -8,6 +8,7 @@ SAMPLES ?= 40
 URL ?= http://127.0.0.1:8000
 OUT ?= results/$(shell date +%Y%m%d-%H%M%S)
 PORT ?= 8000
+MINUTES ?= 30
 ROWS ?= stock-eager,stock-piecewise,fast
 
 # What a CPU needs besides vllm_config.yaml: a KV cache in GiB, since gpu_memory_utilization would be a share of RAM.
@@ -31,14 +32,26 @@ serve: .venv/ready ## serve the tiny checkpoint until Ctrl-C (PORT=8000)
 bench: .venv/ready ## benchmark a server that is up (URL=http://127.0.0.1:8000 SAMPLES=40)
 	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
-test: .venv/ready-dev ## lint, types and all tests, with real servers
+test: lint ## lint, types and all tests, with real servers
+	@.venv/bin/python -m pytest
+
+# kubernetes-validate knows Kubernetes' own kinds: no ServiceMonitor, no Kustomization.
+lint: .venv/ready-dev ## style, types, and the schemas of what is deployed
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
-	@.venv/bin/python -m pytest
+	@.venv/bin/hadolint Dockerfile
+	@.venv/bin/shellcheck entrypoint.sh tests/container/*.sh
+	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
+	@.venv/bin/kubernetes-validate --quiet --strict \
+	  $(filter-out %/kustomization.yaml %/monitor.yaml, $(wildcard deploy/kubernetes/*.yaml))
 
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or run on it too (Python 3.12, 6 GB)
-	@.venv-pinned/bin/python -m pytest tests/pinned tests/shims
+	@.venv-pinned/bin/python -m pytest tests/pinned tests/shims tests/server/test_shutdown.py
+
+# As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.
+test-container: .venv-pinned/ready ## build the image and run it on a CPU, without a registry (root, Debian, 20 minutes)
+	@.venv-pinned/bin/python -m pytest tests/container
 
 # Measured aside first: a checkout whose result files are missing would be recorded as changed.
 bench-full: .venv/ready ## all 500 clips on the tiny checkpoint, anew into bench/results/pico-cpu (10 minutes)
@@ -55,6 +68,9 @@ layouts: .venv/ready ## all 500 clips in both layouts, compared, into bench/resu
 models: .venv/ready ## all 500 clips on the encode-once model, against vLLM's own, into bench/results/encode-once (10 minutes)
 	@.venv/bin/python -m tools.compare_models --out bench/results/encode-once/cpu-vllm-0.32.0.json
 
+soak: .venv/ready ## clients that come, go and send nonsense, into bench/results/soak-cpu.json (MINUTES=30)
+	@.venv/bin/python -m tools.soak --minutes $(MINUTES) --out bench/results/soak-cpu.json
+
 # In the environment that serves there, not in one of these: they have no GPU's vLLM.
 gpu: ## speed, energy and memory on a GPU, into results/gpu.json (ROWS=stock-eager,stock-piecewise,fast)
 	@mkdir -p results
@@ -68,6 +84,10 @@ lock: ## pin and hash requirements/*.in anew (needs uv)
 	  --upgrade -o requirements/dev.txt requirements/dev.in
 	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --override requirements/pinned-overrides.txt -o requirements/pinned.txt requirements/pinned.in
+	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
+	  --upgrade --override requirements/container-overrides.txt -o requirements/container.txt requirements/container.in
+	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
+	  --upgrade -o requirements/wheel.txt requirements/wheel.in
 
 readme: ## write the table of patches in README.md anew
 	@$(PYTHON) -m tools.patch_table
@@ -77,7 +97,7 @@ clean: ## remove what the other targets made, the environments included
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What is copied into site-packages; the rest of src is not, and needs no new environment.
 PACKAGE = pyproject.toml src/voxtral_serve.pth
@@ -94,4 +114,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test test-pinned bench-full reference layouts models gpu lock readme clean help
+.PHONY: demo serve bench test lint test-pinned test-container bench-full reference layouts models soak gpu lock readme clean help

@@ -6,12 +6,15 @@ without loading the model, so it is the rest that is compared with what there is
 """
 
 import difflib
+import errno
 import math
 import os
 import platform
+import re
+import socket
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
@@ -24,7 +27,7 @@ from typing import Any, NoReturn
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from voxtral_serve import checkpoint, shims
-from voxtral_serve.checkpoint import Checkpoint, CheckpointError
+from voxtral_serve.checkpoint import Checkpoint, CheckpointError, Other
 
 LIBRARIES = ("vllm", "transformers", "mistral-common", "torch")
 PLUGIN = "voxtral_serve.plugin:register"
@@ -32,6 +35,9 @@ PLUGIN_GROUP = "vllm.general_plugins"
 ENCODE_ONCE = "VoxtralRealtimeEncodeOnce"
 MIB, GIB = 1 << 20, 1 << 30
 WIDTH = 16  # of the names in the printed rows
+# In a wheel they lie inside the package, in a checkout beside src.
+PLACES = (Path(__file__).with_name("profiles"), Path(__file__).parents[2] / "profiles")
+PROFILES = next(filter(Path.is_dir, PLACES), None)
 POOL = 1 << 60  # bytes; a KV cache so large that rounding to whole blocks does not show
 
 
@@ -66,11 +72,18 @@ class Report:
         count, where = len(self.problems), ", ".join(dict.fromkeys(self.sections))
         return f"{count} problem{'s' if count > 1 else ''}: {where}, marked PROBLEM above"
 
+    def refusals(self) -> list[str]:
+        """One line for each problem, to be read in a log without the rest."""
+        pairs = zip(self.sections, self.problems, strict=True)
+        return [f"voxtral-serve: refused: {section}: {' '.join(problem.split())}" for section, problem in pairs]
 
-def check(config: Path | None, model: Path | None) -> Report:
+
+def check(config: Path | None, model: Path | None, words: Sequence[str] = (), gate: bool = False) -> Report:
     """Check the installation, `config` (a YAML for `vllm serve --config`; None for vLLM's defaults) and a checkpoint.
 
-    `model` defaults to the config's `model`, then to the current directory.
+    `words` are further arguments of `vllm serve`, which count more than the config. `model` defaults to the model that
+    they name, then to the config's, then to the current directory. `gate` asks besides for what a server on a network
+    needs at the moment of its start: a port that is free, and an API key, or word that there is to be none.
     """
     report = Report()
     _versions(report)
@@ -78,10 +91,14 @@ def check(config: Path | None, model: Path | None) -> Report:
     if vllm:
         _patches(report)
     absent = _plugin(report)
-    options = _options(report, config) if vllm else None
+    options = _options(report, config, words) if vllm else None
+    if gate and options:
+        _gate(report, options)
+    if options is None and model is None and words and not _is_option(words[0]):
+        model = Path(words[0])
     held = _checkpoint(report, options, model)
     ours = options is not None and options.hf_overrides == {"architectures": [ENCODE_ONCE]}
-    if absent and (ours or (held is not None and held.layout == checkpoint.HUGGING_FACE)):
+    if absent and (ours or (isinstance(held, Checkpoint) and held.layout == checkpoint.HUGGING_FACE)):
         report.problem(f"{absent}, and vLLM would not know {ENCODE_ONCE if ours else 'this layout'}")
     _memory_and_clip(report, options, held)
     return report
@@ -133,10 +150,10 @@ def _plugin(report: Report) -> str | None:
     return absent
 
 
-def _options(report: Report, path: Path | None) -> Namespace | None:
-    """The options as `vllm serve` reads them; `given`, the names that the config sets; `right`, whether it takes all.
+def _options(report: Report, path: Path | None, words: Sequence[str] = ()) -> Namespace | None:
+    """The options as `vllm serve` reads them; `given`, the names that are set; `right`, whether it takes all.
 
-    Of a config with a wrong option the others are read all the same; None where there is no reading it.
+    With a wrong option among them the others are read all the same; None where there is no reading the config.
     """
     report.section("config")
     report.row("file", "none: vLLM's defaults" if path is None else str(path))
@@ -152,19 +169,42 @@ def _options(report: Report, path: Path | None) -> Namespace | None:
     except Exception as error:  # an installation in which vLLM cannot even be imported
         report.problem(f"vLLM does not come up: {type(error).__name__}: {error}")
         return None
-    starts = [index for index, word in enumerate(flat) if word.startswith("--")]
+    of_words = _parts(words)
+    # In vLLM's order: the model, the config, the rest. The config's last option might take a name behind it as its own.
+    lead = of_words[:1] if words and not _is_option(words[0]) else []
     right: list[str] = []
     given: set[str] = set()
-    for start, end in pairwise([*starts, len(flat)]):
-        name = flat[start].removeprefix("--")
+    all_right = True
+    for source, part in [
+        *((None, part) for part in lead),
+        *((path, part) for part in _parts(flat)),
+        *((None, part) for part in of_words[len(lead) :]),
+    ]:
+        name = part[0].lstrip("-").partition("=")[0].replace("-", "_") if _is_option(part[0]) else ""
+        where = f"{source}: " if source else "command line: "
         try:
-            parser.parse_args(flat[start:end])
+            alone = parser.parse_args(part)
         except (ConfigError, ValueError) as error:
-            report.problem(f"{path}: {_why(parser, name, str(error))}")
-        else:
-            right += flat[start:end]
-            given.add(name.replace("-", "_"))
-    return Namespace(**vars(parser.parse_args(right)), given=given, right=right == flat)
+            report.problem(where + _why(parser, name, str(error)))
+            all_right = False
+            continue
+        if source and alone.model_tag is not None:
+            report.problem(f"{where}{name} has several values, and vLLM takes the last for the model: give one")
+            all_right = False
+            continue
+        right += part
+        given.add(name)
+    return Namespace(**vars(parser.parse_args(right)), given=given, right=all_right)
+
+
+def _is_option(word: str) -> bool:
+    return re.match(r"--|-[A-Za-z]", word) is not None
+
+
+def _parts(words: Sequence[str]) -> list[list[str]]:
+    """Each option with what follows it; before that, the words that come before any option."""
+    starts = sorted({0, *(index for index, word in enumerate(words) if _is_option(word)), len(words)})
+    return [list(words[start:end]) for start, end in pairwise(starts)]
 
 
 def _parser() -> Any:
@@ -209,30 +249,82 @@ def _flatten(parser: Any, path: Path) -> list[str]:
 
 
 def _why(parser: Any, name: str, message: str) -> str:
-    if not message.startswith("unrecognized arguments"):
+    stray = message.partition("unrecognized arguments: ")[2]
+    if stray and not _is_option(stray):
+        return f"{stray}: vLLM does not know what it belongs to" + (f", after {name}" if name else "")
+    if not stray:
         return f"{name}: {message.partition(': ')[2] or message}"
     known = {option.removeprefix("--").replace("-", "_") for option in parser._option_string_actions}
     near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     return f"{name} is no option of vllm serve {version('vllm')}" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def _checkpoint(report: Report, options: Namespace | None, model: Path | None) -> Checkpoint | None:
+def _gate(report: Report, options: Namespace) -> None:
+    """The port and the key. The key's value goes nowhere."""
+    report.section("server")
+    host, port = options.host or "", options.port
+    report.row("listens at", options.uds or f"{host or 'all addresses'}, port {port}")
+    try:
+        if not options.uds:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                # Without SO_REUSEPORT, which vLLM sets: it would start beside another vLLM and share its requests.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            report.problem(f"port {port} is taken: end what listens there, or give another with --port")
+        else:
+            report.problem(f"nothing can listen at host {host or 'any'}, port {port}: {error.strerror or error}")
+
+    ours = (options.additional_config or {}).get("voxtral_serve", {})
+    switch = ours.get("api_key") if isinstance(ours, dict) else ours
+    if options.api_key:
+        report.problem(
+            "api_key is an option's value, which vLLM writes into its log: give it as VLLM_API_KEY, or in a file that "
+            "VLLM_API_KEY_FILE names"
+        )
+    elif switch not in (None, "none"):
+        report.problem(f"additional_config: voxtral_serve: api_key is {switch!r}, expected none, or no such line")
+    elif os.environ.get("VLLM_API_KEY"):
+        report.row("API key", "from the environment")
+    elif switch == "none":
+        report.row("API key", "none: additional_config says so")
+    else:
+        report.problem(
+            "no API key: set VLLM_API_KEY, or VLLM_API_KEY_FILE to a file that holds it; to serve whoever asks, write "
+            "`additional_config: {voxtral_serve: {api_key: none}}` into the config"
+        )
+
+
+def _checkpoint(report: Report, options: Namespace | None, model: Path | None) -> Checkpoint | Other | None:
     report.section("checkpoint")
     if model is None:
-        model = Path(options.model if options and "model" in options.given else ".")
-    directory = model.resolve()
+        named = options and (options.model_tag or ("model" in options.given and options.model))
+        model = Path(named or ".")
+    try:
+        directory, there = model.resolve(), model.is_dir()
+    except PermissionError as error:
+        report.problem(str(checkpoint.unreadable(Path(os.path.abspath(model)), error)))
+        return None
     report.row("directory", str(directory))
-    if not model.is_dir():
+    if not there and os.environ.get("HF_HUB_OFFLINE") == "0" and re.fullmatch(r"[\w.-]+/[\w.-]+", str(model)):
+        report.row("not checked", f"HF_HUB_OFFLINE=0: vLLM downloads {model} at its start")
+        return None
+    if not there:
         report.problem(
             f"{model} is no directory here: check reads local checkpoints. Download it "
             "(`hf download NAME --local-dir DIR`), and give DIR"
         )
         return None
     try:
-        held = checkpoint.read(directory)
+        another = checkpoint.other(directory)
+        held = another or checkpoint.read(directory)
     except CheckpointError as error:
         report.problem(str(error))
         return None
+    if isinstance(held, Other):
+        report.row("model", "Voxtral, but not Realtime: its files are whole; vLLM checks the rest at its start")
+        return held
     dtypes = sorted({tensor.dtype for tensor in held.tensors.values()})
     report.row("layout", held.layout)
     report.row(
@@ -266,23 +358,26 @@ def parameters(held: Checkpoint) -> int:
     return total
 
 
-def _memory_and_clip(report: Report, options: Namespace | None, held: Checkpoint | None) -> None:
+def _memory_and_clip(report: Report, options: Namespace | None, held: Checkpoint | Other | None) -> None:
     right = {"config": options is not None and options.right, "checkpoint": held is not None}
     missing = " and ".join(name for name in right if not right[name])
     report.section("memory")
     plan = None
-    if options and held and not missing:
+    if options and isinstance(held, Other) and not missing:
+        _memory_of_another(report, options, held)
+        return
+    if options and isinstance(held, Checkpoint) and not missing:
         try:
             plan = Plan.of(options, held)
         except ConfigError as error:
             missing = "config"
             report.problem(f"config: {error}")
         else:
-            _memory(report, options, held, plan)
+            _memory(report, options, held, plan, lambda: _fitting(held))
     else:
         report.row("not computed", f"the {missing} must be right first")
     report.section("longest clip")
-    if held and plan:
+    if isinstance(held, Checkpoint) and plan:
         _clip(report, held, plan)
     else:
         report.row("not computed", f"the {missing} must be right first")
@@ -365,7 +460,45 @@ class Plan:
         return cls(length, seqs, cache, scheduler, 4 if options.dtype in ("float", "float32") else 2)
 
 
-def _memory(report: Report, options: Namespace, held: Checkpoint, plan: Plan) -> None:
+def _memory_of_another(report: Report, options: Namespace, held: Other) -> None:
+    from vllm.platforms import current_platform
+
+    report.row("weights", f"{_size(held.weight_bytes)}, as stored; nothing else is known of this model")
+    try:
+        device = _device(current_platform)
+    except ConfigError as error:
+        report.problem(str(error))
+        return
+    report.row("device", f"{device.name}: {_size(device.total)}, {_size(device.free)} of it free")
+    share = int(device.total * options.gpu_memory_utilization)
+    if not current_platform.is_cpu() and not options.quantization and held.weight_bytes > share:
+        report.problem(
+            f"the weights take {_size(held.weight_bytes)}, and gpu_memory_utilization {options.gpu_memory_utilization} "
+            f"of {device.name} is {_size(share)}: raise it, or take a larger GPU"
+        )
+
+
+def _fitting(held: Checkpoint) -> str:
+    """Which of the profiles that come with this package would fit here, as the end of a message."""
+    names = []
+    for path in sorted(PROFILES.glob("*.yaml")) if PROFILES else []:
+        if path.stem.startswith("voxtral-"):  # another model's
+            continue
+        trial = Report()
+        options = _options(trial, path)
+        if options is None or not options.right:
+            continue
+        try:
+            _memory(trial, options, held, Plan.of(options, held), lambda: "")
+        except ConfigError:
+            continue
+        if not trial.problems and any(line.startswith("  room for ") for line in trial.lines):
+            names.append(f"profiles/{path.name}")
+    return f". What would fit here: {', '.join(names) or 'no profile of this package'}"
+
+
+def _memory(report: Report, options: Namespace, held: Checkpoint, plan: Plan, advice: Callable[[], str]) -> None:
+    """`advice` ends a message about too little memory."""
     from vllm.platforms import current_platform
 
     if options.tensor_parallel_size * options.pipeline_parallel_size > 1:
@@ -423,19 +556,19 @@ def _memory(report: Report, options: Namespace, held: Checkpoint, plan: Plan) ->
     if not (explicit and current_platform.is_cpu()) and share > device.free:
         report.problem(
             f"gpu_memory_utilization {part} is {_size(share)} of {device.name}, and {_size(device.free)} of it is "
-            "free: vLLM refuses to start. Lower it, or end what uses the memory"
+            "free: vLLM refuses to start. Lower it, or end what uses the memory" + advice()
         )
     if explicit and weights + encoder_cache + rows + pool > device.free:
         audio = f"encoder cache {_size(encoder_cache)}" + (f", audio rows {_size(rows)}" if rows else "")
         report.problem(
             f"weights {_size(weights)}, {audio} and KV cache {_size(pool)} ({source}) are more than the "
-            f"{_size(device.free)} that {device.name} has free"
+            f"{_size(device.free)} that {device.name} has free" + advice()
         )
     if kv.bytes_of(1) > pool:
         left = f"{_size(pool)}" if pool > 0 else "nothing"
         report.problem(
-            f"one sequence of max_model_len {length:,} needs {_size(kv.bytes_of(1))} of KV cache, and {source} leaves "
-            f"{left} for it: raise it, or lower max_model_len"
+            f"one sequence of max_model_len {length:,} needs {_size(kv.bytes_of(1))} of KV cache beside weights of "
+            f"{_size(weights)}, and {source} leaves {left} for it: raise it, or lower max_model_len{advice()}"
         )
         return
     bound = "" if explicit else "at most "

@@ -7,6 +7,7 @@ vLLM's native model reads those; only headers of weight files are read. Standard
 """
 
 import json
+import os
 import re
 import struct
 from collections.abc import Iterable, Mapping
@@ -58,6 +59,7 @@ _FEATURES = {
     "global_log_mel_max": 1.5,
 }
 FRAME_RATE = 12.5  # Hz; one text token for each
+LFS = b"version https://git-lfs"  # what the pointer begins with that stands for a file until `git lfs pull`
 
 
 class CheckpointError(RuntimeError):
@@ -92,6 +94,14 @@ class Checkpoint:
     @property
     def weight_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class Other:
+    """A directory with another Voxtral model, such as Voxtral-Mini-3B-2507: its files are whole, no more is known."""
+
+    directory: Path
+    weight_bytes: int
 
 
 def mistral_name(name: str) -> str:
@@ -294,6 +304,7 @@ def layout_of(directory: Path) -> str:
     """
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory: expected one that holds a checkpoint")
+    _check_download(directory)
     has = {name: (directory / name).is_file() for name in ("params.json", "config.json", "tekken.json")}
     consolidated = sorted(directory.glob("consolidated*.safetensors"))
     model = sorted(directory.glob("model*.safetensors"))
@@ -320,6 +331,42 @@ def layout_of(directory: Path) -> str:
     if not has["tekken.json"]:
         raise CheckpointError(f"{directory / 'tekken.json'} is missing: no layout can do without this tokenizer")
     return layout
+
+
+def _check_download(directory: Path) -> None:
+    """Raises CheckpointError for what cannot be read, or was not downloaded to its end."""
+    try:
+        for path in sorted(directory.iterdir()):
+            if path.is_file() and not os.access(path, os.R_OK, effective_ids=True):
+                raise PermissionError(f"{path.name} is not readable")
+    except PermissionError as error:
+        raise unreadable(directory, error) from error
+    # `hf download --local-dir` keeps them in the folder below, other tools beside the file they will be.
+    for folder in (directory, directory / ".cache/huggingface/download"):
+        for path in sorted(folder.glob("*.incomplete")):
+            raise CheckpointError(f"{path} is half a download: download again, or remove it if nothing is missing")
+
+
+def unreadable(directory: Path, error: PermissionError) -> CheckpointError:
+    return CheckpointError(
+        f"{directory} cannot be read by uid {os.geteuid()} ({error.strerror or error}): make it readable for others "
+        "(chmod -R a+rX); a container's mount may need a label, too (`:z` with SELinux)"
+    )
+
+
+def other(directory: Path) -> Other | None:
+    """The Voxtral model that it holds in Mistral's layout, if it is not Voxtral Realtime; None for all else.
+
+    Raises CheckpointError where files are missing, unreadable or half there.
+    """
+    if layout_of(directory) != MISTRAL:
+        return None
+    params = _json(directory / "params.json")
+    multimodal = params.get("multimodal")
+    if is_realtime(params) or not isinstance(multimodal, dict) or "whisper_model_args" not in multimodal:
+        return None
+    stored = (entry for path in _files(directory, "consolidated") for entry in _header(path)[0].values())
+    return Other(directory, sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in stored))
 
 
 def read(directory: Path) -> Checkpoint:
@@ -474,7 +521,9 @@ def _audio_of_tekken(path: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
+        _refuse_pointer(path, raw)
+        content = json.loads(raw.decode("utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
@@ -482,11 +531,24 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _refuse_pointer(path: Path, begins: bytes) -> None:
+    if begins.startswith(LFS):
+        raise CheckpointError(f"{path} is a pointer of Git LFS and not the file itself: run `git lfs pull` beside it")
+
+
 def _files(directory: Path, stem: str) -> list[Path]:
-    """The weight files of one layout, by its index where there is one."""
+    """The weight files of one layout, by its index where there is one, else by the numbers in their names."""
     index = directory / f"{stem}.safetensors.index.json"
     if not index.is_file():
-        return sorted(directory.glob(f"{stem}*.safetensors"))
+        files = sorted(directory.glob(f"{stem}*.safetensors"))
+        for file in files:
+            if numbered := re.fullmatch(r"(.+-)(\d+)-of-(\d+)\.safetensors", file.name):
+                start, digits, last = numbered[1], len(numbered[2]), numbered[3]
+                for number in range(1, int(last) + 1):
+                    shard = directory / f"{start}{number:0{digits}}-of-{last}.safetensors"
+                    if not shard.is_file():
+                        raise CheckpointError(f"{shard} is missing, and {file.name} counts it: download it")
+        return files
     weight_map = _json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index} has no `weight_map` of tensor names to file names")
@@ -502,6 +564,8 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
+            _refuse_pointer(path, file.read(len(LFS)))
+            file.seek(0)
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, size)))
         header.pop("__metadata__", None)

@@ -24,17 +24,24 @@ def run(arguments: list[str]) -> int:
     command = commands.add_parser(
         "check",
         help="say whether vLLM can serve a checkpoint here, and with how much memory",
-        description="Say whether `vllm serve` would start with this config and checkpoint. Starts no engine.",
+        usage="voxtral-serve check [--gate] [--config FILE] [MODEL_DIR] [OPTION OF VLLM SERVE ...]",
+        description="Say whether `vllm serve` would start with these arguments, which are its own. Starts no engine.",
+        allow_abbrev=False,
     )
     command.add_argument("--config", type=Path, metavar="FILE", help="the YAML of `vllm serve --config`")
     command.add_argument(
-        "model",
-        nargs="?",
-        type=Path,
-        metavar="MODEL_DIR",
-        help="the checkpoint's directory; by default the config's `model`, else the current directory",
+        "--gate",
+        action="store_true",
+        help="as the container does before its start: the port must be free, an API key set or switched off by name; "
+        "prints problems only, each in one line on stderr",
     )
-    given = parser.parse_args(arguments)
+    # The rest goes to vLLM's own parser, which knows each of its options by name.
+    given, words = parser.parse_known_args(arguments)
+    if any(word.startswith("--config=") for word in arguments):
+        command.error("write `--config FILE`: vLLM passes over `--config=FILE`")
+
+    if given.gate and words and not words[0].startswith("-") and arguments[arguments.index("--gate") + 1] != words[0]:
+        command.error(f"{words[0]} must come before --config, or vLLM takes the config's model")
 
     # Warnings of vLLM and PyTorch are for a server's log.
     logging.disable(logging.WARNING)
@@ -42,8 +49,11 @@ def run(arguments: list[str]) -> int:
     gc.disable()
     from voxtral_serve import check
 
-    report = check.check(given.config, given.model)
-    print("\n".join((*report.lines, report.verdict())))
+    report = check.check(given.config, None, words, given.gate)
+    if given.gate:
+        print("\n".join(report.refusals() or [f"voxtral-serve: {report.verdict()}"]), file=sys.stderr)
+    else:
+        print("\n".join((*report.lines, report.verdict())))
     return 1 if report.problems else 0
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -27,7 +28,8 @@ UPLOAD_LIMITS = dict(re.findall(r"(VLLM_MAX_AUDIO_\w+)=(\d+)", LONG.read_text())
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    for name in ("VLLM_PLUGINS", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(check, "_runs_on_cpu", lambda: True)  # vLLM 0.20.0's does not
 
 
@@ -81,11 +83,50 @@ def test_its_exit_status_tells_a_failure(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "2 problems: config, checkpoint, marked PROBLEM above"
 
 
-@pytest.mark.parametrize("arguments", [[], ["chek"], ["check", "--conf"], ["check", "a", "b"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["chek"], ["check", "--config"], ["check", "--config=a.yaml"], ["--port", "1", "check"]]
+)
 def test_a_wrong_command_line(arguments: list[str]) -> None:
     done = command(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: voxtral-serve")
+
+
+def test_it_takes_the_arguments_of_vllm_serve() -> None:
+    """The model as a word of its own, and options that count more than the config's 512 and 1."""
+    done = command("check", "--config", str(CONFIG), str(PICO), "--max-model-len", "1k", "--max_num_seqs=2")
+    lines = done.stdout.splitlines()
+    assert "  directory         " + str(PICO) in lines
+    assert "  transcribed       76.08 s: 951 tokens, and 49 of padding" in lines
+    assert any("max_num_seqs = 2 of them" in line for line in lines)
+
+
+def test_a_model_that_vllm_would_pass_over() -> None:
+    done = command("check", "--gate", "--config", str(CONFIG), str(PICO))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{PICO} must come before --config" in done.stderr
+
+
+def test_a_model_before_the_config_is_the_one_that_is_checked(tmp_path: Path) -> None:
+    """The config's last option takes all words behind it."""
+    config = write(tmp_path / "config.yaml", max_model_len=512, served_model_name="voxtral")
+    report = check.check(config, None, ["/no/such/model", "--port", "1"])
+    assert "/no/such/model is no directory here" in only_problem(report)
+
+
+def test_the_gate_says_problems_alone(tmp_path: Path) -> None:
+    config = write(tmp_path / "config.yaml", max_model_len=49, max_num_seqs=1, max_num_seq_s=1)
+    done = command("check", "--gate", "--config", str(config), "--port", "1", "--host", "no.such.host.invalid")
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = done.stderr.splitlines()
+    assert [line.split(": ")[:3] for line in lines] == [
+        ["voxtral-serve", "refused", section] for section in ("config", "server", "server")
+    ]
+    assert lines[0].endswith("did you mean max_num_seqs?")
+    assert lines[1].startswith(
+        "voxtral-serve: refused: server: nothing can listen at host no.such.host.invalid, port 1"
+    )
+    assert lines[2].startswith("voxtral-serve: refused: server: no API key: set VLLM_API_KEY")
 
 
 # The installation
@@ -208,6 +249,100 @@ def test_every_wrong_option_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--max-num-seq-s", "1"], "max_num_seq_s is no option of vllm serve"),
+        (["--max-num-seq-s=1"], "did you mean max_num_seqs?"),
+        (["--port", "http"], "port: invalid int value: 'http'"),
+        (["--enforce-eager", "a", "b"], "b: vLLM does not know what it belongs to, after enforce_eager"),
+        (["a", "b"], "b: vLLM does not know what it belongs to"),
+        (["-tp", "two"], "tp: invalid int value: 'two'"),
+    ],
+)
+def test_a_wrong_word(words: list[str], part: str) -> None:
+    problem = only_problem(check.check(CONFIG, PICO, words))
+    assert problem.startswith("command line: ")
+    assert part in problem
+
+
+def test_several_values_where_vllm_takes_one(tmp_path: Path) -> None:
+    """vLLM would serve a model called "c"."""
+    assert "middleware has several values, and vLLM takes the last for the model" in only_problem(
+        run(tmp_path, middleware=["a.b", "c"])
+    )
+
+
+def test_middleware_of_the_command_line_comes_on_top(tmp_path: Path) -> None:
+    config = write(tmp_path / "config.yaml", middleware="a.InTheConfig")
+    options = check._options(Report(), config, ["--middleware", "a.OnTheCommandLine"])
+    assert options is not None
+    assert options.middleware == ["a.InTheConfig", "a.OnTheCommandLine"]
+
+
+# Before a start: the port and the key
+
+
+def gate(config: Path, *words: str) -> Report:
+    return check.check(config, PICO, words, gate=True)
+
+
+@pytest.fixture
+def port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def test_the_contest_s_config_asks_for_no_key(port: str) -> None:
+    report = gate(CONFIG, "--port", port)
+    assert report.problems == []
+    assert row(report, "listens at") == f"all addresses, port {port}"
+    assert row(report, "API key") == "none: additional_config says so"
+
+
+@pytest.mark.parametrize("profile", sorted(path.name for path in (ROOT / "profiles").glob("*.yaml")))
+def test_the_profiles_ask_for_one(profile: str, port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (problem,) = [each for each in gate(ROOT / "profiles" / profile, "--port", port).problems if "API key" in each]
+    assert problem.startswith("no API key: set VLLM_API_KEY, or VLLM_API_KEY_FILE")
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    report = gate(ROOT / "profiles" / profile, "--port", port)
+    assert row(report, "API key") == "from the environment"
+    assert "s3cret" not in "\n".join(report.lines)
+
+
+def test_a_key_that_vllm_would_log(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "another")
+    report = gate(CONFIG, "--port", port, "--api-key", "s3cret")
+    assert only_problem(report).startswith("api_key is an option's value, which vLLM writes into its log")
+    assert "s3cret" not in "\n".join(report.lines)
+
+
+def test_a_switch_that_is_none(tmp_path: Path, port: str) -> None:
+    config = write(tmp_path / "config.yaml", max_model_len=512, additional_config={"voxtral_serve": {"api_key": "no"}})
+    assert "api_key is 'no', expected none" in only_problem(gate(config, "--port", port))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_a_port_that_is_taken(host: str) -> None:
+    """By one that would share it, as vLLM's own sockets do."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, 0))
+        listener.listen()
+        taken = listener.getsockname()[1]
+        problem = only_problem(gate(CONFIG, "--host", host, "--port", str(taken)))
+    assert problem == f"port {taken} is taken: end what listens there, or give another with --port"
+
+
+def test_without_the_gate_a_port_may_be_taken() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        words = ["--host", "127.0.0.1", "--port", str(listener.getsockname()[1])]
+        assert check.check(CONFIG, PICO, words).problems == []
+
+
+@pytest.mark.parametrize(
     ("name", "content", "part"),
     [
         ("a.yaml", "a: [1", "is no YAML"),
@@ -261,6 +396,39 @@ def test_a_name_of_the_hub_is_refused(tmp_path: Path) -> None:
     problem = only_problem(run(tmp_path, model="mistralai/Voxtral-Mini-4B-Realtime-2602"))
     assert problem.startswith("mistralai/Voxtral-Mini-4B-Realtime-2602 is no directory here")
     assert "hf download" in problem
+
+
+def test_a_name_of_the_hub_that_vllm_may_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    report = run(tmp_path, model="mistralai/Voxtral-Mini-4B-Realtime-2602")
+    assert report.problems == []
+    assert "vLLM downloads mistralai/Voxtral-Mini-4B-Realtime-2602" in "".join(report.lines)
+    assert "no directory here" in only_problem(run(tmp_path, model="/no/such/directory"))
+
+
+def another(directory: Path) -> Path:
+    """As Voxtral-Mini-3B-2507: an encoder that is not causal. The tensors stay pico's."""
+    shutil.copytree(PICO, directory)
+    params = json.loads((PICO / "params.json").read_text())
+    del params["multimodal"]["whisper_model_args"]["encoder_args"]["causal"]
+    (directory / "params.json").write_text(json.dumps(params))
+    return directory
+
+
+def test_another_voxtral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ROOT / "profiles/voxtral-3b.yaml"
+    directory = another(tmp_path / "model")
+    report = check.check(config, directory)
+    assert report.problems == []
+    assert row(report, "model").startswith("Voxtral, but not Realtime")
+    assert row(report, "weights") == "18.34 MiB, as stored; nothing else is known of this model"
+    on_gpu(monkeypatch, 0.1, 0.1)
+    assert "the weights take 18.34 MiB, and gpu_memory_utilization 0.15 of NVIDIA L4 is 15.36 MiB" in only_problem(
+        check.check(config, directory)
+    )
+    with (directory / "consolidated.safetensors").open("r+b") as file:
+        file.truncate(1_000_000)
+    assert "has 1000000 bytes, its header announces" in only_problem(check.check(config, directory))
 
 
 def test_a_broken_checkpoint(tmp_path: Path) -> None:
@@ -356,8 +524,17 @@ def test_the_contest_s_gpu_holds_the_full_size(full: Path, monkeypatch: pytest.M
 def test_a_gpu_that_is_too_small(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu(monkeypatch, 12, 12)
     problem = only_problem(check.check(CONFIG, full))
-    assert "max_model_len 512 needs 624.00 MiB" in problem
+    assert "max_model_len 512 needs 624.00 MiB of KV cache beside weights of 8.25 GiB" in problem
     assert "gpu_memory_utilization 0.65 of 12.00 GiB leaves nothing" in problem
+    fitting = problem.partition("What would fit here: ")[2].split(", ")
+    assert {"profiles/fast.yaml", "profiles/fast-fp8.yaml"} <= set(fitting)
+    assert "profiles/long.yaml" in fitting
+    assert "profiles/voxtral-3b.yaml" not in fitting
+
+
+def test_a_gpu_that_no_profile_fits(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu(monkeypatch, 6, 6)
+    assert only_problem(check.check(CONFIG, full)).endswith("What would fit here: no profile of this package")
 
 
 def test_a_gpu_that_others_use(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +626,8 @@ def test_more_kv_cache_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_less_kv_cache_than_one_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     problem = only_problem(run(tmp_path, max_model_len=512, max_num_seqs=1, kv_cache_memory_bytes=2 * MIB))
-    assert "needs 19.50 MiB of KV cache, and kv_cache_memory_bytes 2097152 leaves 2.00 MiB" in problem
+    assert "needs 19.50 MiB of KV cache beside weights of 18.34 MiB, and " in problem
+    assert "kv_cache_memory_bytes 2097152 leaves 2.00 MiB" in problem
 
 
 class Platform:

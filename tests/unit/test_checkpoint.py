@@ -1,9 +1,11 @@
 """A checkpoint directory is read, or refused with a message that names what is wrong with it."""
 
 import json
+import os
 import re
 import shutil
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -523,7 +525,7 @@ def framed(header: bytes) -> bytes:
         (b"", "no safetensors file"),
         (b"\x08\0\0", "no safetensors file"),
         (b"\xff" * 64, "no safetensors file"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 19246064\n", "no safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 19246064\n", "pointer of Git LFS"),
         (framed(b"[]"), "no safetensors file"),
         (framed(b'{"a": [1]}'), "no safetensors file"),
         (framed(b'{"a": {}}'), "no safetensors file"),
@@ -583,8 +585,10 @@ def test_a_missing_shard(layout: str, stem: str, request: pytest.FixtureRequest)
     refused(directory, f"{files[1]} is missing", f"{stem}.safetensors.index.json")
 
 
-def test_a_missing_shard_without_an_index_is_missing_tensors(mistral: Path) -> None:
-    shard(mistral, "consolidated", index=False)[1].unlink()
+def test_a_missing_shard_without_an_index_and_with_other_names_is_missing_tensors(mistral: Path) -> None:
+    first, second = shard(mistral, "consolidated", index=False)
+    first.rename(mistral / "consolidated.00.safetensors")
+    second.unlink()
     refused(mistral, "lacks tensor", "more")
 
 
@@ -593,3 +597,63 @@ def test_a_broken_index(hugging_face: Path, content: str) -> None:
     shard(hugging_face, "model")
     (hugging_face / "model.safetensors.index.json").write_text(content)
     refused(hugging_face, "model.safetensors.index.json")
+
+
+# ---- Half a download
+
+
+@pytest.mark.parametrize("place", ["tekken.json.incomplete", ".cache/huggingface/download/AbC=.0123.incomplete"])
+def test_half_a_download(mistral: Path, place: str) -> None:
+    (mistral / place).parent.mkdir(parents=True, exist_ok=True)
+    (mistral / place).touch()
+    refused(mistral, str(mistral / place), "half a download")
+
+
+@pytest.mark.parametrize("name", ["consolidated.safetensors", "params.json", "tekken.json"])
+def test_a_pointer_of_git_lfs(mistral: Path, name: str) -> None:
+    (mistral / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 8859462744\n")
+    refused(mistral, f"{mistral / name} is a pointer of Git LFS", "git lfs pull")
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_shard_that_the_others_count(mistral: Path, tensors: Entries, missing: int) -> None:
+    (mistral / "consolidated.safetensors").unlink()
+    names = sorted(tensors)
+    for number in range(1, 4):
+        part = {name: tensors[name] for name in names[number - 1 :: 3]}
+        save(mistral / f"consolidated-0000{number}-of-00003.safetensors", part)
+    assert len(checkpoint.read(mistral).tensors) == len(tensors)
+    shard = mistral / f"consolidated-0000{missing}-of-00003.safetensors"
+    shard.unlink()
+    refused(mistral, f"{shard} is missing", "-of-00003.safetensors counts it")
+
+
+@pytest.mark.parametrize("name", ["", "consolidated.safetensors"])
+def test_what_this_user_may_not_read(name: str) -> None:
+    """As another user where this one is root, who may read all."""
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch, "mistral")
+        shutil.copytree(PICO, directory)
+        for path in (Path(scratch), directory):
+            path.chmod(0o755)
+        (directory / name).chmod(0)
+        before = os.geteuid()
+        if before == 0:
+            os.seteuid(65534)
+        try:
+            refused(directory, f"{directory} cannot be read by uid {os.geteuid()} (", "chmod -R a+rX")
+        finally:
+            os.seteuid(before)
+            (directory / name).chmod(0o755)
+
+
+# ---- Another Voxtral
+
+
+def test_another_voxtral_is_told_by_its_encoder(mistral: Path, hugging_face: Path) -> None:
+    assert checkpoint.other(mistral) is None
+    assert checkpoint.other(hugging_face) is None
+    edit(mistral / "params.json", lambda params: encoder_args(params).pop("causal"))
+    assert checkpoint.other(mistral) == checkpoint.Other(mistral, checkpoint.read(PICO).weight_bytes)
+    edit(mistral / "params.json", lambda params: params.pop("multimodal"))
+    assert checkpoint.other(mistral) is None

@@ -1,0 +1,218 @@
+"""All of tools/inputs.py against a real server behind the guard: a right transcript, or a refusal that names why."""
+
+import io
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import requests
+import soundfile
+from conftest import CONFIG, DATA, PICO, ROOT
+
+from bench import dataset, results, serve
+from tools import inputs
+from tools.inputs import KEY, RATE
+
+SECRET = "a-secret-in-the-query"
+MOST = 6  # requests in flight
+FLAGS = ("--middleware", "voxtral_serve.guard.Guard", "--disable-uvicorn-access-log", "--api-key", KEY)
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+ROUNDS, GROWTH = 4, 48 << 20  # of the quick inputs, and bytes that the server's memory may grow by in all but the first
+LINE = re.compile(r"(\w+) (\S+) (\d{3}), (\d+) bytes, ([\d.]+) s of audio, (\d+) ms, id ([\w.-]+)$", re.MULTILINE)
+
+
+class Server:
+    def __init__(self, url: str, log: Path, process: psutil.Process) -> None:
+        self.url, self.log, self.process = url, log, process
+        self.session = requests.Session()
+
+    def send(self, each: inputs.Input) -> tuple[int, Any]:
+        """Status, and the JSON of the answer or its text."""
+        arguments = each.arguments()
+        # As it is: requests would mend a path such as //v1.
+        prepared = self.session.prepare_request(requests.Request(**arguments | {"url": self.url + "/"}))
+        prepared.url = self.url + arguments["url"]
+        answer = self.session.send(prepared, timeout=120)
+        try:
+            return answer.status_code, answer.json()
+        except ValueError:
+            return answer.status_code, answer.text
+
+    def problem(self, each: inputs.Input, words: list[str]) -> str | None:
+        try:
+            return each.problem(*self.send(each), words)
+        except requests.RequestException as error:
+            return f"no answer: {error}"
+
+    def transcribe(self, clip: bytes, **more: Any) -> requests.Response:
+        return requests.post(
+            f"{self.url}{inputs.UPLOAD}",
+            files={"file": ("clip.wav", clip)},
+            data={"model": "voxtral", **more.pop("data", {})},
+            headers=AUTHORIZED,
+            timeout=120,
+            **more,
+        )
+
+    def gauge(self, name: str) -> float:
+        text = requests.get(f"{self.url}/metrics", timeout=10).text
+        return sum(map(float, re.findall(rf"^vllm:{name}{{.*}} (\S+)$", text, re.MULTILINE)))
+
+    def memory(self) -> int:
+        """Resident bytes of all its processes."""
+        return sum(each.memory_info().rss for each in [self.process, *self.process.children(recursive=True)])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    port, log = serve.free_port(), tmp_path_factory.mktemp("guarded") / "server.log"
+    environment = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(MOST)}
+    with serve.server(CONFIG, PICO, port, log, *FLAGS, environment=environment) as process:
+        yield Server(f"http://127.0.0.1:{port}", log, psutil.Process(process.pid))
+
+
+@pytest.fixture(scope="module")
+def all_inputs() -> list[inputs.Input]:
+    return inputs.inputs(DATA / "clips/001.opus")
+
+
+@pytest.fixture(scope="module")
+def words() -> list[str]:
+    """Of that clip, as the model hears it."""
+    (row,) = [row for row in results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS) if row.id == "001"]
+    return inputs.plain(row.text or "")
+
+
+@pytest.fixture
+def good(server: Server) -> Iterator[bytes]:
+    """A good clip, which must be transcribed after the test as well."""
+    samples, _ = soundfile.read(DATA / "clips/001.opus", dtype="float32")
+    clip = inputs.encoded(samples)
+    yield clip
+    assert server.transcribe(clip).json()["text"].strip()
+
+
+def test_a_small_file_may_unpack_to_more_than_the_largest(tmp_path: Path) -> None:
+    """The limit is of what a client sends: vLLM's own, on the samples that it is handed, does not refuse them."""
+    port, small = serve.free_port(), {"VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1"}
+    with serve.server(CONFIG, PICO, port, tmp_path / "server.log", *FLAGS, environment=small) as process:
+        server = Server(f"http://127.0.0.1:{port}", tmp_path / "server.log", psutil.Process(process.pid))
+        samples, rate = soundfile.read(io.BytesIO(long_clip()), dtype="float32")
+        assert samples.nbytes > 1 << 20
+        assert server.transcribe(inputs.encoded(samples, rate, "OGG", "OPUS")).json()["text"].startswith(" Lawrence")
+        assert server.transcribe(bytes((1 << 20) + 1)).status_code == 413
+
+
+def long_clip(seconds: int = 30) -> bytes:
+    samples, _ = soundfile.read(DATA / "clips/001.opus", dtype="float32")
+    return inputs.encoded(np.tile(samples, 5)[: seconds * RATE])
+
+
+def test_every_input(server: Server, all_inputs: list[inputs.Input], words: list[str], good: bytes) -> None:
+    assert len(all_inputs) >= 60
+    problems = {each.name: problem for each in all_inputs if (problem := server.problem(each, words))}
+    assert problems == {}, "\n".join(f"{name}: {problem}" for name, problem in problems.items())
+
+
+def test_texts_are_those_without_the_guard(server: Server) -> None:
+    """Of clips as they are, against those that vLLM wrote without it."""
+    stock = {row.id: row.text for row in results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS)}
+    clips = dataset.select(dataset.load(DATA)[0], 20, seed=0)
+    texts = {clip.id: server.transcribe(clip.path.read_bytes()).json()["text"] for clip in clips}
+    assert texts == {clip.id: stock[clip.id] for clip in clips}
+
+
+def test_the_longest_clip_is_taken(server: Server, good: bytes) -> None:
+    said = server.transcribe(inputs.encoded(np.zeros(60 * RATE, np.int16))).json()["error"]["message"]
+    longest = float(re.search(r"at most ([\d.]+) s", said)[1])  # type: ignore[index]
+    assert server.transcribe(inputs.encoded(np.zeros(round(longest * RATE), np.int16))).status_code == 200
+    refused = server.transcribe(inputs.encoded(np.zeros(round(longest * RATE) + 1, np.int16)))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "clip_too_long")
+
+
+def test_streams_pass(server: Server, good: bytes) -> None:
+    with server.transcribe(good, data={"stream": "true"}, stream=True) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert lines[-1] == b"data: [DONE]" and len(lines) > 5
+
+
+def test_a_full_queue_answers_at_once(server: Server, good: bytes) -> None:
+    clip = long_clip()
+
+    def one(_: int) -> tuple[int, str | None, float]:
+        start = time.monotonic()
+        answer = server.transcribe(clip)
+        return answer.status_code, answer.headers.get("Retry-After"), time.monotonic() - start
+
+    with ThreadPoolExecutor(3 * MOST) as pool:
+        answers = list(pool.map(one, range(3 * MOST)))
+    refused = [answer for answer in answers if answer[0] != 200]
+    assert len(answers) - len(refused) >= MOST
+    assert {answer[:2] for answer in refused} == {(503, "1")}
+    assert max(took for *_, took in refused) < min(took for status, _, took in answers if status == 200) + 2
+
+
+def test_a_client_that_goes_frees_its_slot(server: Server, good: bytes) -> None:
+    """All slots are taken by clients that go before the answer: soon none runs, and all slots are free again."""
+    clip = long_clip()
+    for _ in range(2):
+        threads = [threading.Thread(target=_gone, args=(server, clip)) for _ in range(MOST)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        deadline = time.monotonic() + 10
+        while (left := server.gauge("num_requests_running") + server.gauge("num_requests_waiting")) > 0:
+            assert time.monotonic() < deadline, f"{left} requests of clients that have gone"
+            time.sleep(0.1)
+    with ThreadPoolExecutor(MOST) as pool:
+        assert {answer.status_code for answer in pool.map(server.transcribe, [good] * MOST)} == {200}
+
+
+def _gone(server: Server, clip: bytes) -> None:
+    with pytest.raises(requests.exceptions.ReadTimeout):
+        requests.post(
+            f"{server.url}{inputs.UPLOAD}",
+            files={"file": ("clip.wav", clip)},
+            data={"model": "voxtral"},
+            headers=AUTHORIZED,
+            timeout=(5, 0.7),
+        )
+
+
+def test_one_line_of_the_log_for_each_request(server: Server, good: bytes) -> None:
+    before = len(server.log.read_text())
+    answer = server.transcribe(good, params={"token": SECRET}, data={"prompt": "a prompt that is private"})
+    requests.get(f"{server.url}/v1/models?token={SECRET}", headers=AUTHORIZED | {"X-Request-Id": "mine-7"}, timeout=10)
+    requests.get(f"{server.url}/{SECRET * 10}\n", timeout=10)
+    time.sleep(0.5)
+    log = server.log.read_text()
+    lines = LINE.findall(log[before:])
+    assert [line[:3] for line in lines[:2]] == [("POST", inputs.UPLOAD, "200"), ("GET", "/v1/models", "200")]
+    assert lines[0][6] == answer.headers["X-Request-Id"] and lines[1][6] == "mine-7"
+    assert int(lines[0][3]) > len(good) and lines[0][4] == "7.35"
+    assert len(lines) == 3 and lines[2][2] == "404"
+    text = answer.json()["text"].strip()
+    for private in (KEY, f"token={SECRET}", "a prompt that is private", text, SECRET * 10):
+        assert private not in log
+
+
+def test_memory_stays(server: Server, all_inputs: list[inputs.Input], words: list[str], good: bytes) -> None:
+    quick = [each for each in all_inputs if not each.slow and each.status != 200]
+    sizes = []
+    for _ in range(ROUNDS):
+        problems = {each.name: problem for each in quick if (problem := server.problem(each, words))}
+        assert problems == {}
+        sizes.append(server.memory())
+    logging.getLogger(__name__).warning("%d requests, resident bytes %s", ROUNDS * len(quick), sizes)
+    assert ROUNDS * len(quick) >= 400
+    assert sizes[-1] - sizes[0] <= GROWTH, sizes

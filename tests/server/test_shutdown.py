@@ -1,0 +1,132 @@
+"""How a server ends: told to stop, it finishes what runs; without its engine, it ends with a non-zero status.
+
+On both tested versions of vLLM, with one API process and with several: `make test` and `make test-pinned`.
+"""
+
+import contextlib
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import requests
+import soundfile
+from conftest import DATA, PICO, ROOT
+
+from bench import BenchError, serve
+from tools import inputs
+
+AT_ONCE, MANY = 16, 32  # on two cores they take some 2 s, and several
+SENT_S = 0.8  # in which all of them are on their way, and none is done
+GRACE_S = 30  # of profiles/fast.yaml
+LONG_S = 30
+FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
+
+
+@pytest.fixture(scope="module")
+def clip() -> bytes:
+    samples, _ = soundfile.read(DATA / "clips/001.opus", dtype="float32")
+    return inputs.encoded(np.tile(samples, 5)[: LONG_S * inputs.RATE])
+
+
+@contextlib.contextmanager
+def server(scratch: Path, processes: int, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+    port, log = serve.free_port(), scratch / "server.log"
+    flags = (*FLAGS, "--api-server-count", str(processes), *flags)
+    with serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags) as process:
+        yield process, f"http://127.0.0.1:{port}", log
+
+
+class Requests:
+    """Some at a time, each with a connection of its own; `statuses` are 0 where no answer came."""
+
+    def __init__(self, url: str, clip: bytes, at_once: int = AT_ONCE) -> None:
+        self.url, self.clip = url, clip
+        self.statuses: list[int] = []
+        self.texts: list[str] = []
+        self.threads = [threading.Thread(target=self.one) for _ in range(at_once)]
+        for thread in self.threads:
+            thread.start()
+        time.sleep(SENT_S)
+        assert self.statuses == []
+
+    def one(self) -> None:
+        try:
+            files = {"file": ("clip.wav", self.clip)}
+            answer = requests.post(f"{self.url}{inputs.UPLOAD}", files=files, data={"model": "voxtral"}, timeout=120)
+        except requests.RequestException:
+            self.statuses.append(0)
+        else:
+            self.statuses.append(answer.status_code)
+            self.texts.append(answer.json().get("text", ""))
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(120)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_told_to_stop(processes: int, clip: bytes, tmp_path: Path) -> None:
+    with server(tmp_path, processes) as (process, url, _):
+        undisturbed = requests.post(
+            f"{url}{inputs.UPLOAD}", files={"file": ("clip.wav", clip)}, data={"model": "voxtral"}, timeout=120
+        ).json()["text"]
+        sent = Requests(url, clip)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(1)
+        with contextlib.suppress(requests.RequestException):  # refused, or never taken up
+            assert requests.get(f"{url}/v1/models", timeout=3).status_code == 503
+        start = time.monotonic()
+        assert process.wait(GRACE_S + 15) == 0
+        sent.join()
+        print(f"{processes} processes: ended {time.monotonic() - start + 1:.1f} s after SIGTERM, {sent.statuses}")
+    assert sent.statuses == [200] * AT_ONCE
+    assert set(sent.texts) == {undisturbed}
+
+
+def test_the_grace_period_ends(clip: bytes, tmp_path: Path) -> None:
+    with server(tmp_path, 1, "--shutdown-timeout", "1") as (process, url, _):
+        sent = Requests(url, clip, at_once=MANY)
+        process.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        assert process.wait(20) == 0
+        print(f"ended {time.monotonic() - start:.1f} s after SIGTERM, {sent.statuses}")
+        sent.join()
+    assert set(sent.statuses) == {503}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_dead_engine_ends_the_server(processes: int, clip: bytes, tmp_path: Path) -> None:
+    with server(tmp_path, processes) as (process, url, log):
+        sent = Requests(url, clip)
+        engines = [
+            each
+            for each in psutil.Process(process.pid).children(recursive=True)
+            if "EngineCore" in "".join(each.cmdline())
+        ]
+        assert len(engines) == 1
+        engines[0].kill()
+        start = time.monotonic()
+        assert process.wait(30) not in (0, None)
+        sent.join()
+        print(f"{processes} processes: {process.returncode} after {time.monotonic() - start:.1f} s, {sent.statuses}")
+        assert 200 not in sent.statuses
+        if processes == 1:
+            assert "vLLM's engine has died" in log.read_text()
+
+
+def test_a_wrong_limit_stops_the_start(tmp_path: Path) -> None:
+    port, log = serve.free_port(), tmp_path / "server.log"
+    environment = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": "many"}
+    flags = (*FLAGS, "--api-server-count", "1")
+    with (
+        pytest.raises(BenchError, match="ended with status 1"),
+        serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags, environment=environment),
+    ):
+        pass
+    assert "VOXTRAL_SERVE_MAX_IN_FLIGHT is 'many': expected a whole number of 1 or more" in log.read_text()

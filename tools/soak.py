@@ -1,0 +1,229 @@
+"""Serve pico for half an hour to clients that come, go, and send nonsense; tell whether anything fails, grows or slows.
+
+    python -m tools.soak --out bench/results/soak-cpu.json
+
+Of 16 clients, each of which sends one request after another, one request in ten is one of tools/inputs.py, and one in
+ten is given up before its answer comes. The other clips must come back with the text of the committed reference. The
+time after a warm-up of five minutes, of a shorter run a quarter, is cut into thirds: the server's memory, and the
+latency of the good clips, must be in the last what they are in the first. Exit status 1 where they are not, or anything
+failed.
+"""
+
+import argparse
+import contextlib
+import random
+import re
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import requests
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+from bench import dataset, environment, metrics, results, serve
+from pico import huggingface
+from tools import inputs
+from tools.compare_layouts import LIBRARIES, ROOT
+
+CLIENTS = 16
+BAD_SHARE, GONE_SHARE = 0.1, 0.1
+WARM_UP_S = 300  # in which allocators take what they then keep
+SAMPLE_S = 2
+SLOWER = 1.25  # the most that a third's median latency may be of the first's
+GROWN_BYTES = 32 << 20  # the most that a third's mean memory may be above the first's
+CONFIG = ROOT / "profiles/fast.yaml"
+# Without minutes of compiling, and in what a small machine has
+FLAGS: tuple[str, ...] = (
+    "--enforce-eager",
+    "--gpu-memory-utilization",
+    "0.3",
+    "--api-server-count",
+    "1",
+    "--max-model-len",
+    "512",
+)
+FLAGS += ("--api-key", inputs.KEY)
+# Where several are decoded in one step, sums of bfloat16 fall otherwise and a near-tie may too: words of a clip.
+NEAR_TIES = 2
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One request: seconds since the start, what was sent, seconds until its end, and what was wrong with it."""
+
+    start: float
+    kind: str
+    took: float
+    problem: str | None
+
+
+class Soak:
+    def __init__(self, url: str, minutes: float) -> None:
+        self.url, self.end_s = url, 60 * minutes
+        self.begun = time.monotonic()
+        self.clips = dataset.load(ROOT / "bench/data")[0]
+        rows = results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS)
+        self.texts = {row.id: inputs.plain(row.text or "") for row in rows}
+        clip = ROOT / "bench/data/clips/001.opus"
+        self.inputs = [each for each in inputs.inputs(clip) if not each.slow]
+        self.sent: list[Sent] = []
+        self.memory: list[tuple[float, dict[str, int]]] = []
+
+    def now(self) -> float:
+        return time.monotonic() - self.begun
+
+    def run(self, process: psutil.Process) -> None:
+        clients = [threading.Thread(target=self.client, args=(seed,)) for seed in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        while self.now() < self.end_s:
+            self.memory.append((self.now(), resident([process, *process.children(recursive=True)])))
+            time.sleep(SAMPLE_S)
+        for client in clients:
+            client.join()
+
+    def client(self, seed: int) -> None:
+        choose, session = random.Random(seed), requests.Session()
+        while self.now() < self.end_s:
+            kind = choose.choices(("bad", "gone", "good"), (BAD_SHARE, GONE_SHARE, 1 - BAD_SHARE - GONE_SHARE))[0]
+            start = self.now()
+            try:
+                problem = getattr(self, kind)(session, choose)
+            except requests.RequestException as error:
+                problem = f"no answer: {error}"
+            self.sent.append(Sent(start, kind, self.now() - start, problem))
+
+    def upload(self, session: requests.Session, clip: dataset.Clip, timeout_s: float) -> requests.Response:
+        return session.post(
+            self.url + inputs.UPLOAD,
+            files={"file": (clip.path.name, clip.path.read_bytes())},
+            data={"model": "voxtral"},
+            headers={"Authorization": f"Bearer {inputs.KEY}"},
+            timeout=timeout_s,
+        )
+
+    def good(self, session: requests.Session, choose: random.Random) -> str | None:
+        clip = choose.choice(self.clips)
+        answer = self.upload(session, clip, 300)
+        if answer.status_code != 200:
+            return f"{clip.id}: HTTP {answer.status_code}: {answer.text[:200]}"
+        heard = inputs.plain(answer.json()["text"])
+        wrong = inputs.differing(self.texts[clip.id], heard)
+        return f"{clip.id}: {wrong} words differ: {' '.join(heard)}" if wrong > NEAR_TIES else None
+
+    def gone(self, session: requests.Session, choose: random.Random) -> str | None:
+        try:
+            answer = self.upload(session, choose.choice(self.clips), choose.uniform(0.01, 1))
+        except requests.exceptions.Timeout:
+            return None
+        return None if answer.status_code == 200 else f"HTTP {answer.status_code}: {answer.text[:200]}"
+
+    def bad(self, session: requests.Session, choose: random.Random) -> str | None:
+        each = choose.choice(self.inputs)
+        arguments = each.arguments()
+        prepared = session.prepare_request(requests.Request(**arguments | {"url": self.url + "/"}))
+        prepared.url = self.url + arguments["url"]  # as it is: requests would mend it
+        answer = session.send(prepared, timeout=300)
+        try:
+            content = answer.json()
+        except ValueError:
+            content = answer.text
+        found = each.problem(answer.status_code, content, self.texts["001"])
+        return None if found is None else f"{each.name}: {found}"
+
+
+def resident(processes: list[psutil.Process]) -> dict[str, int]:
+    """Bytes by the name that vLLM gives its processes; shared pages count in each."""
+    sizes: dict[str, int] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended between the two
+            found = re.search(r"VLLM::\w+", " ".join(process.cmdline()))
+            name = found[0] if found else "vllm serve and its helpers"
+            sizes[name] = sizes.get(name, 0) + process.memory_info().rss
+    return sizes
+
+
+def thirds(soak: Soak) -> list[dict[str, Any]]:
+    """Of the time after the warm-up: good requests, their latency in seconds, and the mean memory in bytes."""
+    warm_s = min(WARM_UP_S, soak.end_s / 4)
+    length = (soak.end_s - warm_s) / 3
+    found = []
+    for index in range(3):
+        start, end = warm_s + index * length, warm_s + (index + 1) * length
+        took = [sent.took for sent in soak.sent if sent.kind == "good" and start <= sent.start < end]
+        memory = [sizes for at, sizes in soak.memory if start <= at < end]
+        totals = [sum(sizes.values()) for sizes in memory]
+        spread = metrics.spread(took, (50, 95))
+        found.append(
+            {
+                "from_s": round(start, 1),
+                "good_requests": len(took),
+                "latency_s": spread,
+                "rss_mean_bytes": round(statistics.mean(totals)),
+                "rss_max_bytes": max(totals),
+                "rss_mean_bytes_of": {
+                    name: round(statistics.mean(sizes.get(name, 0) for sizes in memory)) for name in memory[-1]
+                },
+            }
+        )
+    return found
+
+
+def soak(minutes: float, scratch: Path) -> dict[str, Any]:
+    """What the JSON file holds."""
+    port, log = serve.free_port(), scratch / "server.log"
+    many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(4 * CLIENTS)}
+    with serve.server(CONFIG, huggingface.PICO, port, log, *FLAGS, environment=many) as process:
+        url = f"http://127.0.0.1:{port}"
+        version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
+        run = Soak(url, minutes)
+        run.run(psutil.Process(process.pid))
+        running = re.findall(r"^vllm:num_requests_running{.*} (\S+)$", serve.get(f"{url}/metrics", 10).text, re.M)
+        alive = process.poll() is None
+    first, _, last = parts = thirds(run)
+    problems = [asdict(sent) for sent in run.sent if sent.problem]
+    return {
+        "command": f"python -m tools.soak --minutes {minutes:g}",
+        "config": yaml.safe_load(CONFIG.read_text()),
+        "flags": list(FLAGS),
+        "environment": environment.describe(version) | {"served_by": environment.versions(LIBRARIES)},
+        "minutes": minutes,
+        "clients": CLIENTS,
+        "requests": {kind: sum(sent.kind == kind for sent in run.sent) for kind in ("good", "bad", "gone")},
+        "thirds": parts,
+        "failed": problems,
+        "verdict": {
+            "no_failure": not problems,
+            "still_up": alive,
+            "no_request_left": sum(map(float, running)) == 0,
+            "no_growth": last["rss_mean_bytes"] - first["rss_mean_bytes"] <= GROWN_BYTES,
+            "not_slower": last["latency_s"]["p50"] <= SLOWER * first["latency_s"]["p50"],
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        outcome = soak(flags.minutes, Path(scratch))
+    results.write_json(flags.out, outcome)
+    for part in outcome["thirds"]:
+        print(part)
+    for failed in outcome["failed"]:
+        print(f"{failed['start']:.1f} s, {failed['kind']}: {failed['problem']}")
+    print(f"{outcome['requests']}, {outcome['verdict']}: {flags.out}")
+    if not all(outcome["verdict"].values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
