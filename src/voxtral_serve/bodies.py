@@ -13,13 +13,15 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from voxtral_serve import audio
+from voxtral_serve import audio, timing
 
 MIB = 1 << 20
 FIELDS_BYTES = MIB  # of a form's fields but the file, and of what else a chat's JSON has beside its audio
 FIELDS = 100
 FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
 FORMATS = ("json", "text")
+TIMED = ("verbose_json", "srt", "vtt")  # of a model that writes a token for each 80 ms
+GRANULARITIES = ("word", "segment")
 SEQUENCES = 16  # of `n`: each takes a place in the queue
 PARTS = {"type", "text", "audio_url", "input_audio"}
 PROCESSING = ("media_io_kwargs", "mm_processor_kwargs")
@@ -34,12 +36,14 @@ class RefusedError(Exception):
 
 
 class Rules(NamedTuple):
-    """What bodies are held to: bytes of one audio file, its decoded length, the model's rate in Hz, allowed hosts."""
+    """What bodies are held to: bytes of one audio file, its decoded length, the model's rate in Hz, allowed hosts, and
+    whether the model's words have times."""
 
     file_bytes: int
     bounds: audio.Bounds
     rate: int
     hosts: frozenset[str]
+    timed: bool = False
 
     @property
     def upload_bytes(self) -> int:
@@ -51,11 +55,12 @@ class Rules(NamedTuple):
 
 
 class Body(NamedTuple):
-    """What vLLM gets, and how many seconds of audio are in it."""
+    """What vLLM gets, how many seconds of audio are in it, and how the answer is written where vLLM does not do it."""
 
     content_type: str
     content: bytes
     seconds: float
+    asked: timing.Asked | None = None
 
 
 class Part(NamedTuple):
@@ -116,18 +121,34 @@ def upload(body: bytes, content_type: str, rules: Rules) -> Body:
         except UnicodeDecodeError as error:
             name = part.name.decode()
             raise RefusedError(400, f"`{name}` is not UTF-8: {error.reason}", "invalid_form", name) from error
-    form = fields.get(b"response_format")
-    if form is not None and form.data.decode() not in FORMATS:
+    texts = {part.name: part.data.decode() for part in fields.values()}
+    form = texts.get(b"response_format", "json")
+    known = FORMATS + TIMED if rules.timed else FORMATS
+    if form not in known:
         raise RefusedError(
             400,
-            f"response_format is {ascii(form.data.decode())[:40]}: expected one of {', '.join(FORMATS)}",
+            f"response_format is {ascii(form)[:40]}: expected one of {', '.join(known)}",
             "invalid_value",
             "response_format",
         )
+    granularities = [part.data.decode() for part in fields.values() if part.name.startswith(b"timestamp_granularities")]
+    if other := sorted(set(granularities) - set(GRANULARITIES)):
+        name = "timestamp_granularities[]"
+        raise RefusedError(400, f"{name} has {ascii(other[0])[:40]}: expected word or segment", "invalid_value", name)
+    if form in TIMED:
+        for name in ("stream", "use_beam_search"):
+            if texts.get(name.encode(), "false").lower() not in ("false", "0", ""):
+                raise RefusedError(400, f"{form} cannot be had with {name}", "invalid_value", "response_format")
     if b"n" in fields:
         _sequences(fields[b"n"].data.decode())
     clip = _decoded(file.data, rules, rules.bounds, "file")
-    return _form_of(list(fields.values()), clip)
+    if form == "json" or texts.get(b"stream", "false").lower() not in ("false", "0", ""):
+        return _form_of(list(fields.values()), clip)
+    # vLLM writes its JSON, whose text then gets the form.
+    others = [part for part in fields.values() if not part.name.startswith((b"response_format", b"timestamp_gran"))]
+    speech = timing.voiced(clip.samples, clip.rate)
+    asked = timing.Asked(form, frozenset(granularities or ("segment",)), texts.get(b"language"), speech)
+    return _form_of(others, clip)._replace(asked=asked)
 
 
 def _form(body: bytes, content_type: str) -> list[Part]:

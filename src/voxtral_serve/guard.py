@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from voxtral_serve import audio, bodies, clip_end, realtime, shims
+from voxtral_serve import audio, bodies, clip_end, realtime, shims, timing
 from voxtral_serve.bodies import RefusedError
 
 Message = MutableMapping[str, Any]
@@ -120,6 +120,7 @@ class Settled(NamedTuple):
     live: bool  # whether vLLM serves /v1/realtime
     chats: bool  # whether the model can chat; one that only transcribes would take the engine down
     verify: Callable[[Any], bool] | None  # of a request's headers: whether they hold a key; None where none is needed
+    stream: timing.Stream | None = None  # None for a model whose tokens have no times
 
 
 def settle(state: Any, routes: Any, app: Any) -> Settled:
@@ -132,13 +133,20 @@ def settle(state: Any, routes: Any, app: Any) -> Settled:
         while type(app).__name__ != "AuthenticationMiddleware":
             app = app.app
         verify = app.verify_token
-    rate, bounds = _bounds(state.engine_client)
+    engine = state.engine_client
+    rate, bounds = _bounds(engine)
+    ours = config.model_config.architecture in clip_end.ARCHITECTURES
+    stream = None
+    if ours:
+        stream = timing.stream_of(engine.input_processor.tokenizer)
+        engine.generate = timing.recording(engine.generate)
     return Settled(
-        bodies.Rules(LIMITS.file_bytes, bounds, rate, LIMITS.hosts),
+        bodies.Rules(LIMITS.file_bytes, bounds, rate, LIMITS.hosts, ours),
         -(-in_flight // per_process),
         any(getattr(route, "path", None) == realtime.PATH for route in routes),
-        config.model_config.architecture not in clip_end.ARCHITECTURES,
+        not ours,
         verify,
+        stream,
     )
 
 
@@ -376,13 +384,45 @@ class Request:
             (b"x-request-id", self.id.encode()),
         ]
         waiting: list[Message] = [{"type": "http.request", "body": new.content, "more_body": False}]
+        asked = new.asked
         del new
 
         async def receive() -> Message:
             # Then the client's own: vLLM waits for its http.disconnect, to abort the request.
             return waiting.pop() if waiting else await self.receive()
 
-        await self.guard.app(scope, receive, self.send)
+        if asked is None:
+            await self.guard.app(scope, receive, self.send)
+        else:
+            await self._write(settled, scope, receive, asked)
+
+    async def _write(self, settled: Settled, scope: Message, receive: Receive, asked: timing.Asked) -> None:
+        """Let vLLM answer in JSON, and answer in the form that was asked for."""
+        messages: list[Message] = []
+        tokens: list[int] = []
+
+        async def send(message: Message) -> None:
+            messages.append(message)
+
+        before = timing.RECORDED.set(tokens)
+        try:
+            await self.guard.app(scope, receive, send)
+        finally:
+            timing.RECORDED.reset(before)
+        if not messages or messages[0]["status"] != 200:
+            for message in messages:
+                await self.send(message)
+            return
+        text = json.loads(b"".join(message.get("body", b"") for message in messages[1:]))["text"]
+        try:
+            kind, written = timing.answer(asked, text, tokens, settled.stream, self.seconds)
+        except timing.TimeError as error:
+            raise RefusedError(500, f"no times for {asked.form}: {error}", "no_times") from error
+        body = written.encode()
+        replaced = {b"content-type": kind.encode(), b"content-length": b"%d" % len(body)}
+        headers = [(name, value) for name, value in messages[0]["headers"] if name.lower() not in replaced]
+        await self.send({**messages[0], "headers": [*headers, *replaced.items()]})
+        await self.send({"type": "http.response.body", "body": body})
 
     async def _body(self, most: int) -> bytes | None:
         """None if the client has gone. Raises RefusedError as soon as there is more than `most` bytes."""

@@ -6,9 +6,14 @@ mistral-common's prompt is as long as the left padding and the delay. A word's s
 of the word before, or where speech begins again after a pause in between.
 """
 
+import contextlib
+import functools
+import html
+import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,31 +35,76 @@ class Word(NamedTuple):
     end: float
 
 
-def words(
-    tokens: Sequence[int], decode: Callable[[list[int]], str], special: tuple[int, int], token_s: float
-) -> list[Word]:
-    """The words of a token stream, each as if it began where the one before ended.
+class Stream(NamedTuple):
+    """What a model's token stream is made of: two token ids, seconds of audio for each token, ids to text."""
 
-    `special` are the ids of [STREAMING_PAD] and [STREAMING_WORD], `token_s` the seconds of audio for each token.
-    """
-    pad, begin = special
+    pad: int
+    word: int
+    token_s: float
+    decode: Callable[[list[int]], str]
+
+
+def stream_of(tokenizer: Any) -> Stream:
+    """Of vLLM's MistralTokenizer."""
+    text = tokenizer.instruct.tokenizer
+    audio = tokenizer.instruct.audio_encoder.audio_config
+    pad, word = map(text.get_special_token, ("[STREAMING_PAD]", "[STREAMING_WORD]"))
+    return Stream(pad, word, 1 / audio.frame_rate, functools.partial(_decode, text))
+
+
+def _decode(text: Any, tokens: list[int]) -> str:
+    from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+
+    decoded: str = text.decode(tokens, special_token_policy=SpecialTokenPolicy.IGNORE)
+    return decoded
+
+
+def words(tokens: Sequence[int], stream: Stream) -> list[Word]:
+    """The words of a token stream, each as if it began where the one before ended."""
     found: list[tuple[int, list[int]]] = []
-    open_ = False
+    inside = False
     for number, token in enumerate(tokens):
-        if token == begin or token == pad:
-            open_ = token == begin
-            if open_:
-                found.append((number, []))
-        elif open_:
-            found[-1][1].append(token)
+        if token in (stream.pad, stream.word):
+            inside = False
+            continue
+        if not inside:
+            # [STREAMING_WORD] came one token earlier, when the word was over.
+            found.append((number - 1 if number and tokens[number - 1] == stream.word else number, []))
+            inside = True
+        found[-1][1].append(token)
     timed: list[Word] = []
-    before = 0.0
     for number, pieces in found:
-        if text := decode(pieces).strip():
-            end = (number + 0.5) * token_s
-            timed.append(Word(text, before, end))
-            before = end
+        text, end = stream.decode(pieces), (number + 0.5) * stream.token_s
+        if not text.strip():
+            continue
+        if timed and not text[0].isspace():  # the rest of the word before, such as its full stop
+            timed[-1] = timed[-1]._replace(text=timed[-1].text + text.strip(), end=end)
+        else:
+            timed.append(Word(text.strip(), timed[-1].end if timed else 0.0, end))
     return timed
+
+
+# The generated tokens of the request that is being served; None where nobody asked for them
+RECORDED: ContextVar[list[int] | None] = ContextVar("RECORDED", default=None)
+
+
+def recording(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's EngineClient.generate, with its tokens put into the list that RECORDED holds at the call."""
+
+    @functools.wraps(generate)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        outputs, kept = generate(*args, **kwargs), RECORDED.get()
+        return outputs if kept is None else _kept(outputs, kept)
+
+    return recorded
+
+
+async def _kept(outputs: Any, kept: list[int]) -> AsyncIterator[Any]:
+    async with contextlib.aclosing(outputs):
+        async for output in outputs:
+            # All at once, or those since the last time: what a transcription asks vLLM for.
+            kept.extend(output.outputs[0].token_ids)
+            yield output
 
 
 def voiced(samples: np.ndarray, rate: int) -> np.ndarray:
@@ -132,8 +182,11 @@ def srt(found: Sequence[Segment]) -> str:
 
 
 def vtt(found: Sequence[Segment]) -> str:
-    """WebVTT (https://www.w3.org/TR/webvtt1/)."""
-    cues = (f"{_stamp(each.start, '.')} --> {_stamp(each.end, '.')}\n{_lines(each)}\n\n" for each in found)
+    """WebVTT (https://www.w3.org/TR/webvtt1/), in which &, < and > are signs of its own."""
+    cues = (
+        f"{_stamp(each.start, '.')} --> {_stamp(each.end, '.')}\n{html.escape(_lines(each), quote=False)}\n\n"
+        for each in found
+    )
     return "WEBVTT\n\n" + "".join(cues)
 
 
@@ -141,21 +194,44 @@ def _lines(segment: Segment) -> str:
     return "\n".join(textwrap.wrap(segment.text, LINE))
 
 
-def verbose(
-    text: str, duration_s: float, language: str, timed: Sequence[Word], granularities: set[str]
-) -> dict[str, Any]:
-    """OpenAI's `verbose_json`; of a segment what is known here, with OpenAI's names."""
-    answer: dict[str, Any] = {
-        "task": "transcribe",
-        "language": language,
-        "duration": round(duration_s, 3),
-        "text": text,
-    }
-    if "word" in granularities:
-        answer["words"] = [{"word": w.text, "start": round(w.start, 3), "end": round(w.end, 3)} for w in timed]
-    if "segment" in granularities:
-        answer["segments"] = [
+class Asked(NamedTuple):
+    """How the answer is to be written: `form` is OpenAI's response_format; `speech` says where the clip has any."""
+
+    form: str
+    granularities: frozenset[str]
+    language: str | None
+    speech: np.ndarray
+
+
+class TimeError(RuntimeError):
+    """The tokens are not those of the text."""
+
+
+def answer(asked: Asked, text: str, tokens: Sequence[int], stream: Stream | None, seconds: float) -> tuple[str, str]:
+    """(content type, body) of a transcript of a clip of so many seconds. Raises TimeError."""
+    if asked.form == "text":
+        return "text/plain; charset=utf-8", text.strip() + "\n"
+    if stream is None:
+        raise TimeError("this model's tokens have none")
+    timed = refine(words(tokens, stream), asked.speech)
+    if [word.text for word in timed] != text.split():
+        raise TimeError(f"the text has {len(text.split())} words, and its tokens have {len(timed)} with a time")
+    if asked.form == "verbose_json":
+        return "application/json", json.dumps(_verbose(asked, text, timed, seconds), ensure_ascii=False)
+    found = segments(timed)
+    return ("text/vtt; charset=utf-8", vtt(found)) if asked.form == "vtt" else ("application/x-subrip", srt(found))
+
+
+def _verbose(asked: Asked, text: str, timed: Sequence[Word], seconds: float) -> dict[str, Any]:
+    """OpenAI's `verbose_json`; of a segment what is known here, with OpenAI's names. Voxtral Realtime does not tell the
+    language: it is the one that was asked for."""
+    content: dict[str, Any] = {"task": "transcribe", "language": asked.language, "duration": round(seconds, 3)}
+    content["text"] = text.strip()
+    if "word" in asked.granularities:
+        content["words"] = [{"word": w.text, "start": round(w.start, 3), "end": round(w.end, 3)} for w in timed]
+    if "segment" in asked.granularities:
+        content["segments"] = [
             {"id": n, "seek": 0, "start": round(s.start, 3), "end": round(s.end, 3), "text": s.text, "temperature": 0.0}
             for n, s in enumerate(segments(timed))
         ]
-    return answer
+    return content

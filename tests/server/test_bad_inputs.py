@@ -25,7 +25,10 @@ SECRET = "a-secret-in-the-query"
 MOST = 6  # requests in flight
 FLAGS = ("--middleware", "voxtral_serve.guard.Guard", "--disable-uvicorn-access-log", "--api-key", KEY)
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
-ROUNDS, GROWTH = 12, 48 << 20  # of the quick inputs, and bytes that the server's memory may grow by in all but the first
+ROUNDS, GROWTH = (
+    12,
+    48 << 20,
+)  # of the quick inputs, and bytes that the server's memory may grow by in all but the first
 LINE = re.compile(r"(\w+) (\S+) (\d{3}), (\d+) bytes, ([\d.]+) s of audio, (\d+) ms, id ([\w.-]+)$", re.MULTILINE)
 
 

@@ -1,0 +1,152 @@
+"""OpenAI's response formats from a real server of pico, by `requests` and by the official client; times of words.
+
+The benchmark's clips come with the times of their words, from the synthesis.
+"""
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import requests
+from conftest import CONFIG, DATA, PICO
+
+from bench import dataset, serve
+
+FLAGS = ("--middleware", "voxtral_serve.guard.Guard", "--disable-uvicorn-access-log")
+CLIPS = 40
+CUE = re.compile(r"(\d\d):(\d\d):(\d\d)[,.](\d{3}) --> (\d\d):(\d\d):(\d\d)[,.](\d{3})\n((?:.+\n)+)")
+FORMS = ("text", "verbose_json", "srt", "vtt")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = serve.free_port()
+    with serve.server(CONFIG, PICO, port, tmp_path_factory.mktemp("formats") / "server.log", *FLAGS):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def clips() -> list[dataset.Clip]:
+    return dataset.select(dataset.load(DATA).clips, CLIPS, seed=1)
+
+
+def ask(url: str, path: Path, **fields: Any) -> requests.Response:
+    with path.open("rb") as file:
+        return requests.post(
+            f"{url}/v1/audio/transcriptions",
+            files={"file": (path.name, file)},
+            data={"model": "voxtral", **fields},
+            timeout=120,
+        )
+
+
+def cues(subtitles: str) -> list[tuple[float, float, str]]:
+    found = []
+    for *numbers, text in CUE.findall(subtitles):
+        times = [int(h) * 3600 + int(m) * 60 + int(s) + int(ms) / 1000 for h, m, s, ms in (numbers[:4], numbers[4:])]
+        found.append((*times, text))
+    return found
+
+
+def plain(word: str) -> str:
+    return re.sub(r"\W", "", word).casefold()
+
+
+def test_every_word_at_its_time(url: str, clips: list[dataset.Clip]) -> None:
+    """A word's start is off by at most 80 ms in the median, and by 240 ms in 95 %, in clips that were heard right."""
+    errors, clips_right = [], 0
+    for clip in clips:
+        answer = ask(url, clip.path, response_format="verbose_json", **{"timestamp_granularities[]": "word"}).json()
+        found, spoken = answer["words"], clip.extra["words"]
+        assert " ".join(word["word"] for word in found) == answer["text"]
+        assert answer["duration"] == pytest.approx(clip.duration_s, abs=0.01)
+        for word, after in itertools.pairwise(found):
+            assert 0 <= word["start"] < word["end"] <= after["start"]
+        if [plain(word["word"]) for word in found] == [plain(word) for word, *_ in spoken]:
+            clips_right += 1
+            errors += [abs(word["start"] - start) for word, (_, start, _) in zip(found, spoken, strict=True)]
+    median, late = np.percentile(errors, (50, 95))
+    print(f"{len(errors)} words of {clips_right} clips: median {1000 * median:.0f} ms, 95 % {1000 * late:.0f} ms")
+    assert clips_right >= CLIPS * 0.8
+    assert median <= 0.080
+    assert late <= 0.240
+
+
+def test_every_form_has_the_text_of_json(url: str, clips: list[dataset.Clip]) -> None:
+    clip = max(clips, key=lambda each: each.duration_s)
+    text = ask(url, clip.path).json()["text"].strip()
+    assert len(text.split()) > 20
+    answers = {form: ask(url, clip.path, response_format=form) for form in FORMS}
+    assert {form: answer.headers["content-type"] for form, answer in answers.items()} == {
+        "text": "text/plain; charset=utf-8",
+        "verbose_json": "application/json",
+        "srt": "application/x-subrip",
+        "vtt": "text/vtt; charset=utf-8",
+    }
+    assert answers["text"].text == text + "\n"
+    verbose = answers["verbose_json"].json()
+    assert verbose["text"] == text
+    assert "words" not in verbose
+    segments = [(each["start"], each["end"], each["text"]) for each in verbose["segments"]]
+    assert " ".join(each[2] for each in segments) == text
+    assert answers["vtt"].text.startswith("WEBVTT\n\n")
+    for form in ("srt", "vtt"):
+        found = cues(answers[form].text)
+        assert [(start, end, " ".join(lines.split())) for start, end, lines in found] == segments
+        for (_, end, lines), (start, *_) in zip(found, [*found[1:], (clip.duration_s + 1, 0, "")], strict=True):
+            assert end <= start
+            assert max(map(len, lines.splitlines())) <= 42
+    numbers = re.findall(r"^(\d+)\n\d\d:", answers["srt"].text, re.MULTILINE)
+    assert numbers == [str(number) for number in range(1, len(segments) + 1)]
+
+
+def test_the_official_client(url: str, clips: list[dataset.Clip]) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    path = clips[0].path
+    text = client.audio.transcriptions.create(model="voxtral", file=path).text.strip()
+    assert text
+    verbose = client.audio.transcriptions.create(
+        model="voxtral", file=path, response_format="verbose_json", timestamp_granularities=["word", "segment"]
+    )
+    assert verbose.text == text
+    assert [word.word for word in verbose.words or ()] == text.split()
+    assert verbose.segments
+    for form in ("text", "srt", "vtt"):
+        written = client.audio.transcriptions.create(model="voxtral", file=path, response_format=form)
+        assert isinstance(written, str) and text.split()[0] in written
+
+    async def by_async() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as other:
+            return (await other.audio.transcriptions.create(model="voxtral", file=path)).text.strip()
+
+    assert asyncio.run(by_async()) == text
+    events = list(client.audio.transcriptions.create(model="voxtral", file=path, stream=True))
+    assert events
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_format": "xml"}, "response_format is 'xml': expected one of json, text, verbose_json, srt, vtt"),
+        ({"response_format": "srt", "stream": "true"}, "srt cannot be had with stream"),
+        ({"response_format": "vtt", "use_beam_search": "true"}, "vtt cannot be had with use_beam_search"),
+        ({"timestamp_granularities[]": "letter"}, "timestamp_granularities[] has 'letter': expected word or segment"),
+    ],
+)
+def test_what_cannot_be_had(url: str, clips: list[dataset.Clip], fields: dict[str, str], message: str) -> None:
+    answer = ask(url, clips[0].path, **fields)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_an_error_of_vllm_keeps_its_form(url: str, clips: list[dataset.Clip]) -> None:
+    answer = ask(url, clips[0].path, response_format="srt", model="another")
+    assert answer.status_code == 404
+    assert "another" in json.dumps(answer.json())

@@ -1,0 +1,180 @@
+"""Words and their times from made-up token streams; subtitles."""
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from voxtral_serve import timing
+from voxtral_serve.timing import Asked, Segment, Stream, Word
+
+PAD, WORD = 32, 33
+VOCABULARY = {2: "", 100: " Hello", 101: " wor", 102: "ld", 103: ".", 104: " again"}
+STREAM = Stream(PAD, WORD, 0.08, lambda tokens: "".join(VOCABULARY[token] for token in tokens))
+RATE = 16000
+SILENT = np.zeros(0, bool)
+
+
+def spoken(*parts: tuple[float, float], seconds: float = 2.0) -> np.ndarray:
+    """A tone in these (start, end), soft noise elsewhere."""
+    samples = np.random.default_rng(0).normal(0, 1e-3, round(seconds * RATE)).astype(np.float32)
+    for start, end in parts:
+        part = slice(round(start * RATE), round(end * RATE))
+        samples[part] += np.sin(np.arange(samples[part].size) / 10).astype(np.float32)
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([], []),
+        ([PAD, PAD, 2], []),
+        ([PAD, WORD, 100, PAD, 2], [("Hello", 0.0, 0.12)]),
+        # Pieces of one word, and a second word that waited for the first: each ends where its [STREAMING_WORD] stands
+        ([WORD, 101, 102, WORD, 100, 2], [("world", 0.0, 0.04), ("Hello", 0.04, 0.28)]),
+        # A full stop by itself belongs to the word before
+        ([WORD, 100, PAD, WORD, 103, PAD], [("Hello.", 0.0, 0.28)]),
+        # Without [STREAMING_WORD]
+        ([PAD, 100, PAD], [("Hello", 0.0, 0.12)]),
+    ],
+)
+def test_words(tokens: list[int], expected: list[tuple[str, float, float]]) -> None:
+    found = timing.words(tokens, STREAM)
+    assert [word.text for word in found] == [text for text, *_ in expected]
+    assert [word[1:] for word in found] == [pytest.approx(times) for _, *times in expected]
+
+
+def test_a_word_begins_after_the_pause_before_it() -> None:
+    speech = timing.voiced(spoken((0.3, 0.6), (0.6, 0.9), (1.4, 1.8)), RATE)
+    found = timing.refine([Word("a", 0.0, 0.6), Word("b", 0.6, 0.92), Word("c", 0.92, 1.8)], speech)
+    assert [word.start for word in found] == pytest.approx([0.3, 0.6, 1.4], abs=0.03)
+    assert [word.end for word in found] == [0.6, 0.92, 1.8]
+
+
+def test_words_keep_their_order_where_nothing_is_heard() -> None:
+    found = timing.refine([Word("a", 0.0, 0.04), Word("b", 0.04, 0.2)], timing.voiced(np.zeros(RATE, np.float32), RATE))
+    for word, after in zip(found, [*found[1:], Word("", 9, 9)], strict=True):
+        assert word.start < word.end <= after.start
+    assert timing.voiced(np.zeros(3, np.float32), RATE).size == 0
+
+
+def timed(text: str, each: float = 0.5) -> list[Word]:
+    return [Word(word, number * each, (number + 1) * each) for number, word in enumerate(text.split())]
+
+
+def test_segments_end_with_sentences_and_fit_two_lines() -> None:
+    sentence = "one two three four five six seven eight nine ten"
+    text = f"Stop. {sentence}. " + " ".join(["something"] * 30)
+    found = timing.segments(timed(text, 0.3))
+    assert found[0].text == "Stop."
+    assert found[1].text == f"{sentence}."
+    assert " ".join(segment.text for segment in found) == text
+    for segment, after in itertools.pairwise(found):
+        assert segment.end <= after.start
+    for segment in found:
+        assert segment.end - segment.start <= timing.LONGEST_S
+        lines = timing._lines(segment).split("\n")
+        assert len(lines) <= 2 and max(map(len, lines)) <= 42
+
+
+def test_subtitles() -> None:
+    found = [Segment([Word("Salt", 0.04, 0.5), Word("&", 0.5, 0.6), Word("<pepper>.", 0.6, 3599.9996)])]
+    found.append(Segment([Word("Bye", 3600, 3661.5)]))
+    assert timing.srt(found) == (
+        "1\n00:00:00,040 --> 01:00:00,000\nSalt & <pepper>.\n\n2\n01:00:00,000 --> 01:01:01,500\nBye\n\n"
+    )
+    assert timing.vtt(found) == (
+        "WEBVTT\n\n00:00:00.040 --> 01:00:00.000\nSalt &amp; &lt;pepper&gt;.\n\n01:00:00.000 --> 01:01:01.500\nBye\n\n"
+    )
+    assert timing.srt([]) == ""
+    assert timing.vtt([]) == "WEBVTT\n\n"
+
+
+TOKENS = [PAD, PAD, PAD, WORD, 100, PAD, WORD, 101, 102, 103, PAD, 2]
+
+
+def asked(form: str, *granularities: str) -> Asked:
+    return Asked(form, frozenset(granularities), "en", SILENT)
+
+
+def test_verbose_json() -> None:
+    kind, body = timing.answer(asked("verbose_json", "word", "segment"), " Hello world.", TOKENS, STREAM, 1.0)
+    assert kind == "application/json"
+    assert json.loads(body) == {
+        **{"task": "transcribe", "language": "en", "duration": 1.0, "text": "Hello world."},
+        "words": [{"word": "Hello", "start": 0.0, "end": 0.28}, {"word": "world.", "start": 0.28, "end": 0.52}],
+        "segments": [{"id": 0, "seek": 0, "start": 0.0, "end": 0.52, "text": "Hello world.", "temperature": 0.0}],
+    }
+    assert "words" not in timing.answer(asked("verbose_json", "segment"), " Hello world.", TOKENS, STREAM, 1.0)[1]
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "begins"),
+    [
+        ("text", "text/plain; charset=utf-8", "Hello world.\n"),
+        ("srt", "application/x-subrip", "1\n00:00:00,000 --> 00:00:00,520\nHello world.\n"),
+        ("vtt", "text/vtt; charset=utf-8", "WEBVTT\n\n00:00:00.000 --> "),
+    ],
+)
+def test_other_forms(form: str, kind: str, begins: str) -> None:
+    found, body = timing.answer(asked(form), " Hello world.", TOKENS, STREAM, 1.0)
+    assert found == kind
+    assert body.startswith(begins)
+
+
+def test_a_text_that_is_not_its_tokens_has_no_times() -> None:
+    with pytest.raises(timing.TimeError, match="the text has 1 words, and its tokens have 2 with a time"):
+        timing.answer(asked("srt"), "Hello", TOKENS, STREAM, 1.0)
+    with pytest.raises(timing.TimeError, match="this model's tokens have none"):
+        timing.answer(asked("srt"), "Hello", TOKENS, None, 1.0)
+    assert timing.answer(asked("text"), " Hello ", TOKENS, None, 1.0)[1] == "Hello\n"
+
+
+def test_tokens_are_recorded_for_who_asks() -> None:
+    """Of one request and no other; a generator that is left is closed."""
+    closed = []
+
+    async def generate(pieces: Sequence[list[int]]) -> AsyncIterator[Any]:
+        try:
+            for piece in pieces:
+                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=piece)])
+        finally:
+            closed.append(True)
+
+    recorded = timing.recording(generate)
+
+    async def consume(most: int) -> int:
+        count = 0
+        outputs = recorded([[1, 2], [3], [4]])
+        async for _ in outputs:
+            count += 1
+            if count == most:
+                await outputs.aclose()
+                break
+        return count
+
+    async def run() -> tuple[list[int], list[int]]:
+        first: list[int] = []
+        second: list[int] = []
+
+        async def request(kept: list[int], most: int) -> None:
+            timing.RECORDED.set(kept)
+            await consume(most)
+
+        await asyncio.gather(request(first, 9), request(second, 2))
+        assert await consume(9) == 3  # nobody asked
+        return first, second
+
+    assert asyncio.run(run()) == ([1, 2, 3, 4], [1, 2, 3])
+    assert len(closed) == 3
+
+
+def test_times_as_subrip_writes_them() -> None:
+    assert re.fullmatch(r"\d\d:\d\d:\d\d,\d{3}", timing._stamp(0.0004, ","))
+    assert timing._stamp(59.9996, ".") == "00:01:00.000"
