@@ -59,7 +59,7 @@ class Input:
         if status != self.status:
             return f"HTTP {status}, expected {self.status}: {str(answer)[:300]}"
         if status == 200:
-            text = answer.get("text") if isinstance(answer, dict) else None
+            text = answer.get("text") if isinstance(answer, dict) else answer
             if self.path == UPLOAD and not isinstance(text, str):
                 return f"no text: {str(answer)[:300]}"
             if self.silent and text != "":
@@ -348,10 +348,14 @@ def options(samples: np.ndarray) -> Iterator[Input]:
     yield option("language", "xx", pattern="xx")
     yield option("language", "English", pattern="English")
     yield option("language", "en", 200, wrong=0)
-    yield option("response_format", "srt", pattern="expected one of json, text")
-    yield option("response_format", "verbose_json", pattern="expected one of json, text")
-    yield option("response_format", "nonsense", pattern="expected one of json, text")
-    yield option("response_format", "text", 200, wrong=0)
+    for form, heading in (
+        ("text", 0),
+        ("verbose_json", 0),
+        ("srt", 0),
+        ("vtt", 1),
+    ):  # words that are none of the clip's
+        yield option("response_format", form, 200, wrong=heading)
+    yield option("response_format", "nonsense", pattern="expected one of json, text, verbose_json, srt, vtt")
     for name, value in (("temperature", "-1"), ("temperature", "hot"), ("temperature", "nan"), ("temperature", "inf")):
         yield option(name, value)
     for name, value in (("top_p", "5"), ("top_k", "-5"), ("min_p", "2"), ("seed", "abc"), ("seed", "9" * 30)):
