@@ -367,7 +367,7 @@ def options(samples: np.ndarray) -> Iterator[Input]:
     for name, value in (("hotwords", "kebab"), ("prompt", "word " * 10_000)):
         yield option(name, value, 200)
     yield option("max_completion_tokens", "999999999", 200)
-    yield option("use_beam_search", "true", pattern="Beam search")
+    yield option("use_beam_search", "true", pattern="use_beam_search is not served")
     yield option("to_language", "xx", pattern="xx")
     yield option("max_completion_tokens", "-1", pattern="max_tokens|max_completion_tokens")
     yield option("unknown_field", "x", 200, wrong=0)

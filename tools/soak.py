@@ -4,7 +4,7 @@
 
 Of 16 clients, each of which sends one request after another, one request in ten is one of tools/inputs.py, and one in
 ten is given up before its answer comes. The other clips must come back with the text of the committed reference. The
-time after a warm-up of five minutes, of a shorter run a quarter, is cut into thirds: the server's memory, and the
+second half of the time is cut into thirds: the server's memory, and the
 latency of the good clips, must be in the last what they are in the first. Exit status 1 where they are not, or anything
 failed.
 """
@@ -33,7 +33,6 @@ from tools.compare_layouts import LIBRARIES, ROOT
 
 CLIENTS = 16
 BAD_SHARE, GONE_SHARE = 0.1, 0.1
-WARM_UP_S = 300  # in which allocators take what they then keep
 SAMPLE_S = 2
 SLOWER = 1.25  # the most that a third's median latency may be of the first's
 GROWN_BYTES = 32 << 20  # the most that a third's mean memory may be above the first's
@@ -150,8 +149,8 @@ def resident(processes: list[psutil.Process]) -> dict[str, int]:
 
 
 def thirds(soak: Soak) -> list[dict[str, Any]]:
-    """Of the time after the warm-up: good requests, their latency in seconds, and the mean memory in bytes."""
-    warm_s = min(WARM_UP_S, soak.end_s / 4)
+    """Of the second half: good requests, their latency in seconds, and the mean memory in bytes."""
+    warm_s = soak.end_s / 2  # in which the worker's memory grows to where it then stays
     length = (soak.end_s - warm_s) / 3
     found = []
     for index in range(3):

@@ -22,6 +22,7 @@ FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
 FORMATS = ("json", "text")
 TIMED = ("verbose_json", "srt", "vtt")  # of a model that writes a token for each 80 ms
 GRANULARITIES = ("word", "segment")
+OFF = ("", "0", "f", "false", "n", "no", "off")  # as pydantic reads a form's field
 SEQUENCES = 16  # of `n`: each takes a place in the queue
 PARTS = {"type", "text", "audio_url", "input_audio"}
 PROCESSING = ("media_io_kwargs", "mm_processor_kwargs")
@@ -135,14 +136,18 @@ def upload(body: bytes, content_type: str, rules: Rules) -> Body:
     if other := sorted(set(granularities) - set(GRANULARITIES)):
         name = "timestamp_granularities[]"
         raise RefusedError(400, f"{name} has {ascii(other[0])[:40]}: expected word or segment", "invalid_value", name)
-    if form in TIMED:
-        for name in ("stream", "use_beam_search"):
-            if texts.get(name.encode(), "false").lower() not in ("false", "0", ""):
-                raise RefusedError(400, f"{form} cannot be had with {name}", "invalid_value", "response_format")
+    streamed, beams = (texts.get(name, "").lower() not in OFF for name in (b"stream", b"use_beam_search"))
+    if beams and rules.timed:
+        # With the encode-once model, vLLM 0.32.0 answered 200 and an empty text.
+        raise RefusedError(
+            400, "use_beam_search is not served: this model decodes greedily", "invalid_value", "use_beam_search"
+        )
+    if streamed and form in TIMED:
+        raise RefusedError(400, f"{form} cannot be had with stream", "invalid_value", "response_format")
     if b"n" in fields:
         _sequences(fields[b"n"].data.decode())
     clip = _decoded(file.data, rules, rules.bounds, "file")
-    if form == "json" or texts.get(b"stream", "false").lower() not in ("false", "0", ""):
+    if form == "json" or streamed:
         return _form_of(list(fields.values()), clip)
     # vLLM writes its JSON, whose text then gets the form.
     others = [part for part in fields.values() if not part.name.startswith((b"response_format", b"timestamp_gran"))]
