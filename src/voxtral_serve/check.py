@@ -209,7 +209,14 @@ def _parts(words: Sequence[str]) -> list[list[str]]:
 
 def _parser() -> Any:
     """`vllm serve`'s own argument parser, raising ConfigError where it would end the process."""
+    from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    if current_platform.is_unspecified():
+        raise ConfigError(
+            f"no GPU: vLLM {version('vllm')} finds no device here that it was built for. A container is given one by "
+            "`docker run --gpus all`, or `podman run --device nvidia.com/gpu=all`"
+        )
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc,unused-ignore]
         def error(self, message: str) -> NoReturn:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import CONFIG, PICO, ROOT
+from vllm import platforms
 from vllm.platforms import current_platform
 from vllm.third_party import pynvml
 
@@ -530,6 +531,14 @@ def test_a_gpu_that_is_too_small(full: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {"profiles/fast.yaml", "profiles/fast-fp8.yaml"} <= set(fitting)
     assert "profiles/long.yaml" in fitting
     assert "profiles/voxtral-3b.yaml" not in fitting
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM's CUDA build sees a machine without a driver."""
+    monkeypatch.setattr(platforms, "_current_platform", platforms.interface.UnspecifiedPlatform())
+    problem = only_problem(check.check(CONFIG, PICO))
+    assert problem.startswith("no GPU: vLLM ")
+    assert "docker run --gpus all" in problem
 
 
 def test_a_gpu_that_no_profile_fits(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
