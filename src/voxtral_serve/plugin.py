@@ -31,10 +31,11 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.model_executor.models.registry import ModelRegistry
 
-    from voxtral_serve import clip_end, config, drafter
+    from voxtral_serve import clip_end, config, drafter, drain
 
     clip_end.install()
     drafter.install()
+    drain.install()
     config.register_parsers()
     MODELS_CONFIG_MAP["VoxtralRealtimeGeneration"] = config.Stock
     for architecture, module, update in (

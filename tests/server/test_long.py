@@ -65,7 +65,7 @@ def test_the_fast_profile_names_both_lengths(fast_url: str, audio: np.ndarray) -
     refused = post(fast_url, audio)
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith(
-        f"the clip lasts {SECONDS}.00 s and this server takes at most 78.00 s: its max_model_len is 1024 tokens"
+        f"file: the clip lasts {SECONDS}.00 s and this server takes at most 78.00 s (its max_model_len is 1024 tokens"
     )
 
 

@@ -21,7 +21,7 @@ from conftest import DATA, PICO, ROOT
 from bench import BenchError, serve
 from tools import inputs
 
-AT_ONCE, MANY = 16, 32  # on two cores they take some 2 s, and several
+AT_ONCE, MANY = 16, 48  # on two cores they take some 2 s, and several
 SENT_S = 0.8  # in which all of them are on their way, and none is done
 GRACE_S = 30  # of profiles/fast.yaml
 LONG_S = 30
@@ -76,7 +76,8 @@ def test_told_to_stop(processes: int, clip: bytes, tmp_path: Path) -> None:
         undisturbed = requests.post(
             f"{url}{inputs.UPLOAD}", files={"file": ("clip.wav", clip)}, data={"model": "voxtral"}, timeout=120
         ).json()["text"]
-        sent = Requests(url, clip)
+        # Several processes once had 5 s and no more (vLLM 0.20.0): these take longer
+        sent = Requests(url, clip, at_once=AT_ONCE if processes == 1 else MANY)
         process.send_signal(signal.SIGTERM)
         time.sleep(1)
         with contextlib.suppress(requests.RequestException):  # refused, or never taken up
@@ -85,7 +86,7 @@ def test_told_to_stop(processes: int, clip: bytes, tmp_path: Path) -> None:
         assert process.wait(GRACE_S + 15) == 0
         sent.join()
         print(f"{processes} processes: ended {time.monotonic() - start + 1:.1f} s after SIGTERM, {sent.statuses}")
-    assert sent.statuses == [200] * AT_ONCE
+    assert sent.statuses == [200] * len(sent.threads)
     assert set(sent.texts) == {undisturbed}
 
 
