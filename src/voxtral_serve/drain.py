@@ -21,14 +21,13 @@ def install() -> None:
     manager: Any = getattr(utils, "APIServerProcessManager", None)
     if manager is not None and MARK in vars(manager):
         return
+    if manager is None:
+        raise _drifted("is not there")
     expected = {"__init__": "args", "shutdown": "timeout"}
-    signatures = {name: inspect.signature(getattr(manager, name, lambda: None)) for name in expected}
+    signatures = {name: inspect.signature(getattr(manager, name)) for name in expected}
     lacking = [f"{name} has no {used}" for name, used in expected.items() if used not in signatures[name].parameters]
     if lacking:
-        raise shims.PatchError(
-            f"patch drain (of vllm.v1.utils) has drifted on vllm {shims.installed('vllm')}: "
-            f"APIServerProcessManager.{', '.join(lacking)}. {shims.ADVICE}"
-        )
+        raise _drifted(", ".join(lacking))
     begin, end = manager.__init__, manager.shutdown
 
     @wraps(begin)
@@ -44,3 +43,10 @@ def install() -> None:
 
     manager.__init__, manager.shutdown = beginning, ending
     setattr(manager, MARK, True)
+
+
+def _drifted(why: str) -> shims.PatchError:
+    return shims.PatchError(
+        f"patch drain (of vllm.v1.utils) has drifted on vllm {shims.installed('vllm')}: APIServerProcessManager {why}. "
+        f"{shims.ADVICE}"
+    )

@@ -34,10 +34,10 @@ def test_it_waits_as_long_as_the_option_says(monkeypatch: pytest.MonkeyPatch) ->
     assert manager.waited == [7, 2]
 
 
-@pytest.mark.parametrize("lacks", ["shutdown has no timeout", "__init__ has no args, shutdown has no timeout"])
+@pytest.mark.parametrize("lacks", ["shutdown has no timeout", "is not there"])
 def test_drift(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utils, "APIServerProcessManager", Other if lacks.startswith("shutdown") else None)
     with pytest.raises(
-        shims.PatchError, match=f"patch drain .* has drifted on vllm .*: APIServerProcessManager.{lacks}"
+        shims.PatchError, match=f"patch drain .* has drifted on vllm .*: APIServerProcessManager {lacks}"
     ):
         drain.install()
