@@ -397,9 +397,15 @@ from fakeserver import Answer, FakeServer
 
 port = int(sys.argv[sys.argv.index("--port") + 1])
 config = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+def serves(process):
+    try:
+        return "fake_vllm.py" in " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
+
 with open("starts.txt", "a") as file:
     others = [child for child in psutil.Process().parent().children(recursive=True) if child.pid != os.getpid()]
-    print("others", sum("fake_vllm.py" in " ".join(child.cmdline()) for child in others), file=file)
+    print("others", sum(map(serves, others)), file=file)
 if config.get("max_num_seqs") == 64 and Path("piecewise fails").exists():
     sys.exit("AssertionError: made to fail")
 served, tokens = [], [5]
