@@ -21,7 +21,7 @@ from conftest import DATA, PICO, ROOT
 from bench import BenchError, serve
 from tools import inputs
 
-AT_ONCE, MANY = 16, 48  # on two cores they take some 2 s, and several
+AT_ONCE, MANY = 16, 32  # on two cores they take some 2 s, and several
 SENT_S = 0.8  # in which all of them are on their way, and none is done
 GRACE_S = 30  # of profiles/fast.yaml
 LONG_S = 30
