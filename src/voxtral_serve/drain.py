@@ -2,10 +2,12 @@
 
 vLLM 0.20.0's parent of several API processes means to give them that time after SIGTERM. But it hears the signal by a
 handler that was there for the start only, takes it for an interruption, and kills them after 5 s. `install` wraps the
-manager of these processes: where it is not told how long to wait, it waits as long as the option says.
+manager of these processes: where it is not told how long to wait, and no process has died, it waits as long as the
+option says.
 """
 
 import inspect
+import sys
 from functools import wraps
 from typing import Any
 
@@ -39,7 +41,9 @@ def install() -> None:
 
     @wraps(end)
     def ending(self: Any, timeout: float | None = None) -> None:
-        end(self, timeout=self.voxtral_serve_grace_s if timeout is None else timeout)
+        # An exception on its way says that a process has died: nothing is left to wait for.
+        told = timeout is None and sys.exc_info()[0] is None
+        end(self, timeout=self.voxtral_serve_grace_s if told else timeout)
 
     manager.__init__, manager.shutdown = beginning, ending
     setattr(manager, MARK, True)
