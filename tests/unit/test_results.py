@@ -45,7 +45,8 @@ def test_what_is_said_of_the_contest_package() -> None:
     eager, graphs = (found["0.20.0", name, 1] for name in ("stock-eager", "stock-piecewise"))
     together = [eager, graphs, found["0.20.0", "stock-piecewise", 64]]
     sent, failed = (graphs[key] + together[2][key] for key in ("clips", "failed"))
-    peaks = [found["0.32.0", name, 1]["peak_vram_bytes"] / 1e9 for name in ("stock-vram", "fast-vram")]
+    least = found["0.32.0", "fast-vram", 1]["peak_vram_bytes"]
+    share = json.loads((CONTEST / "gpu-shares.json").read_text())["rows"][0]
     slower, thirstier = (eager[key] / graphs[key] for key in ("p50_ms", "joules_per_audio_second"))
     quoted = [
         f"P50 {eager['p50_ms']:.0f} ms eager, {graphs['p50_ms']:.0f} ms with piecewise graphs",
@@ -53,7 +54,7 @@ def test_what_is_said_of_the_contest_package() -> None:
         f"eager is {slower:.1f} times slower and takes {thirstier:.1f} times the energy",
         f"eager alone makes P50 {slower:.1f} times longer",
         f"{sent} requests in one run, {failed} failed",
-        f"{peaks[0]:.2f} GB with 2 GiB of KV cache; {peaks[1]:.2f} GB is the least",
+        f"{share['peak_vram_bytes'] / 1e9:.2f} GB at the same bytes of an H200; {least / 1e9:.2f} GB is the least",
     ]
     assert [words for words in quoted if words not in table] == []
     assert len({row["run"] for row in together}) == 1
@@ -67,14 +68,16 @@ def _section() -> str:
     return text.partition("## The contest package's claims")[2].partition("\n## ")[0]
 
 
-def test_each_parameter_alone_on_a_gpu() -> None:
+def test_each_parameter_alone_and_all_at_once_on_a_gpu() -> None:
     lines = []
-    runs = {name: json.loads((CONTEST / f"gpu-{name}.json").read_text())["rows"] for name in ("alone", "together")}
+    names = ("alone", "together", "shares", "four")
+    runs = {name: json.loads((CONTEST / f"gpu-{name}.json").read_text())["rows"] for name in names}
     for run, rows in runs.items():
         for row in rows:
             assert (row["failed"], row["vllm"], row["concurrency"]) == (0, "0.20.0", 1)
-            change = row["name"].partition(":")[2].replace("=", ": ")
-            shown = f"`{change}`" if change else "nothing else"
+            changes = row["name"].split(":")[1:]
+            change = ", ".join(f"`{one.replace('=', ': ')}`" for one in changes)
+            shown = change or "nothing else"
             if "131072" in change:
                 shown += ", 60 GiB of KV cache"
             lines.append(
@@ -82,11 +85,33 @@ def test_each_parameter_alone_on_a_gpu() -> None:
                 f"| {row['peak_vram_bytes'] / 1e9:.2f} | {row['start_s']:.0f} |"
             )
     assert [line for line in lines if line not in _section()] == []
-    assert _section().count("\n| alone |") + _section().count("\n| together |") == len(lines) == 8
+    assert sum(_section().count(f"\n| {name} |") for name in names) == len(lines) == 15
     by_name = {row["name"]: row for row in runs["alone"]}
     eager, graphs = by_name["stock-eager"], by_name["stock-eager:enforce_eager=false"]
     slower, thirstier = (eager[key] / graphs[key] for key in ("p50_ms", "joules_per_audio_second"))
     assert f"costs {slower:.1f} times the latency and {thirstier:.1f} times the energy" in _section()
+    words = " ".join(_section().split())
+    p50s = [row["p50_ms"] for row in runs["shares"]]
+    assert f"P50 is {min(p50s):.0f} to {max(p50s):.0f} ms with no order in it" in words
+    gpu = json.loads((CONTEST / "gpu-shares.json").read_text())["runs"][0]["gpu_memory_bytes"][0]
+    above = [row["peak_vram_bytes"] - float(row["name"].partition("=")[2]) * gpu for row in runs["shares"]]
+    assert f"takes {min(above) / 1e9:.1f} to {max(above) / 1e9:.1f} GB more than its share" in words
+    tuned, back, defaults = runs["four"]
+    times, energy = (tuned[key] / back[key] for key in ("p50_ms", "joules_per_audio_second"))
+    assert f"{times:.1f} times faster than the four together, for {energy:.1f} times less energy" in words
+    assert f"are {tuned['p50_ms'] / defaults['p50_ms']:.1f} times faster" in words
+    assert f"all four set back are {times:.1f} times faster" in words
+
+
+def test_the_guard_costs_nothing_that_shows_on_a_gpu() -> None:
+    rows = json.loads((RESULTS / "gpu-guard.json").read_text())["rows"]
+    found = {(row["name"], row["concurrency"]): row for row in rows}
+    assert [row["failed"] for row in rows] == [0] * 4
+    alone = [found[name, 1]["p50_ms"] for name in ("fast", "fast:middleware=null")]
+    many = [found[name, 32]["rtfx"] for name in ("fast", "fast:middleware=null")]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"P50 {alone[0]:.0f} ms with it and {alone[1]:.0f} ms without for one clip at a time" in text
+    assert f"{many[0]:.0f} and {many[1]:.0f} RTFx with 32" in text
 
 
 def test_the_model_in_transformers() -> None:
