@@ -31,7 +31,7 @@ ENV HOME=/cache USER=voxtral LOGNAME=voxtral \
 COPY requirements/container.txt /opt/voxtral-serve/
 RUN python3 -m pip install --no-cache-dir --no-deps --break-system-packages --require-hashes \
       -r /opt/voxtral-serve/container.txt \
-    && python3 -c "import av, librosa, soundfile, soxr; librosa.resample"
+    && python3 -c "import av, librosa, silero_vad, soundfile, soxr; librosa.resample; silero_vad.load_silero_vad(sequence=True)"
 
 # The wheel's voxtral_serve.pth puts the patches in force at every start of Python.
 COPY --from=wheel /wheel /opt/voxtral-serve/wheel

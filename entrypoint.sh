@@ -19,7 +19,12 @@ refuse() {
   say "refused: $*"
   exit 1
 }
-reads_audio() { python3 -c 'import av, librosa, soundfile, soxr' 2>/dev/null; }
+# silero_vad is only looked for: with it comes PyTorch, which takes seconds.
+reads_audio() {
+  python3 -c 'import av, librosa, onnxruntime, soundfile, soxr
+from importlib.util import find_spec
+raise SystemExit(find_spec("silero_vad") is None)' 2>/dev/null
+}
 
 [ -w "${HOME:=/}" ] || refuse "cache: $HOME cannot be written by uid $(id -u): mount a volume there"
 

@@ -177,7 +177,7 @@ def thirds(soak: Soak) -> list[dict[str, Any]]:
 def soak(minutes: float, scratch: Path) -> dict[str, Any]:
     """What the JSON file holds."""
     port, log = serve.free_port(), scratch / "server.log"
-    many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(4 * CLIENTS)}
+    many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(4 * CLIENTS)} | inputs.ENVIRONMENT
     with serve.server(CONFIG, huggingface.PICO, port, log, *FLAGS, environment=many) as process:
         url = f"http://127.0.0.1:{port}"
         version = serve.get(f"{url}/version", timeout_s=10).json()["version"]

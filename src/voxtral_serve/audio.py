@@ -177,6 +177,13 @@ def _joined(blocks: Iterator[np.ndarray], rate: int, bounds: Bounds, told: int |
     return Clip(kept[0] if len(kept) == 1 else np.concatenate(kept), rate)
 
 
+def at(clip: Clip, rate: int) -> Clip:
+    """The clip at another rate, in Hz."""
+    if clip.rate == rate:
+        return clip
+    return _resampled(clip, rate) if SOXR else Clip(np.concatenate([*_by_pyav(wav(clip), rate)]), rate)
+
+
 def _resampled(clip: Clip, rate: int) -> Clip:
     import soxr  # type: ignore[import-untyped,unused-ignore]
 

@@ -1,7 +1,8 @@
 """Read the body of a request, refuse what is wrong with it by name, and write the one that vLLM gets in its place.
 
-An upload's form is taken apart and made anew, with its audio decoded to plain samples (see audio.py); a chat's JSON
-likewise, and no URL of it reaches vLLM but to a host that was allowed. Both are for a thread: they take milliseconds.
+An upload's form is taken apart, its audio decoded to plain samples (audio.py), raised where it is quiet and cut where
+it is long (speech.py), and vLLM gets a form for each piece; a chat's JSON is made anew likewise, and no URL of it
+reaches vLLM but to a host that was allowed. Both are for a thread: they take milliseconds.
 """
 
 import base64
@@ -13,19 +14,27 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from voxtral_serve import audio, timing
+import numpy as np
+
+from voxtral_serve import audio, speech, timing
 
 MIB = 1 << 20
 FIELDS_BYTES = MIB  # of a form's fields but the file, and of what else a chat's JSON has beside its audio
 FIELDS = 100
 FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
-FORMATS = ("json", "text")
-TIMED = ("verbose_json", "srt", "vtt")  # of a model that writes a token for each 80 ms
+TIMED = ("verbose_json", "srt", "vtt")
+FORMATS = ("json", "text", *TIMED)
 GRANULARITIES = ("word", "segment")
 OFF = ("", "0", "f", "false", "n", "no", "off")  # as pydantic reads a form's field
 SEQUENCES = 16  # of `n`: each takes a place in the queue
 PARTS = {"type", "text", "audio_url", "input_audio"}
 PROCESSING = ("media_io_kwargs", "mm_processor_kwargs")
+PIECE_S = Fraction(30)  # of a clip that is longer than the model takes: what models of speech are trained on
+SEGMENT_S = Fraction(8)  # of a model whose tokens have no times: a segment is what is sent at a time
+# Without speech, the model is asked for this much of the clip, so that the rest of the request is answered as ever.
+SILENT_S = 0.1
+# Of OpenAI's fields, and of vLLM's own, what vLLM takes and does nothing with, whatever the model
+IGNORED = ("include", "known_speaker_names", "known_speaker_references", "hotwords", "to_language")
 
 
 class RefusedError(Exception):
@@ -37,14 +46,18 @@ class RefusedError(Exception):
 
 
 class Rules(NamedTuple):
-    """What bodies are held to: bytes of one audio file, its decoded length, the model's rate in Hz, allowed hosts, and
-    whether the model's words have times."""
+    """What bodies are held to: bytes of one audio file, its decoded length, the model's rate in Hz, allowed hosts; the
+    most seconds that go to the model at once; whether its tokens have times; which of `language`, `prompt` and
+    translations it can do; what finds speech."""
 
     file_bytes: int
     bounds: audio.Bounds
     rate: int
     hosts: frozenset[str]
-    timed: bool = False
+    piece_s: Fraction
+    timed: bool
+    can: frozenset[str]
+    detector: speech.Detector
 
     @property
     def upload_bytes(self) -> int:
@@ -56,12 +69,33 @@ class Rules(NamedTuple):
 
 
 class Body(NamedTuple):
-    """What vLLM gets, how many seconds of audio are in it, and how the answer is written where vLLM does not do it."""
+    """What vLLM gets, and how many seconds of audio are in it."""
 
     content_type: str
     content: bytes
     seconds: float
-    asked: timing.Asked | None = None
+
+
+class Upload(NamedTuple):
+    """A clip to transcribe, in pieces; the fields that vLLM gets beside each; how the answer is written, with the names
+    of the fields that have no part in it. `loud` says for each piece where it is, if words are to have times."""
+
+    clip: audio.Clip
+    pieces: list[speech.Piece]
+    loud: list[np.ndarray | None]
+    silent: bool
+    fields: list["Part"]
+    asked: timing.Asked
+    streamed: bool
+    ignored: list[str]
+
+    @property
+    def seconds(self) -> float:
+        return self.clip.seconds
+
+    def form(self, number: int) -> tuple[bytes, bytes]:
+        """(content type, form) of a piece."""
+        return _form_of(self.fields, speech.raised(within(self.clip, self.pieces[number])))
 
 
 class Part(NamedTuple):
@@ -80,7 +114,20 @@ def too_large(what: str, size: int | str, most: int) -> RefusedError:
     )
 
 
-def upload(body: bytes, content_type: str, rules: Rules) -> Body:
+def within(clip: audio.Clip, piece: speech.Piece) -> audio.Clip:
+    return clip._replace(samples=clip.samples[round(piece.start * clip.rate) : round(piece.end * clip.rate)])
+
+
+def translation(body: bytes, content_type: str, rules: Rules) -> Upload:
+    if "translate" not in rules.can:
+        # vLLM would answer 200, with a transcript.
+        raise RefusedError(
+            400, "this model does not translate: send audio to /v1/audio/transcriptions", "no_translation", "model"
+        )
+    return upload(body, content_type, rules, "translate")
+
+
+def upload(body: bytes, content_type: str, rules: Rules, task: str = "transcribe") -> Upload:
     """The form of a transcription or translation. Raises RefusedError."""
     fields: dict[bytes, Part] = {}
     for part in _form(body, content_type):
@@ -124,11 +171,10 @@ def upload(body: bytes, content_type: str, rules: Rules) -> Body:
             raise RefusedError(400, f"`{name}` is not UTF-8: {error.reason}", "invalid_form", name) from error
     texts = {part.name: part.data.decode() for part in fields.values()}
     form = texts.get(b"response_format", "json")
-    known = FORMATS + TIMED if rules.timed else FORMATS
-    if form not in known:
+    if form not in FORMATS:
         raise RefusedError(
             400,
-            f"response_format is {ascii(form)[:40]}: expected one of {', '.join(known)}",
+            f"response_format is {ascii(form)[:40]}: expected one of {', '.join(FORMATS)}",
             "invalid_value",
             "response_format",
         )
@@ -136,6 +182,16 @@ def upload(body: bytes, content_type: str, rules: Rules) -> Body:
     if other := sorted(set(granularities) - set(GRANULARITIES)):
         name = "timestamp_granularities[]"
         raise RefusedError(400, f"{name} has {ascii(other[0])[:40]}: expected word or segment", "invalid_value", name)
+    if "word" in granularities and not rules.timed:
+        name = "timestamp_granularities[]"
+        raise RefusedError(400, f"{name} has word: this model's words have no times", "invalid_value", name)
+    if granularities and form != "verbose_json":
+        raise RefusedError(
+            400,
+            f"timestamp_granularities[] is for verbose_json, and response_format is {form}",
+            "invalid_value",
+            "timestamp_granularities[]",
+        )
     streamed, beams = (texts.get(name, "").lower() not in OFF for name in (b"stream", b"use_beam_search"))
     if beams and rules.timed:
         # With the encode-once model, vLLM 0.32.0 answered 200 and an empty text.
@@ -147,13 +203,40 @@ def upload(body: bytes, content_type: str, rules: Rules) -> Body:
     if b"n" in fields:
         _sequences(fields[b"n"].data.decode())
     clip = _decoded(file.data, rules, rules.bounds, "file")
-    if form == "json" or streamed:
-        return _form_of(list(fields.values()), clip)
+    pieces, silent = _pieces(clip, rules, form)
+    loud = [
+        timing.voiced(within(clip, piece).samples, clip.rate) if form in TIMED and rules.timed else None
+        for piece in pieces
+    ]
+    unused = [name for name in ("language", "prompt") if name not in rules.can]
+    ignored = [
+        name for name in (*unused, *IGNORED) if any(_named(each, name) and each.data for each in fields.values())
+    ]
     # vLLM writes its JSON, whose text then gets the form.
-    others = [part for part in fields.values() if not part.name.startswith((b"response_format", b"timestamp_gran"))]
-    speech = timing.voiced(clip.samples, clip.rate)
-    asked = timing.Asked(form, frozenset(granularities or ("segment",)), texts.get(b"language"), speech)
-    return _form_of(others, clip)._replace(asked=asked)
+    ours = ("response_format", "timestamp_granularities", "stream_include_usage", "stream_continuous_usage_stats")
+    kept = [part for part in fields.values() if not any(_named(part, name) for name in ours)]
+    if streamed:
+        kept.append(Part(b"stream_include_usage", None, b"true"))
+    asked = timing.Asked(form, frozenset(granularities or ("segment",)), texts.get(b"language"), task)
+    return Upload(clip, pieces, loud, silent, kept, asked, streamed, ignored)
+
+
+def _named(part: Part, name: str) -> bool:
+    return part.name.removesuffix(b"[]").decode() == name
+
+
+def _pieces(clip: audio.Clip, rules: Rules, form: str) -> tuple[list[speech.Piece], bool]:
+    """(what goes to the model, whether there is no speech in it)."""
+    whole = speech.Piece(0.0, clip.seconds, (0.0, clip.seconds))
+    fits = len(clip.samples) <= rules.piece_s * clip.rate
+    by_segment = form in TIMED and not rules.timed
+    if fits and not by_segment and rules.detector.speaks(clip):
+        return [whole], False
+    probabilities = rules.detector.probabilities(clip)
+    if not speech.spoken(probabilities):
+        return [speech.Piece(0.0, min(clip.seconds, SILENT_S), (0.0, 0.0))], True
+    most = min(rules.piece_s, SEGMENT_S if by_segment else PIECE_S)
+    return rules.detector.pieces(clip, probabilities, float(most)), False
 
 
 def _form(body: bytes, content_type: str) -> list[Part]:
@@ -218,7 +301,7 @@ def _form(body: bytes, content_type: str) -> list[Part]:
     return parts
 
 
-def _form_of(fields: list[Part], clip: audio.Clip) -> Body:
+def _form_of(fields: list[Part], clip: audio.Clip) -> tuple[bytes, bytes]:
     boundary = secrets.token_hex(16).encode()
     pieces = []
     for field in fields:
@@ -226,7 +309,7 @@ def _form_of(fields: list[Part], clip: audio.Clip) -> Body:
         pieces += [field.data, b"\r\n"]
     pieces += [b'--%b\r\nContent-Disposition: form-data; name="file"; filename="clip.wav"\r\n' % boundary]
     pieces += [b"Content-Type: audio/wav\r\n\r\n", audio.wav(clip), b"\r\n--%b--\r\n" % boundary]
-    return Body(f"multipart/form-data; boundary={boundary.decode()}", b"".join(pieces), clip.seconds)
+    return b"multipart/form-data; boundary=" + boundary, b"".join(pieces)
 
 
 def _decoded(data: bytes, rules: Rules, bounds: audio.Bounds, param: str) -> audio.Clip:

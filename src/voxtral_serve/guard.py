@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from voxtral_serve import audio, bodies, clip_end, realtime, shims, timing
+from voxtral_serve import audio, bodies, clip_end, realtime, shims, speech, timing, transcription
 from voxtral_serve.bodies import RefusedError
 
 Message = MutableMapping[str, Any]
@@ -47,9 +47,9 @@ THREADS = 4  # that decode; the longest clip takes one for some 0.1 s
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, "/v1/models"), ("GET",)) | {"/ping": ("GET", "POST")}
-BODIES: dict[str, Callable[[bytes, str, bodies.Rules], bodies.Body]] = {
+BODIES: dict[str, Callable[[bytes, str, bodies.Rules], bodies.Body | bodies.Upload]] = {
     "/v1/audio/transcriptions": bodies.upload,
-    "/v1/audio/translations": bodies.upload,
+    "/v1/audio/translations": bodies.translation,
     "/v1/chat/completions": bodies.chat,
 }
 METHODS = READ | dict.fromkeys(BODIES, ("POST",))
@@ -134,14 +134,20 @@ def settle(state: Any, routes: Any, app: Any) -> Settled:
             app = app.app
         verify = app.verify_token
     engine = state.engine_client
-    rate, bounds = _bounds(engine)
+    rate, longest = _longest(engine)
     ours = config.model_config.architecture in clip_end.ARCHITECTURES
     stream = None
     if ours:
         stream = timing.stream_of(engine.input_processor.tokenizer)
         engine.generate = timing.recording(engine.generate)
+    bounds = audio.Bounds(
+        Fraction(LIMITS.decode_s),
+        "its VLLM_MAX_AUDIO_DECODE_DURATION_S, or 600 where that is not set",
+        LIMITS.decode_bytes,
+    )
+    can: frozenset[str] = frozenset()
     return Settled(
-        bodies.Rules(LIMITS.file_bytes, bounds, rate, LIMITS.hosts, ours),
+        bodies.Rules(LIMITS.file_bytes, bounds, rate, LIMITS.hosts, longest, ours, can, speech.Detector()),
         -(-in_flight // per_process),
         any(getattr(route, "path", None) == realtime.PATH for route in routes),
         not ours,
@@ -150,25 +156,13 @@ def settle(state: Any, routes: Any, app: Any) -> Settled:
     )
 
 
-def _bounds(engine: Any) -> tuple[int, audio.Bounds]:
-    """(the model's rate in Hz, the longest clip)."""
+def _longest(engine: Any) -> tuple[int, Fraction]:
+    """(the model's rate in Hz, seconds of the longest clip that it takes at once)."""
     model = engine.vllm_config.model_config
     heard = engine.input_processor.tokenizer.instruct.audio_encoder.audio_config
     rate: int = heard.sampling_rate
-    bounds = audio.Bounds(
-        Fraction(LIMITS.decode_s),
-        "its VLLM_MAX_AUDIO_DECODE_DURATION_S, or 600 where that is not set",
-        LIMITS.decode_bytes,
-    )
-    if model.architecture in clip_end.ARCHITECTURES:
-        padding = heard.n_left_pad_tokens + heard.n_right_pad_tokens()
-        longest = Fraction((model.max_model_len - padding) * heard.raw_audio_length_per_tok, rate)
-        if longest < bounds.seconds:
-            because = (
-                f"its max_model_len is {model.max_model_len} tokens of {1000 / heard.frame_rate:.0f} ms, {padding} "
-            )
-            bounds = bounds._replace(seconds=longest, because=f"{because}of them padding")
-    return rate, bounds
+    padding = heard.n_left_pad_tokens + heard.n_right_pad_tokens()
+    return rate, Fraction((model.max_model_len - padding) * heard.raw_audio_length_per_tok, rate)
 
 
 def lift(state: Any) -> None:
@@ -376,6 +370,10 @@ class Request:
                 400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
             )
         self.seconds = new.seconds
+        if isinstance(new, bodies.Upload):
+            upload = transcription.Transcription(self.guard.app, self.scope, self.receive, new, self.id)
+            await upload.answer(settled.stream, self.send)
+            return
         replaced = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"x-request-id")
         scope = dict(self.scope)
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name.lower() not in replaced] + [
@@ -384,45 +382,13 @@ class Request:
             (b"x-request-id", self.id.encode()),
         ]
         waiting: list[Message] = [{"type": "http.request", "body": new.content, "more_body": False}]
-        asked = new.asked
         del new
 
         async def receive() -> Message:
             # Then the client's own: vLLM waits for its http.disconnect, to abort the request.
             return waiting.pop() if waiting else await self.receive()
 
-        if asked is None:
-            await self.guard.app(scope, receive, self.send)
-        else:
-            await self._write(settled, scope, receive, asked)
-
-    async def _write(self, settled: Settled, scope: Message, receive: Receive, asked: timing.Asked) -> None:
-        """Let vLLM answer in JSON, and answer in the form that was asked for."""
-        messages: list[Message] = []
-        tokens: list[int] = []
-
-        async def send(message: Message) -> None:
-            messages.append(message)
-
-        before = timing.RECORDED.set(tokens)
-        try:
-            await self.guard.app(scope, receive, send)
-        finally:
-            timing.RECORDED.reset(before)
-        if not messages or messages[0]["status"] != 200:
-            for message in messages:
-                await self.send(message)
-            return
-        text = json.loads(b"".join(message.get("body", b"") for message in messages[1:]))["text"]
-        try:
-            kind, written = timing.answer(asked, text, tokens, settled.stream, self.seconds)
-        except timing.TimeError as error:
-            raise RefusedError(500, f"no times for {asked.form}: {error}", "no_times") from error
-        body = written.encode()
-        replaced = {b"content-type": kind.encode(), b"content-length": b"%d" % len(body)}
-        headers = [(name, value) for name, value in messages[0]["headers"] if name.lower() not in replaced]
-        await self.send({**messages[0], "headers": [*headers, *replaced.items()]})
-        await self.send({"type": "http.response.body", "body": body})
+        await self.guard.app(scope, receive, self.send)
 
     async def _body(self, most: int) -> bytes | None:
         """None if the client has gone. Raises RefusedError as soon as there is more than `most` bytes."""

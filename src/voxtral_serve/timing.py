@@ -12,16 +12,19 @@ import html
 import json
 import re
 import textwrap
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from voxtral_serve.speech import Piece
+
 FRAME_S = 0.01
 # Loudness is between that of the quietest and the loudest frames; under this part of the way up, in dB, is no speech.
 GATE = 0.3
 PAUSE_S = 0.12  # shorter silences are within words, such as before a stop
+LEAST_S = 0.02  # a word
 LINE, LINES = 42, 2  # characters, as subtitles are commonly held to
 LONGEST_S = 7.0
 SENTENCE = re.compile(r"[.?!]$")
@@ -130,24 +133,16 @@ def refine(timed: Sequence[Word], speech: np.ndarray) -> list[Word]:
             silent = 0 if loud else silent + 1
             if silent >= round(PAUSE_S / FRAME_S):
                 start = (frame + 1) * FRAME_S
-        refined.append(word._replace(start=min(start, word.end - 0.02)))
+        refined.append(word._replace(start=min(start, word.end - LEAST_S)))
     return refined
 
 
 class Segment(NamedTuple):
-    words: list[Word]
+    """Seconds from the clip's beginning."""
 
-    @property
-    def text(self) -> str:
-        return " ".join(word.text for word in self.words)
-
-    @property
-    def start(self) -> float:
-        return self.words[0].start
-
-    @property
-    def end(self) -> float:
-        return self.words[-1].end
+    text: str
+    start: float
+    end: float
 
 
 def segments(timed: Iterable[Word]) -> list[Segment]:
@@ -157,13 +152,13 @@ def segments(timed: Iterable[Word]) -> list[Segment]:
         last = found[-1] if found else None
         if (
             last is None
-            or SENTENCE.search(last.words[-1].text)
+            or SENTENCE.search(last.text)
             or word.end - last.start > LONGEST_S
             or len(textwrap.wrap(f"{last.text} {word.text}", LINE)) > LINES
         ):
-            found.append(Segment([word]))
+            found.append(Segment(*word))
         else:
-            last.words.append(word)
+            found[-1] = Segment(f"{last.text} {word.text}", last.start, word.end)
     return found
 
 
@@ -195,43 +190,72 @@ def _lines(segment: Segment) -> str:
 
 
 class Asked(NamedTuple):
-    """How the answer is to be written: `form` is OpenAI's response_format; `speech` says where the clip has any."""
+    """How the answer is to be written: `form` is OpenAI's response_format, `task` its name for what was done."""
 
     form: str
     granularities: frozenset[str]
     language: str | None
-    speech: np.ndarray
+    task: str
+
+
+class Heard(NamedTuple):
+    """What the model made of a piece of the clip: its text, the tokens behind it, the piece, and where that is loud."""
+
+    text: str
+    tokens: Sequence[int]
+    piece: Piece
+    loud: np.ndarray | None
 
 
 class TimeError(RuntimeError):
     """The tokens are not those of the text."""
 
 
-def answer(asked: Asked, text: str, tokens: Sequence[int], stream: Stream | None, seconds: float) -> tuple[str, str]:
-    """(content type, body) of a transcript of a clip of so many seconds. Raises TimeError."""
+def answer(
+    asked: Asked, heard: Sequence[Heard], stream: Stream | None, seconds: float, usage: Mapping[str, Any]
+) -> tuple[str, str]:
+    """(content type, body) of a transcript of a clip of so many seconds. `stream` is None for a model whose tokens have
+    no times: its segments are the pieces. Raises TimeError."""
+    text = " ".join(filter(None, (each.text.strip() for each in heard)))
     if asked.form == "text":
-        return "text/plain; charset=utf-8", text.strip() + "\n"
+        return "text/plain; charset=utf-8", text + "\n"
+    timed: list[Word] = []
     if stream is None:
-        raise TimeError("this model's tokens have none")
-    timed = refine(words(tokens, stream), asked.speech)
-    if [word.text for word in timed] != text.split():
-        raise TimeError(f"the text has {len(text.split())} words, and its tokens have {len(timed)} with a time")
+        found = [Segment(each.text.strip(), *each.piece.spoken) for each in heard if each.text.strip()]
+    else:
+        for each in heard:
+            for word in _timed(each, stream):
+                # The last word of a piece may be written after the first of the next was said.
+                start = max(word.start, timed[-1].end if timed else 0.0)
+                timed.append(Word(word.text, start, max(word.end, start + LEAST_S)))
+        found = segments(timed)
     if asked.form == "verbose_json":
-        return "application/json", json.dumps(_verbose(asked, text, timed, seconds), ensure_ascii=False)
-    found = segments(timed)
+        content = _verbose(asked, text, timed, found, seconds) | {"usage": usage}
+        return "application/json", json.dumps(content, ensure_ascii=False)
     return ("text/vtt; charset=utf-8", vtt(found)) if asked.form == "vtt" else ("application/x-subrip", srt(found))
 
 
-def _verbose(asked: Asked, text: str, timed: Sequence[Word], seconds: float) -> dict[str, Any]:
-    """OpenAI's `verbose_json`; of a segment what is known here, with OpenAI's names. Voxtral Realtime does not tell the
-    language: it is the one that was asked for."""
-    content: dict[str, Any] = {"task": "transcribe", "language": asked.language, "duration": round(seconds, 3)}
-    content["text"] = text.strip()
+def _timed(heard: Heard, stream: Stream) -> list[Word]:
+    assert heard.loud is not None
+    timed = refine(words(heard.tokens, stream), heard.loud)
+    if [word.text for word in timed] != heard.text.split():
+        raise TimeError(f"the text has {len(heard.text.split())} words, and its tokens have {len(timed)} with a time")
+    offset = heard.piece.start
+    return [word._replace(start=word.start + offset, end=word.end + offset) for word in timed]
+
+
+def _verbose(
+    asked: Asked, text: str, timed: Sequence[Word], found: Sequence[Segment], seconds: float
+) -> dict[str, Any]:
+    """OpenAI's `verbose_json`; of a segment what is known here, with OpenAI's names. The language is the one that was
+    asked for: vLLM does not say which was heard."""
+    content: dict[str, Any] = {"task": asked.task, "language": asked.language, "duration": round(seconds, 3)}
+    content["text"] = text
     if "word" in asked.granularities:
         content["words"] = [{"word": w.text, "start": round(w.start, 3), "end": round(w.end, 3)} for w in timed]
     if "segment" in asked.granularities:
         content["segments"] = [
             {"id": n, "seek": 0, "start": round(s.start, 3), "end": round(s.end, 3), "text": s.text, "temperature": 0.0}
-            for n, s in enumerate(segments(timed))
+            for n, s in enumerate(found)
         ]
     return content

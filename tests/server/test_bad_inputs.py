@@ -77,7 +77,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port, log = serve.free_port(), tmp_path_factory.mktemp("guarded") / "server.log"
-    environment = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(MOST)}
+    environment = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(MOST)} | inputs.ENVIRONMENT
     with serve.server(CONFIG, PICO, port, log, *FLAGS, environment=environment) as process:
         yield Server(f"http://127.0.0.1:{port}", log, psutil.Process(process.pid))
 

@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from conftest import DATA
 from requests import Request
 
 from tools import inputs
-from voxtral_serve import audio, bodies, guard
+from voxtral_serve import audio, bodies, guard, speech
 
 RATE = 16000
 REQUESTS = 50
 BOUNDS = audio.Bounds(Fraction(4), "a test's limit", 1 << 28)
-RULES = bodies.Rules(1 << 20, BOUNDS, RATE, frozenset({"media.example.org", "other.example.org:8080"}))
-SAMPLES = (np.sin(np.arange(2 * RATE) / 9) / 3).astype(np.float32)
+HOSTS = frozenset({"media.example.org", "other.example.org:8080"})
+RULES = bodies.Rules(1 << 20, BOUNDS, RATE, HOSTS, Fraction(37), True, frozenset(), speech.Detector())
+SAMPLES = soundfile.read(DATA / "clips/010.opus", 2 * RATE, dtype="float32")[0]
 
 
 def form(**fields: Any) -> tuple[bytes, str]:
@@ -80,30 +82,74 @@ def test_samples_are_those_that_vllm_would_read(subtype: str, channels: int) -> 
     content = inputs.encoded(spread, subtype=subtype)
     body, kind = form(file=("clip.wav", content), model=(None, "voxtral"), prompt=(None, "żółw"))
     clean = bodies.upload(body, kind, RULES)
-    samples, rate = heard(clean.content)
+    _, content_given = clean.form(0)
+    samples, rate = heard(content_given)
     direct = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)[0].T.mean(axis=0)
     assert rate == RATE
     np.testing.assert_array_equal(samples, direct)
     assert clean.seconds == 2
-    assert "żółw".encode() in clean.content and b'name="model"\r\n\r\nvoxtral\r\n' in clean.content
+    assert b'name="model"\r\n\r\nvoxtral\r\n' in content_given
+    assert "żółw".encode() in content_given and clean.ignored == ["prompt"]
 
 
 def test_what_is_written_is_a_form() -> None:
     """Read by the parser that it goes to, and by ours: again the same."""
     body, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)), model=(None, "voxtral"))
     once = bodies.upload(body, kind, RULES)
-    twice = bodies.upload(once.content, once.content_type, RULES)
-    np.testing.assert_array_equal(heard(once.content)[0], heard(twice.content)[0])
+    kind_given, content = once.form(0)
+    twice = bodies.upload(content, kind_given.decode(), RULES)
+    np.testing.assert_array_equal(heard(content)[0], heard(twice.form(0)[1])[0])
     assert twice.seconds == once.seconds
 
 
 def test_fields_of_a_list_are_all_kept() -> None:
     body, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)))
-    more = b'\r\nContent-Disposition: form-data; name="timestamp_granularities[]"\r\n\r\n'
+    more = b'\r\nContent-Disposition: form-data; name="include[]"\r\n\r\n'
     boundary = b"--" + kind.partition("boundary=")[2].encode()
-    doubled = boundary + more + b"word\r\n" + boundary + more + b"segment\r\n" + body
-    clean = bodies.upload(doubled, kind, RULES).content
-    assert clean.count(b'name="timestamp_granularities[]"') == 2
+    doubled = boundary + more + b"logprobs\r\n" + boundary + more + b"others\r\n" + body
+    clean = bodies.upload(doubled, kind, RULES)
+    assert clean.form(0)[1].count(b'name="include[]"') == 2
+    assert clean.ignored == ["include"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"response_format": "xml"}, ["response_format is 'xml'", "json, text, verbose_json, srt, vtt"]),
+        ({"timestamp_granularities[]": "word"}, ["is for verbose_json, and response_format is json"]),
+        ({"response_format": "srt", "stream": "true"}, ["srt cannot be had with stream"]),
+    ],
+)
+def test_fields_that_do_not_go_together(fields: dict[str, str], words: list[str]) -> None:
+    body, kind = form(
+        file=("clip.wav", inputs.encoded(SAMPLES)), **{name: (None, value) for name, value in fields.items()}
+    )
+    assert all(word in str(refusal(bodies.upload, body, kind, RULES)) for word in words)
+
+
+def test_what_a_model_cannot_do() -> None:
+    body, kind = form(
+        file=("clip.wav", inputs.encoded(SAMPLES)),
+        language=(None, "en"),
+        prompt=(None, "names"),
+        hotwords=(None, ""),
+        **{
+            "response_format": (None, "verbose_json"),
+            "timestamp_granularities[]": (None, "word"),
+        },
+    )
+    assert bodies.upload(body, kind, RULES).ignored == ["language", "prompt"]
+    assert bodies.upload(body, kind, RULES._replace(can=frozenset({"prompt"}))).ignored == ["language"]
+    assert "words have no times" in str(refusal(bodies.upload, body, kind, RULES._replace(timed=False)))
+    assert "does not translate" in str(refusal(bodies.translation, body, kind, RULES))
+    assert bodies.translation(body, kind, RULES._replace(can=frozenset({"translate"}))).asked.task == "translate"
+
+
+def test_silence_is_a_tenth_of_a_second() -> None:
+    body, kind = form(file=("clip.wav", inputs.encoded(np.zeros(2 * RATE, np.float32))))
+    clean = bodies.upload(body, kind, RULES)
+    assert clean.silent and clean.seconds == 2
+    assert len(heard(clean.form(0)[1])[0]) == RATE / 10
 
 
 def test_the_longest_clip_is_exact() -> None:
@@ -285,7 +331,7 @@ class Asked:
         self.headers.append(dict(scope["headers"]))
         self.bodies.append((await receive())["body"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
+        await send({"type": "http.response.body", "body": b'{"text": ""}'})
 
     async def send(self, message: Any) -> None:
         self.status = message.get("status", self.status)
@@ -307,7 +353,9 @@ async def post(made: guard.Guard, app: Asked, body: bytes, kind: str, *more: tup
     waiting = iter(messages)
 
     async def receive() -> Any:
-        return next(waiting)
+        if (message := next(waiting, None)) is None:
+            await asyncio.Event().wait()  # a client that stays
+        return message
 
     headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body)), *more]
     scope = {"type": "http", "method": "POST", "path": "/v1/audio/transcriptions", "headers": headers}

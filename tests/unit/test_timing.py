@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from voxtral_serve import timing
-from voxtral_serve.timing import Asked, Segment, Stream, Word
+from voxtral_serve.speech import Piece
+from voxtral_serve.timing import Asked, Heard, Segment, Stream, Word
 
 PAD, WORD = 32, 33
 VOCABULARY = {2: "", 100: " Hello", 101: " wor", 102: "ld", 103: ".", 104: " again"}
@@ -84,8 +85,7 @@ def test_segments_end_with_sentences_and_fit_two_lines() -> None:
 
 
 def test_subtitles() -> None:
-    found = [Segment([Word("Salt", 0.04, 0.5), Word("&", 0.5, 0.6), Word("<pepper>.", 0.6, 3599.9996)])]
-    found.append(Segment([Word("Bye", 3600, 3661.5)]))
+    found = [Segment("Salt & <pepper>.", 0.04, 3599.9996), Segment("Bye", 3600, 3661.5)]
     assert timing.srt(found) == (
         "1\n00:00:00,040 --> 01:00:00,000\nSalt & <pepper>.\n\n2\n01:00:00,000 --> 01:01:01,500\nBye\n\n"
     )
@@ -97,21 +97,24 @@ def test_subtitles() -> None:
 
 
 TOKENS = [PAD, PAD, PAD, WORD, 100, PAD, WORD, 101, 102, 103, PAD, 2]
+WHOLE = Heard(" Hello world.", TOKENS, Piece(0.0, 1.0, (0.0, 1.0)), SILENT)
+USAGE = {"type": "duration", "seconds": 1}
 
 
 def asked(form: str, *granularities: str) -> Asked:
-    return Asked(form, frozenset(granularities), "en", SILENT)
+    return Asked(form, frozenset(granularities), "en", "transcribe")
 
 
 def test_verbose_json() -> None:
-    kind, body = timing.answer(asked("verbose_json", "word", "segment"), " Hello world.", TOKENS, STREAM, 1.0)
+    kind, body = timing.answer(asked("verbose_json", "word", "segment"), [WHOLE], STREAM, 1.0, USAGE)
     assert kind == "application/json"
     assert json.loads(body) == {
         **{"task": "transcribe", "language": "en", "duration": 1.0, "text": "Hello world."},
         "words": [{"word": "Hello", "start": 0.0, "end": 0.28}, {"word": "world.", "start": 0.28, "end": 0.52}],
         "segments": [{"id": 0, "seek": 0, "start": 0.0, "end": 0.52, "text": "Hello world.", "temperature": 0.0}],
+        "usage": USAGE,
     }
-    assert "words" not in timing.answer(asked("verbose_json", "segment"), " Hello world.", TOKENS, STREAM, 1.0)[1]
+    assert "words" not in timing.answer(asked("verbose_json", "segment"), [WHOLE], STREAM, 1.0, USAGE)[1]
 
 
 @pytest.mark.parametrize(
@@ -123,17 +126,33 @@ def test_verbose_json() -> None:
     ],
 )
 def test_other_forms(form: str, kind: str, begins: str) -> None:
-    found, body = timing.answer(asked(form), " Hello world.", TOKENS, STREAM, 1.0)
+    found, body = timing.answer(asked(form), [WHOLE], STREAM, 1.0, USAGE)
     assert found == kind
     assert body.startswith(begins)
 
 
+def test_pieces_are_joined_in_order() -> None:
+    """The second begins while the first's last word is still being written."""
+    pieces = [WHOLE, Heard("", [PAD, 2], Piece(3.0, 4.0, (3.1, 3.9)), SILENT)]
+    pieces.append(WHOLE._replace(piece=Piece(0.4, 1.4, (0.5, 1.3))))
+    content = json.loads(timing.answer(asked("verbose_json", "word"), pieces, STREAM, 5.0, USAGE)[1])
+    assert content["text"] == "Hello world. Hello world."
+    assert [word["start"] for word in content["words"]] == pytest.approx([0.0, 0.28, 0.52, 0.68])
+    for word, after in itertools.pairwise(content["words"]):
+        assert word["start"] < word["end"] <= after["start"]
+
+
+def test_without_times_of_words_a_piece_is_a_segment() -> None:
+    pieces = [WHOLE, WHOLE._replace(text=" ", piece=Piece(2.0, 3.0, (2.2, 2.8)))]
+    pieces.append(WHOLE._replace(text=" Again", piece=Piece(4.0, 5.0, (4.2, 4.8))))
+    written = timing.answer(asked("srt"), pieces, None, 5.0, USAGE)[1]
+    assert written == ("1\n00:00:00,000 --> 00:00:01,000\nHello world.\n\n2\n00:00:04,200 --> 00:00:04,800\nAgain\n\n")
+    assert "words" not in json.loads(timing.answer(asked("verbose_json", "segment"), pieces, None, 5.0, USAGE)[1])
+
+
 def test_a_text_that_is_not_its_tokens_has_no_times() -> None:
     with pytest.raises(timing.TimeError, match="the text has 1 words, and its tokens have 2 with a time"):
-        timing.answer(asked("srt"), "Hello", TOKENS, STREAM, 1.0)
-    with pytest.raises(timing.TimeError, match="this model's tokens have none"):
-        timing.answer(asked("srt"), "Hello", TOKENS, None, 1.0)
-    assert timing.answer(asked("text"), " Hello ", TOKENS, None, 1.0)[1] == "Hello\n"
+        timing.answer(asked("srt"), [WHOLE._replace(text="Hello")], STREAM, 1.0, USAGE)
 
 
 def test_tokens_are_recorded_for_who_asks() -> None:

@@ -1,0 +1,250 @@
+"""Answer an upload: let vLLM transcribe its pieces, each a request of its own, and write the whole as OpenAI has it.
+
+vLLM answers each piece in JSON, or in its own events where the client asked for a stream; what the client gets is
+OpenAI's form of either (https://platform.openai.com/docs/api-reference/audio).
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any, NamedTuple
+
+from voxtral_serve import bodies, timing
+from voxtral_serve.bodies import RefusedError
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+AT_ONCE = 8  # pieces of a clip: as fast as a batch, and others still have their turn
+IGNORED = b"x-voxtral-ignored"  # names what the request asked for and its model cannot do
+EVENTS = b"text/event-stream; charset=utf-8"
+
+
+class NotServedError(Exception):
+    """vLLM answered a piece with something else than 200: these messages, which are for the client."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        super().__init__(messages[0]["status"])
+        self.messages = messages
+
+
+class GoneError(Exception):
+    """The client has gone, and vLLM has dropped its request."""
+
+
+class Told(NamedTuple):
+    """What vLLM says of one piece: the headers of its answer, its JSON, and the tokens behind it."""
+
+    start: Message
+    content: dict[str, Any]
+    tokens: list[int]
+
+
+class Transcription:
+    """One upload, from vLLM's side and the client's. `request_id` names it in vLLM's log."""
+
+    def __init__(self, app: App, scope: Message, receive: Receive, upload: bodies.Upload, request_id: str) -> None:
+        self.app, self.scope, self.receive, self.upload, self.id = app, scope, receive, upload, request_id
+        self.gone = asyncio.Event()
+
+    async def answer(self, stream: timing.Stream | None, send: Send) -> None:
+        """Raises RefusedError where the text has no times, if these were asked for."""
+        watcher = asyncio.create_task(self._watch())
+        try:
+            await (self._events(send) if self.upload.streamed else self._whole(stream, send))
+        except NotServedError as error:
+            for message in error.messages:
+                await send(message)
+        except GoneError:
+            pass
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self.gone.set()
+
+    async def _whole(self, stream: timing.Stream | None, send: Send) -> None:
+        room, numbers = asyncio.Semaphore(AT_ONCE), range(len(self.upload.pieces))
+
+        async def one(number: int) -> Told:
+            async with room:
+                return await self._told(number)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(number)) for number in numbers]
+        except BaseExceptionGroup as errors:  # the first of them ended the others
+            raise errors.exceptions[0] from None
+        told = [task.result() for task in tasks]
+        try:
+            kind, body = self._written(told, stream)
+        except timing.TimeError as error:
+            raise RefusedError(500, f"no times for {self.upload.asked.form}: {error}", "no_times") from error
+        replaced = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *self._ignored()]
+        names = {name for name, _ in replaced}
+        kept = [(name, value) for name, value in told[0].start["headers"] if name.lower() not in names]
+        await send({**told[0].start, "headers": [*kept, *replaced]})
+        await send({"type": "http.response.body", "body": body})
+
+    def _written(self, told: list[Told], stream: timing.Stream | None) -> tuple[bytes, bytes]:
+        """(content type, body)"""
+        upload = self.upload
+        if upload.silent:
+            told[0].content["text"] = ""
+            told[0].tokens.clear()
+        usage = {"type": "duration", "seconds": math.ceil(upload.clip.seconds)}
+        if upload.asked.form == "json":
+            text = told[0].content["text"] if len(told) == 1 else _joined(each.content["text"] for each in told)
+            content = {**told[0].content, "text": text, "usage": usage}
+            return b"application/json", json.dumps(content, ensure_ascii=False).encode()
+        heard = [
+            timing.Heard(each.content["text"], each.tokens, piece, loud)
+            for each, piece, loud in zip(told, upload.pieces, upload.loud, strict=True)
+        ]
+        kind, written = timing.answer(upload.asked, heard, stream, upload.clip.seconds, usage)
+        return kind.encode(), written.encode()
+
+    async def _told(self, number: int) -> Told:
+        messages: list[Message] = []
+        tokens: list[int] = []
+
+        async def send(message: Message) -> None:
+            messages.append(message)
+
+        before = timing.RECORDED.set(tokens)
+        try:
+            await self.app(*self._asked(number), send)
+        finally:
+            timing.RECORDED.reset(before)
+        if self.gone.is_set():
+            raise GoneError
+        if messages[0]["status"] != 200:
+            raise NotServedError(messages)
+        return Told(messages[0], json.loads(b"".join(message.get("body", b"") for message in messages[1:])), tokens)
+
+    def _asked(self, number: int) -> tuple[Message, Receive]:
+        """A piece's request, as vLLM gets it."""
+        if self.gone.is_set():
+            raise GoneError
+        content_type, content = self.upload.form(number)
+        replaced = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"x-request-id")
+        scope = dict(self.scope)
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name.lower() not in replaced] + [
+            (b"content-type", content_type),
+            (b"content-length", b"%d" % len(content)),
+            (b"x-request-id", (f"{self.id}-{number}" if number else self.id).encode()),
+        ]
+        waiting: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+        async def receive() -> Message:
+            if waiting:
+                return waiting.pop()
+            await self.gone.wait()  # vLLM waits for this, to abort the request
+            return {"type": "http.disconnect"}
+
+        return scope, receive
+
+    def _ignored(self) -> list[tuple[bytes, bytes]]:
+        return [(IGNORED, ", ".join(self.upload.ignored).encode())] if self.upload.ignored else []
+
+    async def _events(self, send: Send) -> None:
+        """OpenAI's `transcript.text.delta` for each piece of text, in order, and `transcript.text.done`."""
+        count = len(self.upload.pieces)
+        queues: list[asyncio.Queue[Any]] = [asyncio.Queue() for _ in range(count)]
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int) -> None:
+            async with room:
+                try:
+                    await self._stream(number, queues[number])
+                except Exception as error:
+                    queues[number].put_nowait(error)
+
+        tasks = [asyncio.create_task(one(number)) for number in range(count)]
+        try:
+            await self._send_events(queues, send)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send_events(self, queues: list[asyncio.Queue[Any]], send: Send) -> None:
+        started, text = False, ""
+        usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+
+        async def event(content: dict[str, Any]) -> None:
+            line = f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+            await send({"type": "http.response.body", "body": line.encode(), "more_body": True})
+
+        for queue in queues:
+            fresh = True  # of a piece, whose text begins after a blank
+            async for item in _until_none(queue):
+                if isinstance(item, GoneError):
+                    raise item
+                if isinstance(item, NotServedError) and not started:
+                    raise item
+                if isinstance(item, Exception):
+                    # The status is out. vLLM's own form of a failure in the middle of a stream, which clients know.
+                    failed = {"message": str(item), "type": "server_error", "param": None, "code": "failed"}
+                    await event({"error": failed})
+                    await send({"type": "http.response.body", "body": b""})
+                    return
+                if not started:
+                    kept = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *self._ignored()]
+                    await send({"type": "http.response.start", "status": 200, "headers": kept})
+                    started = True
+                if told := item.get("usage"):
+                    for name, theirs in zip(usage, ("prompt_tokens", "completion_tokens", "total_tokens"), strict=True):
+                        usage[name] += told[theirs]
+                delta = "".join(choice["delta"].get("content") or "" for choice in item.get("choices", ()))
+                if self.upload.silent:
+                    continue
+                if fresh and (delta := delta.lstrip()):
+                    fresh = False
+                    delta = f" {delta}" if text else delta
+                if delta:
+                    text += delta
+                    await event({"type": "transcript.text.delta", "delta": delta})
+        await event({"type": "transcript.text.done", "text": text.rstrip(), "usage": {"type": "tokens", **usage}})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _stream(self, number: int, queue: asyncio.Queue[Any]) -> None:
+        """Put vLLM's chunks for one piece into the queue; None at its end, or an exception."""
+        messages: list[Message] = []
+        rest = b""
+
+        async def send(message: Message) -> None:
+            nonlocal rest
+            if not messages or messages[0]["status"] != 200:
+                messages.append(message)
+                return
+            *events, rest = (rest + message.get("body", b"")).split(b"\n\n")
+            for each in events:
+                data = each.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    queue.put_nowait(None)
+                elif "error" in (content := json.loads(data)):
+                    raise RuntimeError(f"vLLM failed in the middle of the stream: {content['error']}")
+                else:
+                    queue.put_nowait(content)
+
+        await self.app(*self._asked(number), send)
+        if self.gone.is_set():
+            raise GoneError
+        if messages[0]["status"] != 200:
+            raise NotServedError(messages)
+
+
+async def _until_none(queue: "asyncio.Queue[Any]") -> AsyncIterator[Any]:
+    while (item := await queue.get()) is not None:
+        yield item
+
+
+def _joined(texts: Any) -> str:
+    return " ".join(text.strip() for text in texts if text.strip())

@@ -1,0 +1,266 @@
+"""What the API does beyond one clip and one format, on profiles/fast.yaml and pico: long files, silence and noise,
+quiet speech, events, names of models, and fields that the model has no use for.
+
+With a context of 512 tokens, so that 37 s are a long file.
+"""
+
+import itertools
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import requests
+import soundfile
+from conftest import DATA, PICO, ROOT
+
+from bench import dataset, metrics, results, serve
+from bench.client import Row
+from tools import inputs
+
+RATE = 16000
+SAMPLES = 40
+FILE_S, TURN_S = 600, 0.5  # of the long file, which is as long as the default limit allows
+FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3", "--api-server-count", "1", "--max-model-len", "512")
+FLAGS += ("--served-model-name", "voxtral", "whisper-1")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port = serve.free_port()
+    log = tmp_path_factory.mktemp("speech_api") / "server.log"
+    with serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *FLAGS):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def clips() -> list[dataset.Clip]:
+    return dataset.select(dataset.load(DATA).clips, SAMPLES, seed=4)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Row]:
+    """What pico says to each clip by itself, from the committed benchmark."""
+    return {row.id: row for row in results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS)}
+
+
+def read(clip: dataset.Clip) -> np.ndarray:
+    samples: np.ndarray = soundfile.read(clip.path, dtype="float32")[0]
+    return samples
+
+
+def ask(url: str, content: bytes, **fields: Any) -> requests.Response:
+    return requests.post(
+        f"{url}/v1/audio/transcriptions",
+        files={"file": ("clip", content)},
+        data={"model": "voxtral", **fields},
+        timeout=600,
+    )
+
+
+def wer(rows: list[Row]) -> float:
+    return float(metrics.wer(rows)["value"])
+
+
+# ---- Long files
+
+
+@pytest.fixture(scope="module")
+def file() -> tuple[np.ndarray, list[dataset.Clip]]:
+    """Ten minutes of clips, with half a second between two, as where speakers take turns."""
+    parts: list[np.ndarray] = []
+    chosen: list[dataset.Clip] = []
+    seconds = 0.0
+    for clip in dataset.select(dataset.load(DATA).clips, 80, seed=5):
+        samples = read(clip)
+        if seconds + len(samples) / RATE + TURN_S <= FILE_S:
+            parts += [samples, np.zeros(round(TURN_S * RATE), np.float32)]
+            chosen.append(clip)
+            seconds += len(samples) / RATE + TURN_S
+    return np.concatenate(parts), chosen
+
+
+def test_ten_minutes(url: str, file: tuple[np.ndarray, list[dataset.Clip]], alone: dict[str, Row]) -> None:
+    """The word error rate is that of the clips alone, within 0.5 points; words have their times in the file."""
+    samples, chosen = file
+    assert len(samples) / RATE > FILE_S - 30
+    granularities = {"timestamp_granularities[]": "word"}
+    start = time.monotonic()
+    answer = ask(url, inputs.encoded(samples, RATE, "FLAC"), response_format="verbose_json", **granularities)
+    took = time.monotonic() - start
+    assert answer.status_code == 200, answer.text
+    heard = answer.json()
+    apart = [alone[clip.id] for clip in chosen]
+    said = " ".join(row.reference for row in apart)
+    joined = [replace(apart[0], reference=said, text=heard["text"])]
+    print(f"{len(samples) / RATE:.1f} s in {took:.1f} s; WER {wer(joined):.2%} joined, {wer(apart):.2%} apart")
+    assert abs(wer(joined) - wer(apart)) <= 0.005
+    assert heard["duration"] == pytest.approx(len(samples) / RATE, abs=0.01)
+    for word, after in itertools.pairwise(heard["words"]):
+        assert 0 <= word["start"] < word["end"] <= after["start"]
+    # Of the words that come once in both, the times can be compared without asking which is which.
+    spoken, offset = [], 0.0
+    for clip in chosen:
+        spoken += [(plain(word), at + offset) for word, at, _ in clip.extra["words"]]
+        offset += clip.duration_s + TURN_S
+    once, once_heard = single(spoken), single([(plain(word["word"]), word["start"]) for word in heard["words"]])
+    off = [abs(once_heard[word] - at) for word, at in once.items() if word in once_heard]
+    median, most = np.percentile(off, (50, 95))
+    print(f"{len(off)} words: median {1000 * median:.0f} ms, 95 % {1000 * most:.0f} ms")
+    assert len(off) > 100
+    assert median <= 0.080 and most <= 0.240
+
+
+def single(words: list[tuple[str, float]]) -> dict[str, float]:
+    counts = Counter(word for word, _ in words)
+    return {word: at for word, at in words if counts[word] == 1}
+
+
+def plain(word: str) -> str:
+    return re.sub(r"\W", "", word).casefold()
+
+
+def test_what_is_too_long_is_named(url: str) -> None:
+    answer = ask(url, inputs.encoded(np.zeros((FILE_S + 1) * RATE, np.int16), RATE, "FLAC"))
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "lasts 601.00 s and this server takes at most 600.00 s" in message
+    assert "VLLM_MAX_AUDIO_DECODE_DURATION_S" in message
+
+
+# ---- No speech, and quiet speech
+
+
+@pytest.mark.parametrize("level", [-3, -20, -40])
+@pytest.mark.parametrize("name", ["440 Hz", "white noise", "hum", "silence"])
+def test_no_words_where_nobody_speaks(url: str, name: str, level: float) -> None:
+    t = np.arange(10 * RATE) / RATE
+    sound = {
+        "440 Hz": np.sin(2 * np.pi * 440 * t),
+        "white noise": np.random.default_rng(0).uniform(-1, 1, t.size),
+        "hum": sum(np.sin(2 * np.pi * 50 * k * t) / k for k in (1, 2, 3, 5)) / 2,
+        "silence": np.zeros(t.size),
+    }[name]
+    answer = ask(url, inputs.encoded((sound * 10 ** (level / 20)).astype(np.float32)))
+    assert (answer.status_code, answer.json()["text"]) == (200, "")
+
+
+def test_quiet_speech_is_not_dropped(url: str, clips: list[dataset.Clip], alone: dict[str, Row]) -> None:
+    """At -40 dBFS, by its peak: within 0.5 points of the clips as they are."""
+    quiet = []
+    for clip in clips:
+        samples = read(clip)
+        content = inputs.encoded(samples * np.float32(0.01 / np.abs(samples).max()), subtype="FLOAT")
+        quiet.append(replace(alone[clip.id], text=ask(url, content).json()["text"]))
+    usual = [alone[clip.id] for clip in clips]
+    print(f"{len(clips)} clips: WER {wer(quiet):.2%} at -40 dBFS, {wer(usual):.2%} as they are")
+    assert abs(wer(quiet) - wer(usual)) <= 0.005
+
+
+# ---- Events
+
+
+def events(url: str, content: bytes, **fields: Any) -> tuple[list[tuple[float, Any]], float]:
+    """(seconds since the request, event) of each, and the seconds until the end."""
+    start = time.monotonic()
+    found = []
+    with requests.post(
+        f"{url}/v1/audio/transcriptions",
+        files={"file": ("clip", content)},
+        data={"model": "voxtral", "stream": "true", **fields},
+        timeout=600,
+        stream=True,
+    ) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines(chunk_size=1):  # it would wait for 512 bytes
+            if line:
+                found.append((time.monotonic() - start, json.loads(line.removeprefix(b"data: "))))
+    return found, time.monotonic() - start
+
+
+def test_events_come_as_text_is_made(url: str, clips: list[dataset.Clip]) -> None:
+    clip = max(clips, key=lambda each: each.duration_s)
+    content = clip.path.read_bytes()
+    found, end = events(url, content)
+    *deltas, (_, done) = found
+    assert {event["type"] for _, event in deltas} == {"transcript.text.delta"}
+    assert len(deltas) > 10
+    assert deltas[0][0] < end / 2
+    assert done["type"] == "transcript.text.done"
+    text = ask(url, content).json()["text"].strip()
+    assert "".join(event["delta"] for _, event in deltas).strip() == done["text"] == text
+    usage = done["usage"]
+    assert usage["type"] == "tokens"
+    assert usage["input_tokens"] + usage["output_tokens"] == usage["total_tokens"] > clip.duration_s * 12
+
+
+def test_events_of_a_long_file(url: str, file: tuple[np.ndarray, list[dataset.Clip]]) -> None:
+    samples = file[0][: 90 * RATE]
+    content = inputs.encoded(samples, RATE, "FLAC")
+    found, end = events(url, content)
+    assert found[0][0] < 0.8 * end  # eight pieces are in work at a time
+    *deltas, (_, done) = found
+    assert "".join(event["delta"] for _, event in deltas) == done["text"]
+    assert done["text"] == ask(url, content).json()["text"].strip()
+
+
+def test_events_of_silence(url: str) -> None:
+    found, _ = events(url, inputs.encoded(np.zeros(RATE, np.int16)))
+    assert [(event["type"], event["text"]) for _, event in found] == [("transcript.text.done", "")]
+
+
+def test_the_official_client_reads_events(url: str, clips: list[dataset.Clip], tmp_path: Path) -> None:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    *deltas, done = client.audio.transcriptions.create(model="whisper-1", file=clips[0].path, stream=True)
+    assert all(delta.type == "transcript.text.delta" for delta in deltas)
+    assert done.type == "transcript.text.done"
+    assert done.usage is not None and done.usage.total_tokens > 0
+    assert done.text == "".join(delta.delta for delta in deltas if delta.type == "transcript.text.delta").strip()
+
+
+# ---- Names, and fields without use
+
+
+def test_names_of_the_model(url: str, clips: list[dataset.Clip]) -> None:
+    content = clips[0].path.read_bytes()
+    answers = [ask(url, content, model=name) for name in ("voxtral", "whisper-1")]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json() == answers[1].json()
+    for fields in ({}, {"stream": "true"}, {"response_format": "srt"}):
+        refused = ask(url, content, model="whisper-9", **fields)
+        assert (refused.status_code, "whisper-9" in refused.json()["error"]["message"]) == (404, True)
+    silence = inputs.encoded(np.zeros(RATE, np.int16))
+    assert ask(url, silence, model="whisper-9").status_code == 404
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": "true"}, {"response_format": "text"}])
+def test_what_has_no_effect_is_said(url: str, clips: list[dataset.Clip], fields: dict[str, str]) -> None:
+    content = clips[0].path.read_bytes()
+    assert "x-voxtral-ignored" not in ask(url, content, temperature="0", **fields).headers
+    answer = ask(url, content, language="en", prompt="Names: Noah.", **fields)
+    assert (answer.status_code, answer.headers["x-voxtral-ignored"]) == (200, "language, prompt")
+    assert ask(url, content, language="xx", **fields).status_code == 400
+
+
+def test_temperature_is_honoured(url: str, clips: list[dataset.Clip]) -> None:
+    content = clips[0].path.read_bytes()
+    usual = ask(url, content).json()["text"]
+    assert ask(url, content, temperature="0").json()["text"] == usual
+    hot = {ask(url, content, temperature="2", seed=str(seed)).json()["text"] for seed in (1, 2)}
+    assert len(hot) == 2 and usual not in hot
+    assert ask(url, content, temperature="2", seed="1").json()["text"] in hot
+
+
+def test_translations_are_refused_by_name(url: str, clips: list[dataset.Clip]) -> None:
+    answer = requests.post(
+        f"{url}/v1/audio/translations", files={"file": ("clip", clips[0].path.read_bytes())}, timeout=60
+    )
+    assert (answer.status_code, "does not translate" in answer.json()["error"]["message"]) == (400, True)
