@@ -344,7 +344,7 @@ def options(samples: np.ndarray) -> Iterator[Input]:
         expected |= {"status": status, "pattern": pattern or name}
         return Input(f"{name} {value}"[:40], files={"file": ("a.wav", clip)}, data=fields, **expected)
 
-    yield option("model", "whisper-1", 404, "whisper-1")
+    yield option("model", "gpt-4o-transcribe", 404, "gpt-4o-transcribe")
     yield option("language", "xx", pattern="xx")
     yield option("language", "English", pattern="English")
     yield option("language", "en", 200, wrong=0)
