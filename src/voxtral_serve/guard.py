@@ -47,10 +47,11 @@ THREADS = 4  # that decode; the longest clip takes one for some 0.1 s
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, "/v1/models"), ("GET",)) | {"/ping": ("GET", "POST")}
+CHAT = "/v1/chat/completions"
 BODIES: dict[str, Callable[[bytes, str, bodies.Rules], bodies.Body]] = {
     "/v1/audio/transcriptions": bodies.upload,
     "/v1/audio/translations": bodies.upload,
-    "/v1/chat/completions": bodies.chat,
+    CHAT: bodies.chat,
 }
 METHODS = READ | dict.fromkeys(BODIES, ("POST",))
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -134,8 +135,9 @@ def settle(state: Any, routes: Any, app: Any) -> Settled:
             app = app.app
         verify = app.verify_token
     engine = state.engine_client
-    rate, bounds = _bounds(engine)
+    rate, bounds = _bounds(state)
     ours = config.model_config.architecture in clip_end.ARCHITECTURES
+    paths = {getattr(route, "path", None) for route in routes}
     stream = None
     if ours:
         stream = timing.stream_of(engine.input_processor.tokenizer)
@@ -143,32 +145,36 @@ def settle(state: Any, routes: Any, app: Any) -> Settled:
     return Settled(
         bodies.Rules(LIMITS.file_bytes, bounds, rate, LIMITS.hosts, ours),
         -(-in_flight // per_process),
-        any(getattr(route, "path", None) == realtime.PATH for route in routes),
-        not ours,
+        realtime.PATH in paths,
+        CHAT in paths and not ours,  # vLLM would take chats for ours, too
         verify,
         stream,
     )
 
 
-def _bounds(engine: Any) -> tuple[int, audio.Bounds]:
+def _bounds(state: Any) -> tuple[int, audio.Bounds]:
     """(the model's rate in Hz, the longest clip)."""
+    engine, speech = state.engine_client, state.openai_serving_transcription.asr_config
     model = engine.vllm_config.model_config
-    heard = engine.input_processor.tokenizer.instruct.audio_encoder.audio_config
-    rate: int = heard.sampling_rate
+    rate = int(speech.sample_rate)
     bounds = audio.Bounds(
         Fraction(LIMITS.decode_s),
         "its VLLM_MAX_AUDIO_DECODE_DURATION_S, or 600 where that is not set",
         LIMITS.decode_bytes,
     )
+    if speech.allow_audio_chunking:  # Whisper, which hears one piece after another
+        return rate, bounds
+    heard = engine.input_processor.tokenizer.instruct.audio_encoder.audio_config
+    because = f"its max_model_len is {model.max_model_len} tokens"
     if model.architecture in clip_end.ARCHITECTURES:
         padding = heard.n_left_pad_tokens + heard.n_right_pad_tokens()
         longest = Fraction((model.max_model_len - padding) * heard.raw_audio_length_per_tok, rate)
-        if longest < bounds.seconds:
-            because = (
-                f"its max_model_len is {model.max_model_len} tokens of {1000 / heard.frame_rate:.0f} ms, {padding} "
-            )
-            bounds = bounds._replace(seconds=longest, because=f"{because}of them padding")
-    return rate, bounds
+        because += f" of {1000 / heard.frame_rate:.0f} ms, {padding} of them padding"
+    else:
+        piece = round(heard.chunk_length_s * heard.frame_rate)
+        longest = model.max_model_len // piece * Fraction(heard.chunk_length_s)
+        because += f", and audio takes {piece} for each {heard.chunk_length_s:g} s that it has begun"
+    return rate, bounds._replace(seconds=longest, because=because) if longest < bounds.seconds else bounds
 
 
 def lift(state: Any) -> None:
