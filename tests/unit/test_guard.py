@@ -22,7 +22,7 @@ RATE = 16000
 REQUESTS = 50
 BOUNDS = audio.Bounds(Fraction(4), "a test's limit", 1 << 28)
 HOSTS = frozenset({"media.example.org", "other.example.org:8080"})
-RULES = bodies.Rules(1 << 20, BOUNDS, RATE, HOSTS, Fraction(37), True, frozenset(), speech.Detector())
+RULES = bodies.Rules(1 << 20, BOUNDS, BOUNDS, RATE, HOSTS, Fraction(37), True, frozenset(), speech.Detector())
 SAMPLES = soundfile.read(DATA / "clips/010.opus", 2 * RATE, dtype="float32")[0]
 
 
