@@ -83,7 +83,7 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
         usage="voxtral-serve transcribe FILE... [--out DIR] [OPTION ...]\n"
         "       voxtral-serve transcribe --live [FILE] [--url URL] [--model NAME]",
         description="Transcribe files, and the audio files in folders, by a server that is up. OPENAI_API_KEY in the "
-        "environment is its key, if it wants one. Exit status: 0, 1 if something failed, 2 if nothing was sent, "
+        "environment is its key, if it wants one. Exit status: 0, 1 if something failed, 2 for what cannot be used, "
         "130 for Ctrl-C.",
         allow_abbrev=False,
     )

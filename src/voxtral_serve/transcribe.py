@@ -194,7 +194,11 @@ class Server:
 
     def model(self) -> str:
         """The first model that the server names."""
-        response = self._answer(lambda: self._session().get(f"{self.url}/v1/models", timeout=(CONNECT_S, CONNECT_S)))
+
+        def send() -> requests.Response:
+            return self._session().get(f"{self.url}/v1/models", timeout=CONNECT_S, allow_redirects=False)
+
+        response = self._answer(send)
         try:
             return str(response.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
@@ -280,10 +284,11 @@ def _start(response: requests.Response) -> str:
     return repr(response.content[:SHOWN].decode(errors="replace"))
 
 
-def _cause(error: BaseException) -> BaseException:
+def _cause(error: BaseException) -> str:
+    """The words of the error beneath those of the libraries."""
     while under := error.__cause__ or error.__context__:
         error = under
-    return error
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _unreached(error: requests.RequestException) -> bool:
@@ -296,7 +301,7 @@ def _unreached(error: requests.RequestException) -> bool:
 def write(path: Path, content: bytes) -> None:
     """At once, so that no reader and no next run sees a part of it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.part")
     try:
         part.write_bytes(content)
         part.replace(path)
@@ -315,7 +320,10 @@ def main(flags: Namespace) -> int:
         outputs = targets(found, flags.out, FORMATS[flags.format]) if flags.out else [None] * len(found)
         server = Server(flags.url, api_key(os.environ))
         if flags.out:
-            flags.out.mkdir(parents=True, exist_ok=True)
+            try:
+                flags.out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--out {shown(flags.out)}: {error.strerror}") from None
         pairs = list(zip(found, outputs, strict=True))
         todo = [(each, output) for each, output in pairs if flags.again or output is None or not output.exists()]
         run = _Run(flags, server, len(found), len(found) - len(todo))
@@ -324,10 +332,6 @@ def main(flags: Namespace) -> int:
         return _end(str(error), 2)
     except RequestError as error:
         return _end(str(error), 1)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        return _end(f"--out {shown(flags.out)}: {error.strerror}", 2)
     except KeyboardInterrupt:
         return _end("stopped", 130)
 
