@@ -14,10 +14,13 @@ from typing import Any, NoReturn
 def main() -> NoReturn:
     """The console script. Ends the process without the 2 s that Python takes to unload vLLM and PyTorch."""
     status = 1
-    # Whoever read the output may have had enough of it.
-    with contextlib.suppress(BrokenPipeError):
+    try:
         status = run(sys.argv[1:])
         sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # whoever read the output has had enough of it
+    except KeyboardInterrupt:
+        status = 130
     with contextlib.suppress(BrokenPipeError):
         sys.stderr.flush()
     os._exit(status)
