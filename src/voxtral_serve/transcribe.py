@@ -353,29 +353,34 @@ class _Run:
         if not todo:
             return self.report(0)
         model = self.flags.model or self.server.model()
-        pool = ThreadPoolExecutor(self.flags.jobs)
-        futures = {pool.submit(self.one, model, *each): number for number, each in enumerate(todo)}
-        ready: dict[int, bytes | None] = {}
-        following = 0
         # None: on a terminal only.
         hidden = None if self.total > 1 else True
         bar = tqdm(total=self.total, initial=self.there, unit="file", file=sys.stderr, disable=hidden)
+        pool = ThreadPoolExecutor(self.flags.jobs)
+        futures: dict[Future[bytes], int] = {}
+        ready: dict[int, bytes | None] = {}
+        following = 0
+        interrupted = False
         try:
+            for number, each in enumerate(todo):
+                futures[pool.submit(self.one, model, *each)] = number
             for future in as_completed(futures):
-                number = futures[future]
+                number = futures.pop(future)
                 ready[number] = self.take(todo[number][0], future)
                 bar.update()
                 while following in ready:
                     self.show(todo[following][0], ready.pop(following))
                     following += 1
         except KeyboardInterrupt:
+            interrupted = True
             self.server.stop.set()
-            bar.close()
-            return self.report(130)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             bar.close()
-        return self.report(1 if self.failed else 0)
+        for future, number in futures.items():
+            if future.done() and not future.cancelled():
+                self.take(todo[number][0], future)
+        return self.report(130 if interrupted else 1 if self.failed else 0)
 
     def one(self, model: str, path: Path, output: Path | None) -> bytes:
         """In a thread: transcribe a file, and write its output if it has one. Raises as Server does."""
@@ -415,15 +420,16 @@ class _Run:
     def report(self, status: int) -> int:
         for path, error in sorted(self.failed):
             print(f"failed: {shown(path)}: {error}", file=sys.stderr)
+        left = self.total - self.done - self.there - len(self.failed)
         counts = {
             "transcribed": self.done,
             "there already (--again makes them anew)": self.there,
             "failed": len(self.failed),
-            "not sent or not answered": self.total - self.done - self.there - len(self.failed),
+            "not sent or not answered": left,
         }
         if self.flags.out or (status and self.total > 1):
             told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-            print(f"{self.total} file{'s' * (self.total > 1)}: {told or 'stopped'}", file=sys.stderr)
-        if status == 130 and self.flags.out:
+            print(f"{self.total} file{'s' * (self.total > 1)}: {told}", file=sys.stderr)
+        if self.flags.out and left:
             print("The same command does the rest.", file=sys.stderr)
         return status

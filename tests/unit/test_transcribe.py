@@ -246,11 +246,12 @@ def test_nobody_there(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == f"voxtral-serve: nothing answers at {server.url}: Connection refused\n"
     # And where the server ends in the middle: the files that are left are no failures of their own.
-    done = run(*paths, "--url", server.url, "--model", "mine", "--jobs", 1)
+    done = run(*paths, "--url", server.url, "--model", "mine", "--jobs", 1, "--out", tmp_path / "out")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"failed: {paths[0]}: nothing answers at {server.url}: Connection refused",
         "4 files: 1 failed, 3 not sent or not answered",
+        "The same command does the rest.",
     ]
 
 
