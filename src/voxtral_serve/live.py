@@ -6,6 +6,7 @@ token came, transcription.done at the end, or error. A delta is never taken back
 """
 
 import base64
+import contextlib
 import json
 import os
 import queue
@@ -102,13 +103,12 @@ def _talk(socket: ClientConnection, pieces: Iterator[bytes], ending: threading.E
             if event["type"] == "transcription.delta":
                 printer.show(str(event.get("delta", "")))
     except ConnectionClosed:
-        if speaker.silent:
-            return  # closed by this side: there was nothing to hear
-        raise
+        if not speaker.silent:
+            raise
     finally:
         signal.signal(signal.SIGINT, before)
+        whole = speaker.ended
         ending.set()
-        whole = not speaker.is_alive()
         speaker.join(5 * POLL_S)
     if speaker.error is not None:
         raise speaker.error
@@ -117,30 +117,35 @@ def _talk(socket: ClientConnection, pieces: Iterator[bytes], ending: threading.E
 
 
 class _Speaker(threading.Thread):
-    """Sends the audio as it comes, and then that this was all. `error` is what kept it from the rest of the audio."""
+    """Sends the audio as it comes, and then that this was all, or closes the session if there was none.
+
+    `ended` and `silent` say so; `error` is what kept it from the rest of the audio.
+    """
 
     def __init__(self, socket: ClientConnection, pieces: Iterator[bytes]) -> None:
         super().__init__(daemon=True)
         self.socket, self.pieces = socket, pieces
         self.error: Exception | None = None
-        self.silent = False
+        self.ended = self.silent = False
 
     def run(self) -> None:
         sent = 0
         try:
-            try:
-                for piece in self.pieces:
-                    send(self.socket, "input_audio_buffer.append", audio=base64.b64encode(piece).decode())
-                    sent += 1
-            except (UsageError, soundfile.SoundFileError) as error:
-                self.error = error if isinstance(error, UsageError) else UsageError(f"the audio is damaged: {error}")
+            for piece in self.pieces:
+                send(self.socket, "input_audio_buffer.append", audio=base64.b64encode(piece).decode())
+                sent += 1
+        except ConnectionClosed:
+            return  # the other thread sees it, too
+        except soundfile.SoundFileError as error:
+            self.error = UsageError(f"the audio is damaged: {error}")
+        except Exception as error:  # that the other thread raises, instead of waiting for ever
+            self.error = error
+        self.ended, self.silent = True, not sent
+        with contextlib.suppress(ConnectionClosed):
             if sent:
                 send(self.socket, "input_audio_buffer.commit", final=True)
             else:
-                self.silent = True
                 self.socket.close()
-        except ConnectionClosed:
-            pass  # the other thread sees it, too
 
 
 class _Printer:
@@ -232,17 +237,16 @@ def microphone(ending: threading.Event) -> Iterator[bytes]:
             dtype="int16",
             callback=lambda samples, *_: heard.put(bytes(samples)),
         )
+        stream.start()
     except (sounddevice.PortAudioError, ValueError) as error:
         raise UsageError(f"no microphone: {error}") from None
     return _heard(stream, heard, ending)
 
 
 def _heard(stream: Any, heard: "queue.SimpleQueue[bytes]", ending: threading.Event) -> Iterator[bytes]:
-    with stream:
-        while not ending.is_set():
-            try:
-                yield heard.get(timeout=POLL_S)
-            except queue.Empty:
-                continue
+    while not ending.is_set():
+        with contextlib.suppress(queue.Empty):
+            yield heard.get(timeout=POLL_S)
+    stream.close()
     while not heard.empty():
         yield heard.get()

@@ -26,8 +26,8 @@ class RawInputStream:
     def hear(self):
         while not self.ended.wait(0.01):
             self.callback(np.arange(self.blocksize, dtype="<i2").tobytes(), self.blocksize, None, None)
-    def __enter__(self): self.thread.start()
-    def __exit__(self, *_): self.ended.set(); self.thread.join()
+    def start(self): self.thread.start()
+    def close(self): self.ended.set(); self.thread.join()
 """
 
 
@@ -98,6 +98,10 @@ def test_a_session_that_breaks(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "alpha\n")
     assert done.stderr.startswith("voxtral-serve: the connection was closed before the text's end: ")
     assert done.stderr.count("\n") == 1
+    with FakeRealtime([(0.1, "alpha")], ends=0.3) as server:
+        done = run("--live", write_clip(tmp_path, 1), "--url", server.url)
+    assert (done.returncode, done.stdout) == (1, "alpha\n")
+    assert done.stderr.startswith("voxtral-serve: the server ended the session before the audio's end")
 
 
 def test_ctrl_c_ends_the_audio_and_waits_for_the_text(tmp_path: Path) -> None:
@@ -136,10 +140,13 @@ NO_MICROPHONE = {
     "class PortAudioError(Exception): pass\ndef RawInputStream(**_): raise PortAudioError('no device')": (
         "no microphone: no device"
     ),
+    MICROPHONE.replace("def start(self): ", "def start(self): raise PortAudioError('busy')\n    def begin(self): "): (
+        "no microphone: busy"
+    ),
 }
 
 
-@pytest.mark.parametrize("source", NO_MICROPHONE)
+@pytest.mark.parametrize("source", NO_MICROPHONE, ids=NO_MICROPHONE.values())
 def test_no_microphone(tmp_path: Path, source: str) -> None:
     with FakeRealtime() as server:
         done = run("--live", "--url", server.url, **fake_sounddevice(tmp_path / "fake", source))
@@ -156,6 +163,17 @@ def test_audio_that_cannot_be_decoded(tmp_path: Path) -> None:
             done = run("--live", path, "--url", server.url)
             assert (done.returncode, done.stdout, server.sessions) == (2, "", [])
             assert problem in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_audio_that_is_damaged_is_heard_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "a.flac"
+    soundfile.write(path, np.random.default_rng(0).normal(0, 0.1, RATE), RATE)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with FakeRealtime([(0.1, "alpha")]) as server:
+        done = run("--live", path, "--url", server.url)
+    assert (done.returncode, done.stdout) == (2, "alpha\n")
+    assert done.stderr.startswith("voxtral-serve: the audio is damaged: ")
+    assert server.sessions[0].kinds[-1] == COMMIT
 
 
 def test_a_file_without_a_sound_is_not_heard(tmp_path: Path) -> None:
