@@ -213,6 +213,8 @@ def upload(body: bytes, content_type: str, rules: Rules, task: str = "transcribe
     ignored = [
         name for name in (*unused, *IGNORED) if any(_named(each, name) and each.data for each in fields.values())
     ]
+    if texts.get(b"chunking_strategy", "auto") != "auto":  # which is what is done
+        ignored.append("chunking_strategy")
     # vLLM writes its JSON, whose text then gets the form.
     ours = ("response_format", "timestamp_granularities", "stream_include_usage", "stream_continuous_usage_stats")
     kept = [part for part in fields.values() if not any(_named(part, name) for name in ours)]

@@ -6,6 +6,7 @@ their layout and starts with the profile, and answers and refusals have the righ
 
 import base64
 import io
+import itertools
 import re
 import shutil
 import subprocess
@@ -117,7 +118,33 @@ def test_the_official_client(server: Server) -> None:
     events = client.audio.transcriptions.create(
         model="whisper-1", file=CLIP, language="en", stream=True, extra_body=SHORT
     )
-    assert len(list(events)) > 1
+    *deltas, done = events
+    assert {delta.type for delta in deltas} == {"transcript.text.delta"}
+    assert (done.type, done.text) == ("transcript.text.done", said.text.strip())
+
+
+@both
+def test_other_forms(server: Server) -> None:
+    """Segments are what was sent to the model at a time, with the times of its speech: the tokens have none."""
+    verbose = server.upload(response_format="verbose_json", clip=wav(speech(20))).json()
+    segments = verbose["segments"]
+    assert len(segments) > 1 and verbose["duration"] == 20
+    for segment, after in itertools.pairwise(segments):
+        assert 0 <= segment["start"] < segment["end"] <= after["start"] and segment["end"] - segment["start"] <= 8
+    assert " ".join(segment["text"] for segment in segments) == verbose["text"]
+    srt = server.upload(response_format="srt", clip=wav(speech(20))).text
+    assert srt.count(" --> ") == len(segments) and srt.startswith("1\n00:00:00,")
+    assert server.upload(response_format="vtt").text.startswith("WEBVTT\n\n00:00:00.")
+    words = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+    status, message = refusal(server.upload(**words))
+    assert (status, "this model's words have no times" in message) == (400, True)
+
+
+@both
+def test_silence_and_what_has_no_effect(server: Server) -> None:
+    answer = server.upload(clip=wav(np.zeros(3 * RATE, np.float32)), prompt="Names.")
+    assert (answer.status_code, answer.json()["text"]) == (200, "")
+    assert answer.headers.get("x-voxtral-ignored") == {"voxtral-3b": "prompt", "whisper": None}[server.name]
 
 
 @both
@@ -127,9 +154,8 @@ def test_what_is_refused(server: Server) -> None:
     assert (status, "file: the file is no audio that this server reads" in message) == (400, True)
     status, message = refusal(server.upload(clip=b""))
     assert (status, "the file is empty" in message) == (400, True)
-    most = {"voxtral-3b": 300, "whisper": 600}[server.name]
-    status, message = refusal(server.upload(clip=wav(np.zeros(most * RATE + 1, np.float32))))
-    assert (status, f"and this server takes at most {most}.00 s" in message) == (400, True)
+    status, message = refusal(server.upload(clip=wav(np.zeros(600 * RATE + 1, np.float32))))
+    assert (status, "and this server takes at most 600.00 s" in message) == (400, True)
     status, message = refusal(server.upload(language="xx"))
     assert (status, "xx" in message) == (400, True)
     assert requests.get(f"{server.url}/docs", timeout=10).status_code == 404
@@ -159,10 +185,19 @@ def test_a_chat_about_audio(server: Server) -> None:
 
 
 @voxtral_3b
-def test_the_longest_clip_that_the_context_holds(server: Server) -> None:
-    answer = server.upload(clip=wav(speech(300)))
+def test_a_chat_takes_what_the_context_holds(server: Server) -> None:
+    silence = base64.b64encode(wav(np.zeros(300 * RATE + 1, np.int16))).decode()
+    status, message = refusal(server.chat(f"data:audio/wav;base64,{silence}"))
+    assert (status, "at most 300.00 s (its max_model_len is 4096 tokens" in message) == (400, True)
+    answer = server.upload(clip=wav(speech(300)))  # in pieces
     assert answer.status_code == 200, answer.text
     assert answer.json()["text"].strip()
+
+
+@voxtral_3b
+def test_it_does_not_translate(server: Server) -> None:
+    status, message = refusal(server.upload("translations"))
+    assert (status, "does not translate" in message) == (400, True)
 
 
 @voxtral_3b
@@ -192,7 +227,7 @@ def test_curl_as_written_for_the_name_on_the_hub(server: Server, tmp_path: Path)
 
 
 @whisper
-def test_a_translation(server: Server) -> None:
+def test_whisper_translates(server: Server) -> None:
     answer = server.upload("translations", language="de")
     assert answer.status_code == 200, answer.text
     assert answer.json()["text"].strip()

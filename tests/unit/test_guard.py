@@ -133,6 +133,7 @@ def test_what_a_model_cannot_do() -> None:
         language=(None, "en"),
         prompt=(None, "names"),
         hotwords=(None, ""),
+        chunking_strategy=(None, "auto"),
         **{
             "response_format": (None, "verbose_json"),
             "timestamp_granularities[]": (None, "word"),
