@@ -151,7 +151,8 @@ def test_bench_measures_when_words_come(url: str, tmp_path: Path) -> None:
 def test_the_command_prints_words_while_they_are_spoken(
     url: str, clips: list[dataset.Clip], expected: dict[str, str | None]
 ) -> None:
-    clip = max((clip for clip in clips if clip.id not in DIFFERENT), key=lambda clip: clip.duration_s)
+    long = [clip for clip in clips if clip.duration_s > 10 and clip.id not in DIFFERENT]
+    clip = min(long, key=lambda clip: clip.duration_s)
     begun, text, arrivals = time.monotonic(), "", []
     with start("--live", clip.path, "--url", url) as process:
         assert process.stdout and process.stderr
