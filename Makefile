@@ -68,6 +68,9 @@ layouts: .venv/ready ## all 500 clips in both layouts, compared, into bench/resu
 models: .venv/ready ## all 500 clips on the encode-once model, against vLLM's own, into bench/results/encode-once (10 minutes)
 	@.venv/bin/python -m tools.compare_models --out bench/results/encode-once/cpu-vllm-0.32.0.json
 
+speech: .venv/ready ## all 500 clips made quiet, and joined to long files, into bench/results/speech-cpu.json (10 minutes)
+	@.venv/bin/python -m tools.speech_figures --out bench/results/speech-cpu.json
+
 soak: .venv/ready ## clients that come, go and send nonsense, into bench/results/soak-cpu.json (MINUTES=30)
 	@.venv/bin/python -m tools.soak --minutes $(MINUTES) --out bench/results/soak-cpu.json
 
@@ -114,4 +117,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test lint test-pinned test-container bench-full reference layouts models soak gpu lock readme clean help
+.PHONY: demo serve bench test lint test-pinned test-container bench-full reference layouts models speech soak gpu lock readme clean help

@@ -89,7 +89,7 @@ def train(sentences: Iterable[str], n_tokens: int) -> dict:
     bpe.train_from_iterator(
         sentences, trainers.BpeTrainer(vocab_size=n_tokens, initial_alphabet=alphabet, show_progress=False)
     )
-    to_byte = {c: b for b, c in _byte_level_characters().items()}
+    to_byte = {c: b for b, c in byte_level_characters().items()}
     merges = json.loads(bpe.to_str())["model"]["merges"]
     # two merges may spell the same token
     tokens = list(
@@ -118,7 +118,7 @@ def train(sentences: Iterable[str], n_tokens: int) -> dict:
     }
 
 
-def _byte_level_characters() -> dict[int, str]:
+def byte_level_characters() -> dict[int, str]:
     """Byte -> the printable character that stands for it in GPT-2's byte-level alphabet."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]

@@ -38,7 +38,7 @@ class FakeRealtime:
     """Says each piece of `words` (seconds of audio received, text), and at the end transcription.done after `late_s`.
 
     `refuses`: an error event in place of session.created. `dies` closes the connection after so many seconds of audio,
-    and `deaf` reads nothing of the session.
+    `ends` says transcription.done then, and `deaf` reads nothing of the session.
     """
 
     words: Sequence[tuple[float, str]] = ()
@@ -46,6 +46,7 @@ class FakeRealtime:
     deaf: bool = False
     refuses: str | None = None
     dies: float | None = None
+    ends: float | None = None
     sessions: list[Session] = field(default_factory=list)
     models: tuple[str, ...] = ("fake-voxtral",)
 
@@ -101,6 +102,9 @@ class FakeRealtime:
                     heard = sum(session.sizes) / RATE
                     if self.dies is not None and heard >= self.dies:
                         socket.close(1011)
+                        return
+                    if self.ends is not None and heard >= self.ends:
+                        say("transcription.done", text="", usage=None)
                         return
                     say("transcription.delta", delta="")  # as vLLM does for a token without text
                     while waiting and waiting[0][0] <= heard:

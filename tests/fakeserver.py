@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 import wave
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -45,7 +45,7 @@ def write_dataset(directory: Path, texts: Mapping[str, str], seconds: float = 0.
 
 @dataclass(frozen=True)
 class Answer:
-    """How one file is answered.
+    """How one file is answered; of several answers each is for one request, and the last for all that follow.
 
     `body` replaces the JSON; `drop` breaks the connection "before" the status line or "inside" the body. `events` is a
     stream in its place: pieces of it, each sent after so many seconds, in chunks unless the connection's end is theirs.
@@ -58,6 +58,7 @@ class Answer:
     drop: str | None = None
     events: tuple[tuple[float, bytes], ...] | None = None
     chunked: bool = True
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Received:
 class FakeServer:
     """Answers by file name; files without an answer get `default`."""
 
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: Mapping[str, Answer | list[Answer]] = field(default_factory=dict)
     default: Answer = field(default_factory=Answer)
     version: str | None = "0.0.fake"
     models: tuple[str, ...] | None = (MODEL,)
@@ -104,6 +105,13 @@ class FakeServer:
         """The file names received so far, in order of arrival."""
         with self._lock:
             return [received.name for received in self.received]
+
+    def answer(self, name: str) -> Answer:
+        answers = self.answers.get(name, self.default)
+        if isinstance(answers, Answer):
+            return answers
+        with self._lock:
+            return answers.pop(0) if len(answers) > 1 else answers[0]
 
     def begin(self, received: Received) -> None:
         with self._lock:
@@ -156,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._form(body, received)
         fake = self.server.fake
-        answer = fake.answers.get(received.name, fake.default)
+        answer = fake.answer(received.name)
         fake.begin(received)
         try:
             if not chat and self.path != "/v1/audio/transcriptions":
@@ -175,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif answer.events is not None:
             self._stream(answer)
         else:
-            self._send(answer.status, payload, promised=len(payload) + (100 if answer.drop else 0))
+            self._send(answer.status, payload, len(payload) + (100 if answer.drop else 0), answer.headers)
             if answer.drop:
                 self._reset()
 
@@ -201,9 +209,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif answer.chunked:
             self.wfile.write(b"0\r\n\r\n")
 
-    def _send(self, status: int, body: bytes, promised: int | None = None) -> None:
+    def _send(
+        self, status: int, body: bytes, promised: int | None = None, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        for name, value in {"Content-Type": "application/json", **dict(headers)}.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body) if promised is None else promised))
         self.end_headers()
         self.wfile.write(body)

@@ -46,12 +46,13 @@ class RefusedError(Exception):
 
 
 class Rules(NamedTuple):
-    """What bodies are held to: bytes of one audio file, its decoded length, the model's rate in Hz, allowed hosts; the
-    most seconds that go to the model at once; whether its tokens have times; which of `language`, `prompt` and
-    translations it can do; what finds speech."""
+    """What bodies are held to: bytes of one audio file, its decoded length, that of all clips in a chat, the model's
+    rate in Hz, allowed hosts; the most seconds that a transcription takes at once; whether the model's tokens have
+    times; which of `language`, `prompt` and translations it can do; what finds speech."""
 
     file_bytes: int
     bounds: audio.Bounds
+    chat_bounds: audio.Bounds
     rate: int
     hosts: frozenset[str]
     piece_s: Fraction
@@ -212,6 +213,8 @@ def upload(body: bytes, content_type: str, rules: Rules, task: str = "transcribe
     ignored = [
         name for name in (*unused, *IGNORED) if any(_named(each, name) and each.data for each in fields.values())
     ]
+    if texts.get(b"chunking_strategy", "auto") != "auto":  # which is what is done
+        ignored.append("chunking_strategy")
     # vLLM writes its JSON, whose text then gets the form.
     ours = ("response_format", "timestamp_granularities", "stream_include_usage", "stream_continuous_usage_stats")
     kept = [part for part in fields.values() if not any(_named(part, name) for name in ours)]
@@ -396,7 +399,7 @@ def _chat_part(part: Any, where: str, rules: Rules, before: Fraction) -> Fractio
             ) from error
         if len(data) > rules.file_bytes:
             raise too_large(f"{where}.{name}", len(data), rules.file_bytes)
-        left = rules.bounds
+        left = rules.chat_bounds
         if before + seconds:
             left = audio.Bounds(
                 max(Fraction(0), left.seconds - before - seconds),

@@ -38,6 +38,7 @@ WIDTH = 16  # of the names in the printed rows
 # In a wheel they lie inside the package, in a checkout beside src.
 PLACES = (Path(__file__).with_name("profiles"), Path(__file__).parents[2] / "profiles")
 PROFILES = next(filter(Path.is_dir, PLACES), None)
+OTHERS = ("voxtral-3b", "whisper")  # of the profiles: for other models than Voxtral Realtime
 POOL = 1 << 60  # bytes; a KV cache so large that rounding to whole blocks does not show
 
 
@@ -330,7 +331,7 @@ def _checkpoint(report: Report, options: Namespace | None, model: Path | None) -
         report.problem(str(error))
         return None
     if isinstance(held, Other):
-        report.row("model", "Voxtral, but not Realtime: its files are whole; vLLM checks the rest at its start")
+        report.row("model", f"{held.model}: its files are whole; vLLM checks the rest at its start")
         return held
     dtypes = sorted({tensor.dtype for tensor in held.tensors.values()})
     report.row("layout", held.layout)
@@ -489,7 +490,7 @@ def _fitting(held: Checkpoint) -> str:
     """Which of the profiles that come with this package would fit here, as the end of a message."""
     names = []
     for path in sorted(PROFILES.glob("*.yaml")) if PROFILES else []:
-        if path.stem.startswith("voxtral-"):  # another model's
+        if path.stem in OTHERS:
             continue
         trial = Report()
         options = _options(trial, path)

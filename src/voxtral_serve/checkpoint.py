@@ -98,10 +98,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Other:
-    """A directory with another Voxtral model, such as Voxtral-Mini-3B-2507: its files are whole, no more is known."""
+    """A directory with another model, Voxtral-Mini-3B-2507 or Whisper: its files are whole, no more is known."""
 
     directory: Path
     weight_bytes: int
+    model: str = "Voxtral, but not Realtime"
 
 
 def mistral_name(name: str) -> str:
@@ -355,18 +356,38 @@ def unreadable(directory: Path, error: PermissionError) -> CheckpointError:
 
 
 def other(directory: Path) -> Other | None:
-    """The Voxtral model that it holds in Mistral's layout, if it is not Voxtral Realtime; None for all else.
+    """The Voxtral model that it holds in Mistral's layout, if it is not Voxtral Realtime, or Whisper in Hugging Face's;
+    None for all else.
 
     Raises CheckpointError where files are missing, unreadable or half there.
     """
+    if _is_whisper(directory):
+        return Other(directory, _stored_bytes(directory, "model"), "Whisper")
     if layout_of(directory) != MISTRAL:
         return None
     params = _json(directory / "params.json")
     multimodal = params.get("multimodal")
     if is_realtime(params) or not isinstance(multimodal, dict) or "whisper_model_args" not in multimodal:
         return None
-    stored = (entry for path in _files(directory, "consolidated") for entry in _header(path)[0].values())
-    return Other(directory, sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in stored))
+    return Other(directory, _stored_bytes(directory, "consolidated"))
+
+
+def _is_whisper(directory: Path) -> bool:
+    """Raises CheckpointError where it is, and lacks its weights."""
+    if not directory.is_dir():
+        return False
+    _check_download(directory)
+    config = directory / "config.json"
+    if not config.is_file() or _json(config).get("model_type") != "whisper":
+        return False
+    if not any(directory.glob("model*.safetensors")):
+        raise CheckpointError(f"{directory} has the config.json of Whisper, and no model.safetensors: download it")
+    return True
+
+
+def _stored_bytes(directory: Path, stem: str) -> int:
+    stored = (entry for path in _files(directory, stem) for entry in _header(path)[0].values())
+    return sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in stored)
 
 
 def read(directory: Path) -> Checkpoint:

@@ -1,19 +1,28 @@
 """The command `voxtral-serve`."""
 
 import argparse
+import contextlib
 import gc
+import importlib
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def main() -> NoReturn:
     """The console script. Ends the process without the 2 s that Python takes to unload vLLM and PyTorch."""
-    status = run(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    status = 1
+    try:
+        status = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # whoever read the output has had enough of it
+    except KeyboardInterrupt:
+        status = 130
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.flush()
     os._exit(status)
 
 
@@ -21,7 +30,18 @@ def run(arguments: list[str]) -> int:
     """Run a subcommand. Exit status: 0 if all is well, 1 if not; a wrong command line raises SystemExit(2)."""
     parser = argparse.ArgumentParser(prog="voxtral-serve", description="Voxtral speech-to-text served by vLLM.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser(
+    check, transcribe = _add_check(commands), _add_transcribe(commands)
+    # The rest goes to vLLM's own parser, which knows each of its options by name.
+    given, words = parser.parse_known_args(arguments)
+    if given.command == "transcribe":
+        if words:
+            transcribe.error(f"unrecognized arguments: {' '.join(words)}")
+        return _transcribe(given, transcribe)
+    return _check(given, words, arguments, check)
+
+
+def _add_check(commands: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
         "check",
         help="say whether vLLM can serve a checkpoint here, and with how much memory",
         usage="voxtral-serve check [--gate] [--config FILE] [MODEL_DIR] [OPTION OF VLLM SERVE ...]",
@@ -35,8 +55,10 @@ def run(arguments: list[str]) -> int:
         help="as the container does before its start: the port must be free, an API key set or switched off by name; "
         "prints problems only, each in one line on stderr",
     )
-    # The rest goes to vLLM's own parser, which knows each of its options by name.
-    given, words = parser.parse_known_args(arguments)
+    return command
+
+
+def _check(given: argparse.Namespace, words: list[str], arguments: list[str], command: argparse.ArgumentParser) -> int:
     if any(word.startswith("--config=") for word in arguments):
         command.error("write `--config FILE`: vLLM passes over `--config=FILE`")
 
@@ -55,6 +77,58 @@ def run(arguments: list[str]) -> int:
     else:
         print("\n".join((*report.lines, report.verdict())))
     return 1 if report.problems else 0
+
+
+def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        "transcribe",
+        help="send audio files, or a microphone, to a server that is up",
+        usage="voxtral-serve transcribe FILE... [--out DIR] [OPTION ...]\n"
+        "       voxtral-serve transcribe --live [FILE] [--url URL] [--model NAME]",
+        description="Transcribe files, and the audio files in folders, by a server that is up. OPENAI_API_KEY in the "
+        "environment is its key, if it wants one. Exit status: 0, 1 if something failed, 2 for what cannot be used, "
+        "130 for Ctrl-C.",
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    add("files", nargs="*", type=Path, metavar="FILE", help="audio file, or folder of them")
+    add("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    forms = ("text", "json", "verbose_json", "srt", "vtt")
+    add("--format", choices=forms, default="text", help="of the transcripts (default: %(default)s)")
+    out = "write NAME.txt, .json, .srt or .vtt there, and skip those that are there (default: print them)"
+    add("--out", type=Path, metavar="DIR", help=out)
+    add("--again", action="store_true", help="with --out: skip none")
+    add("--model", metavar="NAME", help="model to ask for (default: the first that the server names)")
+    add("--language", metavar="CODE", help="such as en, for models that take a language")
+    add("--jobs", type=int, default=4, metavar="N", help="files in flight at a time (default: %(default)s)")
+    live = "print words as they are heard, from the microphone or from one file; Ctrl-C ends it"
+    add("--live", action="store_true", help=live)
+    return command
+
+
+def _transcribe(given: argparse.Namespace, command: argparse.ArgumentParser) -> int:
+    if given.live:
+        if len(given.files) > 1:
+            command.error("--live takes one FILE, or none for the microphone")
+        for name in ("format", "out", "again", "language", "jobs"):
+            if getattr(given, name) != command.get_default(name):
+                command.error(f"--{name} is not for --live")
+    elif not given.files:
+        command.error("name a FILE, or --live for the microphone")
+    if given.again and not given.out:
+        command.error("--again: only with --out")
+    if given.jobs < 1:
+        command.error(f"--jobs {given.jobs}: must be at least 1")
+    try:
+        way = importlib.import_module("voxtral_serve.live" if given.live else "voxtral_serve.transcribe")
+    except ImportError as error:
+        print(
+            f"voxtral-serve: transcribe needs the package {error.name}: pip install 'voxtral-serve[client]'",
+            file=sys.stderr,
+        )
+        return 2
+    status: int = way.main(given)
+    return status
 
 
 if __name__ == "__main__":

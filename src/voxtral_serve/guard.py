@@ -47,10 +47,11 @@ THREADS = 4  # that decode; the longest clip takes one for some 0.1 s
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, "/v1/models"), ("GET",)) | {"/ping": ("GET", "POST")}
+CHAT = "/v1/chat/completions"
 BODIES: dict[str, Callable[[bytes, str, bodies.Rules], bodies.Body | bodies.Upload]] = {
     "/v1/audio/transcriptions": bodies.upload,
     "/v1/audio/translations": bodies.translation,
-    "/v1/chat/completions": bodies.chat,
+    CHAT: bodies.chat,
 }
 METHODS = READ | dict.fromkeys(BODIES, ("POST",))
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -102,6 +103,11 @@ def limits(environ: Mapping[str, str]) -> Limits:
 
 
 LIMITS = limits(os.environ)
+BOUNDS = audio.Bounds(
+    Fraction(LIMITS.decode_s),
+    "its VLLM_MAX_AUDIO_DECODE_DURATION_S, or 600 where that is not set",
+    LIMITS.decode_bytes,
+)
 if not (audio.PYAV or audio.SOXR):
     raise ImportError(
         "neither av nor soxr is installed, so only audio at the model's own rate could be served: install av"
@@ -134,35 +140,46 @@ def settle(state: Any, routes: Any, app: Any) -> Settled:
             app = app.app
         verify = app.verify_token
     engine = state.engine_client
-    rate, longest = _longest(engine)
+    rate, chat_bounds, piece_s = _longest(state)
     ours = config.model_config.architecture in clip_end.ARCHITECTURES
+    paths = {getattr(route, "path", None) for route in routes}
     stream = None
     if ours:
         stream = timing.stream_of(engine.input_processor.tokenizer)
         engine.generate = timing.recording(engine.generate)
-    bounds = audio.Bounds(
-        Fraction(LIMITS.decode_s),
-        "its VLLM_MAX_AUDIO_DECODE_DURATION_S, or 600 where that is not set",
-        LIMITS.decode_bytes,
-    )
-    can: frozenset[str] = frozenset()
+    can = frozenset({} if ours else {"language"})
+    if "Whisper" in config.model_config.architecture:
+        can |= {"prompt", "translate"}
     return Settled(
-        bodies.Rules(LIMITS.file_bytes, bounds, rate, LIMITS.hosts, longest, ours, can, speech.Detector()),
+        bodies.Rules(LIMITS.file_bytes, BOUNDS, chat_bounds, rate, LIMITS.hosts, piece_s, ours, can, speech.Detector()),
         -(-in_flight // per_process),
-        any(getattr(route, "path", None) == realtime.PATH for route in routes),
-        not ours,
+        realtime.PATH in paths,
+        CHAT in paths and not ours,  # vLLM would take chats for ours, too
         verify,
         stream,
     )
 
 
-def _longest(engine: Any) -> tuple[int, Fraction]:
-    """(the model's rate in Hz, seconds of the longest clip that it takes at once)."""
+def _longest(state: Any) -> tuple[int, audio.Bounds, Fraction]:
+    """(the model's rate in Hz, the longest clips of a chat, seconds that a transcription takes at once)."""
+    engine, served = state.engine_client, state.openai_serving_transcription.asr_config
     model = engine.vllm_config.model_config
+    rate = int(served.sample_rate)
+    if served.allow_audio_chunking:  # Whisper, which hears one piece after another
+        return rate, BOUNDS, Fraction(served.max_audio_clip_s)
     heard = engine.input_processor.tokenizer.instruct.audio_encoder.audio_config
-    rate: int = heard.sampling_rate
-    padding = heard.n_left_pad_tokens + heard.n_right_pad_tokens()
-    return rate, Fraction((model.max_model_len - padding) * heard.raw_audio_length_per_tok, rate)
+    if model.architecture in clip_end.ARCHITECTURES:
+        padding = heard.n_left_pad_tokens + heard.n_right_pad_tokens()
+        return rate, BOUNDS, Fraction((model.max_model_len - padding) * heard.raw_audio_length_per_tok, rate)
+    piece = round(heard.chunk_length_s * heard.frame_rate)
+    longest = model.max_model_len // piece * Fraction(heard.chunk_length_s)
+    because = (
+        f"its max_model_len is {model.max_model_len} tokens, and audio takes {piece} for each "
+        f"{heard.chunk_length_s:g} s that it has begun"
+    )
+    chat_bounds = BOUNDS._replace(seconds=longest, because=because) if longest < BOUNDS.seconds else BOUNDS
+    # Half of the context is for the text: what is said in a piece is never more.
+    return rate, chat_bounds, max(model.max_model_len // 2 // piece, 1) * Fraction(heard.chunk_length_s)
 
 
 def lift(state: Any) -> None:

@@ -119,7 +119,7 @@ class Transcription:
 
         before = timing.RECORDED.set(tokens)
         try:
-            await self.app(*self._asked(number), send)
+            await self.app(*await self._asked(number), send)
         finally:
             timing.RECORDED.reset(before)
         if self.gone.is_set():
@@ -128,11 +128,11 @@ class Transcription:
             raise NotServedError(messages)
         return Told(messages[0], json.loads(b"".join(message.get("body", b"") for message in messages[1:])), tokens)
 
-    def _asked(self, number: int) -> tuple[Message, Receive]:
+    async def _asked(self, number: int) -> tuple[Message, Receive]:
         """A piece's request, as vLLM gets it."""
         if self.gone.is_set():
             raise GoneError
-        content_type, content = self.upload.form(number)
+        content_type, content = await asyncio.to_thread(self.upload.form, number)  # an hour has 230 MB
         replaced = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"x-request-id")
         scope = dict(self.scope)
         scope["headers"] = [(name, value) for name, value in scope["headers"] if name.lower() not in replaced] + [
@@ -234,7 +234,7 @@ class Transcription:
                 else:
                     queue.put_nowait(content)
 
-        await self.app(*self._asked(number), send)
+        await self.app(*await self._asked(number), send)
         if self.gone.is_set():
             raise GoneError
         if messages[0]["status"] != 200:

@@ -1,6 +1,8 @@
 """Live audio over `/v1/realtime`: profiles/realtime.yaml transcribes it, profiles/fast.yaml says that it does not."""
 
+import base64
 import statistics
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 import requests
 from conftest import DATA, PICO, ROOT
 from runs import all_valid
+from transcribing import start
 from vllm.entrypoints.speech_to_text.realtime.protocol import ErrorEvent
 from websockets.exceptions import ConnectionClosed
 
@@ -76,6 +79,34 @@ def test_a_model_of_another_name_is_an_error(url: str) -> None:
         }
 
 
+def test_the_protocol_is_as_the_readme_has_it(
+    url: str, clips: list[dataset.Clip], expected: dict[str, str | None]
+) -> None:
+    """A session goes on after an error, and takes one text after the other."""
+    clip = next(clip for clip in clips if clip.id not in DIFFERENT)
+    audio = base64.b64encode(live.pcm16(evaluate.read_audio(clip.path))).decode()
+    append, commit = "input_audio_buffer.append", "input_audio_buffer.commit"
+    with live.session(url) as socket:
+        assert live.receive(socket).keys() == {"type", "id", "created"}
+        for kind, code in (
+            ("session.update", "invalid_event"),  # without `model` beside `type`
+            ("input_audio_buffer.clear", "unknown_event"),
+            (commit, "model_not_validated"),
+        ):
+            live.send(socket, kind, session={"type": "transcription"})
+            event = live.receive(socket)
+            assert (event["type"], event["code"], type(event["error"])) == ("error", code, str)
+        live.send(socket, "session.update", model="voxtral")
+        for first, second in (((commit, {}), (append, {"audio": audio})), ((append, {"audio": audio}), (commit, {}))):
+            live.send(socket, first[0], **first[1])
+            live.send(socket, second[0], **second[1])
+            live.send(socket, commit, final=True)
+            while (event := live.receive(socket))["type"] == "transcription.delta":
+                assert event.keys() == {"type", "delta"}
+            assert event.keys() == {"type", "text", "usage"}
+            assert event["text"].strip() == expected[clip.id]
+
+
 def test_uploaded_clips_are_transcribed_as_well(
     url: str, clips: list[dataset.Clip], expected: dict[str, str | None]
 ) -> None:
@@ -115,3 +146,20 @@ def test_bench_measures_when_words_come(url: str, tmp_path: Path) -> None:
         assert row.words_ms and row.deltas_ms
         assert len(row.words_ms) >= 0.8 * len(row.reference.split())
         assert 400 < statistics.median(row.words_ms) < 2000
+
+
+def test_the_command_prints_words_while_they_are_spoken(
+    url: str, clips: list[dataset.Clip], expected: dict[str, str | None]
+) -> None:
+    long = [clip for clip in clips if clip.duration_s > 10 and clip.id not in DIFFERENT]
+    clip = min(long, key=lambda clip: clip.duration_s)
+    begun, text, arrivals = time.monotonic(), "", []
+    with start("--live", clip.path, "--url", url) as process:
+        assert process.stdout and process.stderr
+        while sign := process.stdout.read(1):
+            text += sign
+            arrivals.append(time.monotonic() - begun)
+        assert (process.stderr.read(), process.wait(10)) == ("", 0)
+    assert text == f"{expected[clip.id]}\n"
+    # The start of Python is in these: the clip is through later than its duration says.
+    assert arrivals[len(text) // 2] < clip.duration_s < arrivals[-1]

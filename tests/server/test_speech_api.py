@@ -29,7 +29,6 @@ RATE = 16000
 SAMPLES = 40
 FILE_S, TURN_S = 600, 0.5  # of the long file, which is as long as the default limit allows
 FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3", "--api-server-count", "1", "--max-model-len", "512")
-FLAGS += ("--served-model-name", "voxtral", "whisper-1")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from vllm import platforms
 from vllm.platforms import current_platform
 from vllm.third_party import pynvml
 
+from pico import others
 from voxtral_serve import check, checkpoint, shims
 from voxtral_serve.check import GIB, MIB, Device, Report
 
@@ -432,6 +433,19 @@ def test_another_voxtral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "has 1000000 bytes, its header announces" in only_problem(check.check(config, directory))
 
 
+def test_whisper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ROOT / "profiles/whisper.yaml"
+    others.write_whisper(tmp_path)
+    report = check.check(config, tmp_path)
+    assert report.problems == []
+    assert row(report, "model").startswith("Whisper: its files are whole")
+    assert row(report, "weights").startswith("1.67 MiB, as stored")
+    on_gpu(monkeypatch, 0.001, 0.001)
+    assert "the weights take 1.67 MiB, and gpu_memory_utilization 0.9" in only_problem(check.check(config, tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    assert "has the config.json of Whisper, and no model.safetensors" in only_problem(check.check(config, tmp_path))
+
+
 def test_a_broken_checkpoint(tmp_path: Path) -> None:
     shutil.copytree(PICO, tmp_path / "pico")
     (tmp_path / "pico/tekken.json").unlink()
@@ -530,7 +544,7 @@ def test_a_gpu_that_is_too_small(full: Path, monkeypatch: pytest.MonkeyPatch) ->
     fitting = problem.partition("What would fit here: ")[2].split(", ")
     assert {"profiles/fast.yaml", "profiles/fast-fp8.yaml"} <= set(fitting)
     assert "profiles/long.yaml" in fitting
-    assert "profiles/voxtral-3b.yaml" not in fitting
+    assert not {"profiles/voxtral-3b.yaml", "profiles/whisper.yaml"} & set(fitting)
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ RATE = 16000
 REQUESTS = 50
 BOUNDS = audio.Bounds(Fraction(4), "a test's limit", 1 << 28)
 HOSTS = frozenset({"media.example.org", "other.example.org:8080"})
-RULES = bodies.Rules(1 << 20, BOUNDS, RATE, HOSTS, Fraction(37), True, frozenset(), speech.Detector())
+RULES = bodies.Rules(1 << 20, BOUNDS, BOUNDS, RATE, HOSTS, Fraction(37), True, frozenset(), speech.Detector())
 SAMPLES = soundfile.read(DATA / "clips/010.opus", 2 * RATE, dtype="float32")[0]
 
 
@@ -133,6 +133,7 @@ def test_what_a_model_cannot_do() -> None:
         language=(None, "en"),
         prompt=(None, "names"),
         hotwords=(None, ""),
+        chunking_strategy=(None, "auto"),
         **{
             "response_format": (None, "verbose_json"),
             "timestamp_granularities[]": (None, "word"),

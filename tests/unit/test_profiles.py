@@ -1,9 +1,14 @@
-"""The fast profiles are profiles/fast.yaml with what their names say, and nothing else."""
+"""The fast profiles are profiles/fast.yaml with what their names say, and nothing else; what all profiles have."""
 
 from typing import Any
 
+import pytest
 import yaml
 from conftest import ROOT
+
+from voxtral_serve import check
+
+NAMES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 
 
 def profile(name: str) -> dict[str, Any]:
@@ -31,3 +36,21 @@ def test_spec_of_0_20_0_drafts_as_many_whatever_runs() -> None:
     spec, older = profile("fast-spec"), profile("fast-spec-0.20.0")
     del spec["speculative_config"]["num_speculative_tokens_per_batch_size"]
     assert older == spec
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_and_guard_as_vllm_reads_them(name: str) -> None:
+    options = check._options(report := check.Report(), ROOT / f"profiles/{name}.yaml")
+    assert report.problems == []
+    assert options is not None
+    assert options.served_model_name == profile(name)["served_model_name"]
+    first, openai_s, *_ = options.served_model_name
+    assert (first, openai_s) == (name if name in check.OTHERS else "voxtral", "whisper-1")
+    assert (options.middleware, options.shutdown_timeout) == (["voxtral_serve.guard.Guard"], 30)
+    assert options.disable_uvicorn_access_log
+
+
+def test_profiles_of_other_models_are_told_by_their_names() -> None:
+    """The others serve pico's architecture."""
+    assert set(check.OTHERS) <= set(NAMES)
+    assert {name for name in NAMES if "voxtral" not in profile(name)["served_model_name"]} == set(check.OTHERS)

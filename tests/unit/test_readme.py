@@ -108,6 +108,19 @@ def test_the_tests_that_are_named_are_there() -> None:
 # ---- Figures
 
 
+def test_every_line_of_the_speech_api_has_its_test() -> None:
+    section = README.partition("## The speech API")[2].partition("\n## ")[0]
+    files = {letter: (ROOT / path).read_text() for path, letter in re.findall(r"`(tests/\S+)` \((\w)\)", section)}
+    assert len(files) == 4
+    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    assert len(lines) > 12
+    for line in lines:
+        named = re.findall(r"\b([A-Z]) `(test_\w+)`", line)
+        assert named, line
+        for letter, name in named:
+            assert f"def {name}(" in files[letter], name
+
+
 def test_the_speed_on_a_gpu_is_what_was_measured() -> None:
     """Each row of the results is a line of the table, and each line a row."""
     names = {

@@ -1,0 +1,58 @@
+"""`voxtral-serve transcribe` against a real server of pico, with the guard; live audio is in test_realtime.py."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import requests
+from conftest import DATA
+from transcribing import run
+
+from bench import dataset
+
+
+def ask(url: str, path: Path, **fields: str) -> requests.Response:
+    with path.open("rb") as file:
+        return requests.post(
+            f"{url}/v1/audio/transcriptions",
+            files={"file": (path.name, file)},
+            data={"model": "voxtral", **fields},
+            timeout=120,
+        )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three clips, one of them in a folder of its own, and a file that is no audio."""
+    folder = tmp_path_factory.mktemp("clips")
+    (folder / "more").mkdir()
+    for place, clip in zip((".", ".", "more"), dataset.select(dataset.load(DATA).clips, 3, seed=4), strict=True):
+        shutil.copy(clip.path, folder / place)
+    (folder / "broken.wav").write_bytes(b"RIFF, and nothing that follows from it")
+    return folder
+
+
+def test_a_folder_has_what_requests_gets(fast_url: str, folder: Path, tmp_path: Path) -> None:
+    clips = sorted(folder.rglob("*.opus"))
+    refused = ask(fast_url, folder / "broken.wav")
+    assert refused.status_code == 400
+    for form, suffix in (("text", ".txt"), ("srt", ".srt")):
+        done = run(folder, "--url", fast_url, "--format", form, "--out", tmp_path)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.splitlines() == [
+            f"failed: {folder}/broken.wav: 400: {refused.json()['error']['message']}",
+            "4 files: 3 transcribed, 1 failed",
+        ]
+        written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob(f"*{suffix}")}
+        assert written == {
+            path.relative_to(folder).with_suffix(suffix): ask(fast_url, path, response_format=form).content
+            for path in clips
+        }
+    done = run(folder, "--url", fast_url, "--out", tmp_path)
+    assert done.stderr.splitlines()[-1] == "4 files: 3 there already (--again makes them anew), 1 failed"
+
+
+def test_a_model_of_whole_clips_is_not_live(fast_url: str, folder: Path) -> None:
+    done = run("--live", next(folder.glob("*.opus")), "--url", fast_url)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("voxtral-serve: the server says: this server transcribes whole clips only")
