@@ -47,11 +47,10 @@ THREADS = 4  # that decode; the longest clip takes one for some 0.1 s
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, "/v1/models"), ("GET",)) | {"/ping": ("GET", "POST")}
-CHAT = "/v1/chat/completions"
 BODIES: dict[str, Callable[[bytes, str, bodies.Rules], bodies.Body | bodies.Upload]] = {
     "/v1/audio/transcriptions": bodies.upload,
     "/v1/audio/translations": bodies.translation,
-    CHAT: bodies.chat,
+    "/v1/chat/completions": bodies.chat,
 }
 METHODS = READ | dict.fromkeys(BODIES, ("POST",))
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -129,7 +128,7 @@ class Settled(NamedTuple):
     stream: timing.Stream | None = None  # None for a model whose tokens have no times
 
 
-def settle(state: Any, routes: Any, app: Any) -> Settled:
+def settle(state: Any, app: Any) -> Settled:
     """Raises AttributeError, or another error, where vLLM is not as expected: nothing is served then."""
     config = state.engine_client.vllm_config
     per_process = config.parallel_config._api_process_count
@@ -142,7 +141,8 @@ def settle(state: Any, routes: Any, app: Any) -> Settled:
     engine = state.engine_client
     rate, chat_bounds, piece_s = _longest(state)
     ours = config.model_config.architecture in clip_end.ARCHITECTURES
-    paths = {getattr(route, "path", None) for route in routes}
+    # vLLM's handlers, each there for a model that can. The application's routes do not tell: newer FastAPI nests them.
+    live, chats = (getattr(state, f"openai_serving_{name}", None) is not None for name in ("realtime", "chat"))
     stream = None
     if ours:
         stream = timing.stream_of(engine.input_processor.tokenizer)
@@ -153,8 +153,8 @@ def settle(state: Any, routes: Any, app: Any) -> Settled:
     return Settled(
         bodies.Rules(LIMITS.file_bytes, BOUNDS, chat_bounds, rate, LIMITS.hosts, piece_s, ours, can, speech.Detector()),
         -(-in_flight // per_process),
-        realtime.PATH in paths,
-        CHAT in paths and not ours,  # vLLM would take chats for ours, too
+        live,
+        chats and not ours,  # vLLM would take chats for ours, too
         verify,
         stream,
     )
@@ -255,7 +255,7 @@ class Guard:
         try:
             watch(server, engine)
             lift(state)
-            self.settled = settle(state, scope["app"].routes, self.app)
+            self.settled = settle(state, self.app)
         except Exception as error:
             server.should_exit = True
             stock, problem = server.shutdown, f"{type(error).__name__}: {error}"

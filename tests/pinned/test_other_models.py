@@ -19,7 +19,7 @@ FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
 @pytest.mark.parametrize(
     ("name", "write"), [("voxtral-3b", others.write_voxtral_3b), ("whisper", others.write_whisper)]
 )
-def test_a_transcription(name: str, write: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_transcription_and_a_chat(name: str, write: Callable[[Path], None], tmp_path: Path) -> None:
     write(tmp_path / "checkpoint")
     port = serve.free_port()
     with serve.server(ROOT / f"profiles/{name}.yaml", tmp_path / "checkpoint", port, tmp_path / "server.log", *FLAGS):
@@ -32,7 +32,13 @@ def test_a_transcription(name: str, write: Callable[[Path], None], tmp_path: Pat
             )
             for form in ("json", "text")
         ]
+        asked = {"model": "whisper-1", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+        chat = requests.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=asked, timeout=120)
     assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
+    if name == "whisper":
+        assert (chat.status_code, chat.json()["error"]["code"]) == (400, "no_chat")
+    else:
+        assert chat.json()["choices"][0]["message"]["content"].strip()
     text = answers[0].json()["text"]
     assert text.strip()
     assert answers[1].text == text.strip() + "\n"
