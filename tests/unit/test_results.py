@@ -149,3 +149,14 @@ def test_each_parameter_alone_on_a_cpu() -> None:
         cells = f"{row['p50_ms']['median']:.1f} | {'' if row['name'] == 'contest' else ratios + ' '}"
         assert f"| {cells}| {row['error_rate']['median']:.2%}".replace("%", " %") + " |" in _section(), row["name"]
         assert row["failed"] == 0
+
+
+def test_quiet_clips_and_long_files() -> None:
+    """Within 0.5 points of the clips as they are, but for files in which voices touch."""
+    found = json.loads((RESULTS / "speech-cpu.json").read_text())["results"]
+    section = (ROOT / "ROUND1_METHODOLOGY.md").read_text().partition("## Quiet clips and long files")[2]
+    for name, each in found.items():
+        assert f"| {name} | {each['requests']} | {each['wer']:.2%}".replace("%", " %") + " |" in section
+        assert (each["words"], each["empty"]) == (13546, 0)
+    usual, quiet, files, _ = (each["wer"] for each in found.values())
+    assert max(abs(quiet - usual), abs(files - usual)) <= 0.005
