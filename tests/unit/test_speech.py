@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 
 import numpy as np
 import pytest
@@ -71,6 +72,18 @@ def test_every_clip_speaks_however_quiet(detector: speech.Detector, clips: list[
         for level in (-40, -60):
             quiet = clip._replace(samples=clip.samples * np.float32(10 ** (level / 20) / np.abs(clip.samples).max()))
             assert detector.speaks(speech.raised(quiet))
+
+
+def test_a_clip_takes_less_than_20_ms_of_a_core(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
+    """To tell that somebody speaks, of 12 s or more: of one core, in a thread beside the event loop."""
+    long = [read(clip) for clip in clips if clip.duration_s > 12]
+    detector.speaks(long[0])
+    start = time.thread_time()
+    for clip in long:
+        assert detector.speaks(speech.raised(clip))
+    took = (time.thread_time() - start) / len(long)
+    print(f"{1000 * took:.1f} ms for each of {len(long)} clips")
+    assert took < 0.02
 
 
 def test_a_click_does_not_keep_a_clip_quiet(clips: list[dataset.Clip]) -> None:
