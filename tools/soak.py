@@ -38,7 +38,7 @@ SLOWER = 1.25  # the most that a third's median latency may be of the first's
 GROWN_BYTES = 32 << 20  # the most that a third's mean memory may be above the first's
 CONFIG = ROOT / "profiles/fast.yaml"
 # Without minutes of compiling, and in what a small machine has. The KV cache holds four times what the clients need: a
-# page of it is resident from the first time that it is written, and 1 GiB looked like growth for 20 minutes.
+# page of it is resident from the first time that it is written, so a larger one would look like growth.
 FLAGS: tuple[str, ...] = (
     "--enforce-eager",
     "--kv-cache-memory-bytes",

@@ -160,3 +160,16 @@ def test_quiet_clips_and_long_files() -> None:
         assert (each["words"], each["empty"]) == (13546, 0)
     usual, quiet, files, _ = (each["wer"] for each in found.values())
     assert max(abs(quiet - usual), abs(files - usual)) <= 0.005
+
+
+def test_the_soak() -> None:
+    """What README.md says of it, and that all but its memory was as it should be."""
+    soak = json.loads((RESULTS / "soak-cpu.json").read_text())
+    assert {name for name, good in soak["verdict"].items() if not good} == {"no_growth"}
+    sent, thirds = soak["requests"], soak["thirds"]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{sent['good']:,} good clips, {sent['bad']:,} bad inputs and {sent['gone']:,} given up" in text
+    p50 = [f"{each['latency_s']['p50']:.2f}" for each in thirds]
+    memory = [f"{each['rss_mean_bytes'] / 1e9:.2f}" for each in thirds]
+    assert f"P50 {p50[0]}, {p50[1]} and {p50[2]} s in the thirds" in text
+    assert f"memory, {memory[0]}, {memory[1]} and {memory[2]} GB in these thirds" in text
