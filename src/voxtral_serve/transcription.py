@@ -31,6 +31,23 @@ class NotServedError(Exception):
         self.messages = messages
 
 
+class StreamError(Exception):
+    """vLLM's stream has this error in it, in OpenAI's form, with a status as its `code`."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error.get("message"))
+        self.error = error
+
+    def messages(self) -> list[Message]:
+        """The answer with that status, for a client that was sent nothing yet."""
+        code = self.error.get("code")
+        status = code if isinstance(code, int) and 400 <= code < 600 else 500
+        body = json.dumps({"error": self.error}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+        return [start, {"type": "http.response.body", "body": body}]
+
+
 class GoneError(Exception):
     """The client has gone, and vLLM has dropped its request."""
 
@@ -185,9 +202,9 @@ class Transcription:
         for queue in queues:
             fresh = True  # of a piece, whose text begins after a blank
             async for item in _until_none(queue):
-                if isinstance(item, GoneError):
-                    raise item
-                if isinstance(item, NotServedError) and not started:
+                if isinstance(item, StreamError) and not started:
+                    raise NotServedError(item.messages())
+                if isinstance(item, GoneError) or (isinstance(item, Exception) and not started):
                     raise item
                 if isinstance(item, Exception):
                     # The status is out. vLLM's own form of a failure in the middle of a stream, which clients know.
@@ -230,7 +247,7 @@ class Transcription:
                 if data == b"[DONE]":
                     queue.put_nowait(None)
                 elif "error" in (content := json.loads(data)):
-                    raise RuntimeError(f"vLLM failed in the middle of the stream: {content['error']}")
+                    raise StreamError(content["error"])
                 else:
                     queue.put_nowait(content)
 

@@ -71,7 +71,9 @@ class Vllm:
     async def events(self, number: int, failed: bool, send: Any) -> None:
         usage = {"prompt_tokens": 39, "completion_tokens": 2, "total_tokens": 41}
         events: list[Any] = [{"choices": [{"delta": {"content": text}}]} for text in ("", " ", f" {number}", ".")]
-        events += [{"error": {"message": "boom"}}] if failed else [{"choices": [], "usage": usage}]
+        events += [{"choices": [], "usage": usage}]
+        if failed:  # vLLM 0.20.0 tells a wrong language like this, at the beginning
+            events[0 if number == 0 else -1] = {"error": {"message": "boom", "code": 400}}
         data = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
         for start in range(0, len(data), 7):  # wherever the network cuts them
             await send({"type": "http.response.body", "body": data[start : start + 7], "more_body": True})
@@ -145,6 +147,12 @@ def test_a_failure_in_the_middle_ends_the_stream_without_done() -> None:
     assert "".join(delta["delta"] for delta in deltas).startswith("0. 1. 2.")
     assert failed["error"]["type"] == "server_error" and "boom" in failed["error"]["message"]
     assert vllm.running == 0
+
+
+def test_a_failure_at_the_beginning_of_a_stream_has_its_status() -> None:
+    start, body = run(Vllm(failing=0, late=True), upload(streamed=True))
+    assert start["status"] == 400
+    assert json.loads(body["body"])["error"]["message"] == "boom"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
