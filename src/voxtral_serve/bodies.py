@@ -29,7 +29,7 @@ OFF = ("", "0", "f", "false", "n", "no", "off")  # as pydantic reads a form's fi
 SEQUENCES = 16  # of `n`: each takes a place in the queue
 PARTS = {"type", "text", "audio_url", "input_audio"}
 PROCESSING = ("media_io_kwargs", "mm_processor_kwargs")
-PIECE_S = Fraction(30)  # of a clip that is longer than the model takes: what models of speech are trained on
+PIECE_S = Fraction(30)  # of a clip that is longer than the model takes; Whisper takes no more at once
 SEGMENT_S = Fraction(8)  # of a model whose tokens have no times: a segment is what is sent at a time
 # Without speech, the model is asked for this much of the clip, so that the rest of the request is answered as ever.
 SILENT_S = 0.1

@@ -10,7 +10,7 @@ vLLM holds; vLLM checks it again.
 
 Environment variables, read when this module is imported; a wrong value ends the server:
   VLLM_MAX_AUDIO_CLIP_FILESIZE_MB   MiB of one audio file (25)
-  VLLM_MAX_AUDIO_DECODE_DURATION_S  seconds of one clip (600), where the model's context allows as many
+  VLLM_MAX_AUDIO_DECODE_DURATION_S  seconds of one clip (600)
   VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's decoded samples (268435456)
   VOXTRAL_SERVE_MAX_IN_FLIGHT       requests at a time, waiting ones included (4 x max_num_seqs, at least 16); each
                                     of `api_server_count` processes takes its share
@@ -43,7 +43,7 @@ MIB = 1 << 20
 LEAST_IN_FLIGHT = 16
 STALL_S = 30  # without a byte of a body that is not whole
 RETRY_AFTER_S = 1
-THREADS = 4  # that decode; the longest clip takes one for some 0.1 s
+THREADS = 4  # that decode; ten minutes take one for a second
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, "/v1/models"), ("GET",)) | {"/ping": ("GET", "POST")}

@@ -234,10 +234,10 @@ class Transcription:
     async def _stream(self, number: int, queue: asyncio.Queue[Any]) -> None:
         """Put vLLM's chunks for one piece into the queue; None at its end, or an exception."""
         messages: list[Message] = []
-        rest = b""
+        rest, ended = b"", False
 
         async def send(message: Message) -> None:
-            nonlocal rest
+            nonlocal rest, ended
             if not messages or messages[0]["status"] != 200:
                 messages.append(message)
                 return
@@ -245,9 +245,10 @@ class Transcription:
             for each in events:
                 data = each.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
+                    ended = True
                     queue.put_nowait(None)
                 elif "error" in (content := json.loads(data)):
-                    raise StreamError(content["error"])
+                    queue.put_nowait(StreamError(content["error"]))
                 else:
                     queue.put_nowait(content)
 
@@ -256,6 +257,8 @@ class Transcription:
             raise GoneError
         if messages[0]["status"] != 200:
             raise NotServedError(messages)
+        if not ended:
+            raise StreamError({"message": "vLLM's stream has no end", "code": 500})
 
 
 async def _until_none(queue: "asyncio.Queue[Any]") -> AsyncIterator[Any]:

@@ -31,6 +31,7 @@ class Vllm:
     def __init__(self, failing: int | None = None, late: bool = False, step_s: float = 0.02) -> None:
         self.failing, self.late, self.step_s = failing, late, step_s
         self.running, self.most, self.dropped = 0, 0, 0
+        self.cut = False
         self.ids: list[bytes] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -74,7 +75,8 @@ class Vllm:
         events += [{"choices": [], "usage": usage}]
         if failed:  # vLLM 0.20.0 tells a wrong language like this, at the beginning
             events[0 if number == 0 else -1] = {"error": {"message": "boom", "code": 400}}
-        data = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+        data = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
+        data += b"" if self.cut else b"data: [DONE]\n\n"
         for start in range(0, len(data), 7):  # wherever the network cuts them
             await send({"type": "http.response.body", "body": data[start : start + 7], "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -147,6 +149,12 @@ def test_a_failure_in_the_middle_ends_the_stream_without_done() -> None:
     assert "".join(delta["delta"] for delta in deltas).startswith("0. 1. 2.")
     assert failed["error"]["type"] == "server_error" and "boom" in failed["error"]["message"]
     assert vllm.running == 0
+
+
+def test_a_stream_without_an_end_has_failed() -> None:
+    vllm = Vllm(late=True)
+    vllm.cut = True
+    assert "no end" in data(run(vllm, upload(streamed=True))[1:])[-1]["error"]["message"]
 
 
 def test_a_failure_at_the_beginning_of_a_stream_has_its_status() -> None:
