@@ -231,15 +231,13 @@ def _named(part: Part, name: str) -> bool:
 def _pieces(clip: audio.Clip, rules: Rules, form: str) -> tuple[list[speech.Piece], bool]:
     """(what goes to the model, whether there is no speech in it)."""
     whole = speech.Piece(0.0, clip.seconds, (0.0, clip.seconds))
-    fits = len(clip.samples) <= rules.piece_s * clip.rate
+    silent = [speech.Piece(0.0, min(clip.seconds, SILENT_S), (0.0, 0.0))]
     by_segment = form in TIMED and not rules.timed
-    if fits and not by_segment and rules.detector.speaks(clip):
-        return [whole], False
-    probabilities = rules.detector.probabilities(clip)
-    if not speech.spoken(probabilities):
-        return [speech.Piece(0.0, min(clip.seconds, SILENT_S), (0.0, 0.0))], True
+    if len(clip.samples) <= rules.piece_s * clip.rate and not by_segment:
+        return ([whole], False) if rules.detector.speaks(clip) else (silent, True)
     most = min(rules.piece_s, SEGMENT_S if by_segment else PIECE_S)
-    return rules.detector.pieces(clip, probabilities, float(most)), False
+    pieces = rules.detector.pieces(clip, float(most))
+    return (pieces, False) if pieces else (silent, True)
 
 
 def _form(body: bytes, content_type: str) -> list[Part]:

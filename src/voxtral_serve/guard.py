@@ -25,18 +25,14 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from voxtral_serve import audio, bodies, clip_end, realtime, shims, speech, timing, transcription
+from voxtral_serve import asgi, audio, bodies, clip_end, realtime, shims, speech, timing, transcription
+from voxtral_serve.asgi import App, Message, Receive, Send
 from voxtral_serve.bodies import RefusedError
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 NAME = "voxtral_serve.guard"
 MIB = 1 << 20
@@ -391,21 +387,10 @@ class Request:
             upload = transcription.Transcription(self.guard.app, self.scope, self.receive, new, self.id)
             await upload.answer(settled.stream, self.send)
             return
-        replaced = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"x-request-id")
-        scope = dict(self.scope)
-        scope["headers"] = [(name, value) for name, value in scope["headers"] if name.lower() not in replaced] + [
-            (b"content-type", new.content_type.encode()),
-            (b"content-length", b"%d" % len(new.content)),
-            (b"x-request-id", self.id.encode()),
-        ]
-        waiting: list[Message] = [{"type": "http.request", "body": new.content, "more_body": False}]
+        # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
+        request = asgi.request(self.scope, new.content_type.encode(), new.content, self.id, self.receive)
         del new
-
-        async def receive() -> Message:
-            # Then the client's own: vLLM waits for its http.disconnect, to abort the request.
-            return waiting.pop() if waiting else await self.receive()
-
-        await self.guard.app(scope, receive, self.send)
+        await self.guard.app(*request, self.send)
 
     async def _body(self, most: int) -> bytes | None:
         """None if the client has gone. Raises RefusedError as soon as there is more than `most` bytes."""

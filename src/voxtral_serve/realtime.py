@@ -5,8 +5,8 @@ vLLM mounts that route only for a model that takes audio in pieces; for any othe
 """
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+
+from voxtral_serve.asgi import App, Message, Receive, Send
 
 PATH = "/v1/realtime"
 ERROR = {
@@ -19,15 +19,11 @@ ERROR = {
 }
 REFUSED = 1008  # the WebSocket status of a policy's violation
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 
 class WholeClipsOnly:
     """ASGI middleware: a WebSocket to `/v1/realtime` is accepted, gets one error event, and is closed."""
 
-    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self.app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

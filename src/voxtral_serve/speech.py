@@ -65,19 +65,13 @@ class Detector:
     def speaks(self, clip: audio.Clip) -> bool:
         """Whether there is any speech. Mostly there is, and the first seconds say so."""
         first = clip._replace(samples=clip.samples[: clip.rate * FIRST_S])
-        return spoken(self.probabilities(first)) or (
-            len(first.samples) < len(clip.samples) and spoken(self.probabilities(clip))
-        )
+        return self._spoken(first) or (len(first.samples) < len(clip.samples) and self._spoken(clip))
 
-    def probabilities(self, clip: audio.Clip) -> np.ndarray:
-        """float [n]: of speech in each 32 ms."""
-        found: np.ndarray = self._model.audio_forward(_levelled(audio.at(clip, RATE).samples))
-        return found
-
-    def pieces(self, clip: audio.Clip, probabilities: np.ndarray, most_s: float) -> list[Piece]:
-        """What to send of a clip, if each piece may have `most_s`."""
+    def pieces(self, clip: audio.Clip, most_s: float) -> list[Piece]:
+        """What to send of a clip, if each piece may have `most_s`: nothing where nobody speaks."""
         seconds, clip = clip.seconds, audio.at(clip, RATE)
         longest = most_s - 2 * MARGIN_S
+        probabilities = self._probabilities(clip)
         frames = probabilities.copy()
         # Doubtful sounds in what would be left out are speech for this purpose.
         before = 0.0
@@ -92,7 +86,15 @@ class Detector:
             for before, after in itertools.pairwise(stretches)
         ]
         pieces = cut(stretches, ends, seconds, most_s)
-        return [piece for piece in pieces if spoken(_within(probabilities, piece))]
+        return [piece for piece in pieces if (_within(probabilities, piece) >= SPEECH).any()]
+
+    def _spoken(self, clip: audio.Clip) -> bool:
+        return bool((self._probabilities(audio.at(clip, RATE)) >= SPEECH).any())
+
+    def _probabilities(self, clip: audio.Clip) -> np.ndarray:
+        """float [n]: of speech in each 32 ms of a clip at RATE."""
+        found: np.ndarray = self._model.audio_forward(_levelled(clip.samples))
+        return found
 
     def _speech(self, probabilities: np.ndarray, seconds: float, longest: float) -> list[tuple[float, float]]:
         found: list[dict[str, Any]] = self._stretches(
@@ -106,11 +108,6 @@ class Detector:
             audio_length_samples=round(seconds * RATE),
         )
         return [(each["start"] / RATE, min(each["end"] / RATE, seconds)) for each in found]
-
-
-def spoken(probabilities: np.ndarray) -> bool:
-    """Whether there is any speech."""
-    return bool((probabilities >= SPEECH).any())
 
 
 def _within(probabilities: np.ndarray, piece: Piece) -> np.ndarray:

@@ -7,16 +7,12 @@ OpenAI's form of either (https://platform.openai.com/docs/api-reference/audio).
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from voxtral_serve import bodies, timing
+from voxtral_serve import asgi, bodies, timing
+from voxtral_serve.asgi import App, Message, Receive, Send
 from voxtral_serve.bodies import RefusedError
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 AT_ONCE = 8  # pieces of a clip: as fast as a batch, and others still have their turn
 IGNORED = b"x-voxtral-ignored"  # names what the request asked for and its model cannot do
@@ -27,7 +23,8 @@ class NotServedError(Exception):
     """vLLM answered a piece with something else than 200: these messages, which are for the client."""
 
     def __init__(self, messages: list[Message]) -> None:
-        super().__init__(messages[0]["status"])
+        body = b"".join(message.get("body", b"") for message in messages[1:])
+        super().__init__(f"HTTP {messages[0]['status']}: {body.decode(errors='replace')}")
         self.messages = messages
 
 
@@ -150,22 +147,13 @@ class Transcription:
         if self.gone.is_set():
             raise GoneError
         content_type, content = await asyncio.to_thread(self.upload.form, number)  # an hour has 230 MB
-        replaced = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"x-request-id")
-        scope = dict(self.scope)
-        scope["headers"] = [(name, value) for name, value in scope["headers"] if name.lower() not in replaced] + [
-            (b"content-type", content_type),
-            (b"content-length", b"%d" % len(content)),
-            (b"x-request-id", (f"{self.id}-{number}" if number else self.id).encode()),
-        ]
-        waiting: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+        name = f"{self.id}-{number}" if number else self.id
 
-        async def receive() -> Message:
-            if waiting:
-                return waiting.pop()
+        async def gone() -> Message:
             await self.gone.wait()  # vLLM waits for this, to abort the request
             return {"type": "http.disconnect"}
 
-        return scope, receive
+        return asgi.request(self.scope, content_type, content, name, gone)
 
     def _ignored(self) -> list[tuple[bytes, bytes]]:
         return [(IGNORED, ", ".join(self.upload.ignored).encode())] if self.upload.ignored else []
@@ -208,8 +196,8 @@ class Transcription:
                     raise item
                 if isinstance(item, Exception):
                     # The status is out. vLLM's own form of a failure in the middle of a stream, which clients know.
-                    failed = {"message": str(item), "type": "server_error", "param": None, "code": "failed"}
-                    await event({"error": failed})
+                    unnamed = {"message": str(item), "type": "server_error", "param": None, "code": "failed"}
+                    await event({"error": item.error if isinstance(item, StreamError) else unnamed})
                     await send({"type": "http.response.body", "body": b""})
                     return
                 if not started:

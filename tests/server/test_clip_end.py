@@ -1,6 +1,5 @@
 """No clip's text goes past the clip, on vLLM's own model: what the server says it generated, and what it logs."""
 
-import io
 import re
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import pytest
 import requests
 import soundfile
 from conftest import DATA, ROOT
+from uploads import upload
 
 from bench import dataset, results
 from pico import model, speech
@@ -49,15 +49,8 @@ def ask(pico_url: str, pico_log: Path) -> Callable[..., Answer]:
         return {name: int(float(value)) for name, value in found.items()}
 
     def ask(audio: np.ndarray, **form: object) -> Answer:
-        file = io.BytesIO()
-        soundfile.write(file, audio, model.SAMPLE_RATE, format="WAV")
         before, logged = counters(), len(pico_log.read_text())
-        response = requests.post(
-            f"{pico_url}/v1/audio/transcriptions",
-            files={"file": ("clip.wav", file.getvalue())},
-            data={"model": "voxtral", **form},
-            timeout=60,
-        )
+        response = upload(pico_url, audio, **form)
         deadline = time.monotonic() + (10 if response.status_code == 200 else 0)
         while not (ended := [name for name, count in counters().items() if count > before[name] and name != "tokens"]):
             if time.monotonic() > deadline:

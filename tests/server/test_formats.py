@@ -8,14 +8,12 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openai
 import pytest
-import requests
 from conftest import CONFIG, DATA, PICO
+from uploads import upload
 
 from bench import dataset, serve
 
@@ -37,16 +35,6 @@ def clips() -> list[dataset.Clip]:
     return dataset.select(dataset.load(DATA).clips, CLIPS, seed=1)
 
 
-def ask(url: str, path: Path, **fields: Any) -> requests.Response:
-    with path.open("rb") as file:
-        return requests.post(
-            f"{url}/v1/audio/transcriptions",
-            files={"file": (path.name, file)},
-            data={"model": "voxtral", **fields},
-            timeout=120,
-        )
-
-
 def cues(subtitles: str) -> list[tuple[float, float, str]]:
     found = []
     for *numbers, text in CUE.findall(subtitles):
@@ -63,7 +51,7 @@ def test_every_word_at_its_time(url: str, clips: list[dataset.Clip]) -> None:
     """A word's start is off by at most 80 ms in the median, and by 240 ms in 95 %, in clips that were heard right."""
     errors, clips_right = [], 0
     for clip in clips:
-        answer = ask(url, clip.path, response_format="verbose_json", **{"timestamp_granularities[]": "word"}).json()
+        answer = upload(url, clip.path, response_format="verbose_json", **{"timestamp_granularities[]": "word"}).json()
         found, spoken = answer["words"], clip.extra["words"]
         assert " ".join(word["word"] for word in found) == answer["text"]
         assert answer["duration"] == pytest.approx(clip.duration_s, abs=0.01)
@@ -81,9 +69,9 @@ def test_every_word_at_its_time(url: str, clips: list[dataset.Clip]) -> None:
 
 def test_every_form_has_the_text_of_json(url: str, clips: list[dataset.Clip]) -> None:
     clip = max(clips, key=lambda each: each.duration_s)
-    text = ask(url, clip.path).json()["text"].strip()
+    text = upload(url, clip.path).json()["text"].strip()
     assert len(text.split()) > 20
-    answers = {form: ask(url, clip.path, response_format=form) for form in FORMS}
+    answers = {form: upload(url, clip.path, response_format=form) for form in FORMS}
     assert {form: answer.headers["content-type"] for form, answer in answers.items()} == {
         "text": "text/plain; charset=utf-8",
         "verbose_json": "application/json",
@@ -141,12 +129,12 @@ def test_the_official_client(url: str, clips: list[dataset.Clip]) -> None:
     ],
 )
 def test_what_cannot_be_had(url: str, clips: list[dataset.Clip], fields: dict[str, str], message: str) -> None:
-    answer = ask(url, clips[0].path, **fields)
+    answer = upload(url, clips[0].path, **fields)
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
 
 
 def test_an_error_of_vllm_keeps_its_form(url: str, clips: list[dataset.Clip]) -> None:
-    answer = ask(url, clips[0].path, response_format="srt", model="another")
+    answer = upload(url, clips[0].path, response_format="srt", model="another")
     assert answer.status_code == 404
     assert "another" in json.dumps(answer.json())

@@ -1,16 +1,14 @@
 """Clips beyond the fast profile's context: profiles/long.yaml transcribes them, in pieces, and the fast one names both
 lengths. (That the pieces give the rows of the whole clip: test_encode_once_exact.py.)"""
 
-import io
 import re
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import requests
-import soundfile
 import yaml
 from conftest import DATA, PICO, ROOT
+from uploads import upload
 
 from bench import dataset, serve
 from pico import evaluate, model
@@ -43,17 +41,10 @@ def audio() -> np.ndarray:
     return np.concatenate(parts)[: SECONDS * model.SAMPLE_RATE]
 
 
-def post(url: str, audio: np.ndarray) -> requests.Response:
-    file = io.BytesIO()
-    soundfile.write(file, audio, model.SAMPLE_RATE, format="WAV")
-    files = {"file": ("clip.wav", file.getvalue())}
-    return requests.post(f"{url}/v1/audio/transcriptions", files=files, data={"model": "voxtral"}, timeout=120)
-
-
 def test_a_clip_of_three_minutes_is_transcribed(url: str, audio: np.ndarray) -> None:
     """The model is causal: what it says of the first 20 s, the rest does not change. (Pico has learnt from 35 s.)"""
     assert model.n_tokens(len(audio)) * 4 > FRAMES  # so it is encoded in pieces
-    whole, beginning = post(url, audio), post(url, audio[: 20 * model.SAMPLE_RATE])
+    whole, beginning = upload(url, audio), upload(url, audio[: 20 * model.SAMPLE_RATE])
     assert (whole.status_code, beginning.status_code) == (200, 200), whole.text
     assert whole.json()["usage"]["seconds"] == SECONDS
     said = beginning.json()["text"].rsplit(maxsplit=1)[0]  # the last word may lack its end

@@ -1,6 +1,5 @@
 """Stock vLLM on the tiny checkpoint: real requests, judged against references and the reference model."""
 
-import io
 import json
 import shutil
 import signal
@@ -14,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import requests
-import soundfile
 from conftest import CONFIG, DATA, PICO, ROOT
 from safetensors.torch import load_file, save_file
+from uploads import upload
 
 from bench import dataset, metrics, results, serve
 from bench.client import Client, Row
@@ -36,13 +35,6 @@ def transcribe(url: str, clips: list[dataset.Clip]) -> list[Row]:
     client = Client(url, timeout_s=120)
     client.model = "voxtral"
     return [client.transcribe(clip, part=1) for clip in clips]
-
-
-def post(url: str, audio: np.ndarray, **form: str) -> requests.Response:
-    file = io.BytesIO()
-    soundfile.write(file, audio, model.SAMPLE_RATE, format="WAV")
-    files = {"file": ("clip.wav", file.getvalue())}
-    return requests.post(f"{url}/v1/audio/transcriptions", files=files, data={"model": "voxtral", **form}, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +85,7 @@ def test_texts_show_what_the_wer_does_not(
 
 @pytest.mark.parametrize("kind", speech.NOT_SPEECH)
 def test_what_is_not_speech_gives_no_text(pico_url: str, kind: str) -> None:
-    response = post(pico_url, speech.not_speech(np.random.default_rng(3), 4.0, kind))
+    response = upload(pico_url, speech.not_speech(np.random.default_rng(3), 4.0, kind))
     assert response.status_code == 200
     assert response.json()["text"].strip() == ""
 

@@ -4,21 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import requests
 from conftest import DATA
 from transcribing import run
+from uploads import upload
 
 from bench import dataset
-
-
-def ask(url: str, path: Path, **fields: str) -> requests.Response:
-    with path.open("rb") as file:
-        return requests.post(
-            f"{url}/v1/audio/transcriptions",
-            files={"file": (path.name, file)},
-            data={"model": "voxtral", **fields},
-            timeout=120,
-        )
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_folder_has_what_requests_gets(fast_url: str, folder: Path, tmp_path: Path) -> None:
     clips = sorted(folder.rglob("*.opus"))
-    refused = ask(fast_url, folder / "broken.wav")
+    refused = upload(fast_url, folder / "broken.wav")
     assert refused.status_code == 400
     for form, suffix in (("text", ".txt"), ("srt", ".srt")):
         done = run(folder, "--url", fast_url, "--format", form, "--out", tmp_path)
@@ -45,7 +35,7 @@ def test_a_folder_has_what_requests_gets(fast_url: str, folder: Path, tmp_path: 
         ]
         written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob(f"*{suffix}")}
         assert written == {
-            path.relative_to(folder).with_suffix(suffix): ask(fast_url, path, response_format=form).content
+            path.relative_to(folder).with_suffix(suffix): upload(fast_url, path, response_format=form).content
             for path in clips
         }
     done = run(folder, "--url", fast_url, "--out", tmp_path)

@@ -98,7 +98,7 @@ def test_other_rates(detector: speech.Detector, clips: list[dataset.Clip]) -> No
     assert detector.speaks(clip)
     with_pause = clip._replace(samples=np.concatenate([np.zeros(44100 * 5, np.float32), clip.samples]))
     assert detector.speaks(with_pause)  # after the first seconds
-    (piece,) = detector.pieces(with_pause, detector.probabilities(with_pause), 60)
+    (piece,) = detector.pieces(with_pause, 60)
     assert 4.5 < piece.start < 6 and piece.end <= with_pause.seconds
 
 
@@ -115,7 +115,7 @@ def test_a_long_file_is_cut_between_words(detector: speech.Detector) -> None:
         if seconds > 600:
             break
     whole = audio.Clip(np.concatenate(samples), RATE)
-    pieces = detector.pieces(whole, detector.probabilities(whole), 30)
+    pieces = detector.pieces(whole, 30)
     assert all(0 <= piece.start <= piece.spoken[0] < piece.spoken[1] <= piece.end <= seconds for piece in pieces)
     assert all(piece.end - piece.start <= 30 for piece in pieces)
     assert all(piece.end <= after.start for piece, after in itertools.pairwise(pieces))
@@ -135,7 +135,7 @@ def test_a_piece_has_one_voice(detector: speech.Detector, clips: list[dataset.Cl
     for first, second in itertools.pairwise(clips):
         both = [read(first).samples, np.zeros(RATE // 2, np.float32), read(second).samples]
         clip = audio.Clip(np.concatenate(both), RATE)
-        found = [piece.end for piece in detector.pieces(clip, detector.probabilities(clip), 60)[:-1]]
+        found = [piece.end for piece in detector.pieces(clip, 60)[:-1]]
         joint = (len(both[0]) + RATE / 4) / RATE
         at_joint = [end for end in found if abs(end - joint) < 0.6]
         joints.append(bool(at_joint))

@@ -31,7 +31,7 @@ class Vllm:
     def __init__(self, failing: int | None = None, late: bool = False, step_s: float = 0.02) -> None:
         self.failing, self.late, self.step_s = failing, late, step_s
         self.running, self.most, self.dropped = 0, 0, 0
-        self.cut = False
+        self.cut, self.refuses = False, not late
         self.ids: list[bytes] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -59,7 +59,7 @@ class Vllm:
             self.dropped += 1
             return
         failed = number == self.failing
-        status = 404 if failed and not self.late else 200
+        status = 404 if failed and self.refuses else 200
         await send({"type": "http.response.start", "status": status, "headers": [(b"x-vllm", b"1")]})
         if status != 200:
             await send({"type": "http.response.body", "body": b'{"error": "no such model"}'})
@@ -147,8 +147,15 @@ def test_a_failure_in_the_middle_ends_the_stream_without_done() -> None:
     vllm = Vllm(failing=3, late=True)
     *deltas, failed = data(run(vllm, upload(streamed=True))[1:])
     assert "".join(delta["delta"] for delta in deltas).startswith("0. 1. 2.")
-    assert failed["error"]["type"] == "server_error" and "boom" in failed["error"]["message"]
+    assert failed == {"error": {"message": "boom", "code": 400}}  # vLLM's own
     assert vllm.running == 0
+
+
+def test_a_piece_refused_after_others_were_sent_is_an_error_of_the_stream() -> None:
+    vllm = Vllm(failing=3, late=True)
+    vllm.refuses = True
+    failed = data(run(vllm, upload(streamed=True))[1:])[-1]["error"]
+    assert failed["type"] == "server_error" and "404" in failed["message"] and "no such model" in failed["message"]
 
 
 def test_a_stream_without_an_end_has_failed() -> None:
