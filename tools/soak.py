@@ -7,10 +7,15 @@ ten is given up before its answer comes. The other clips must come back with the
 second half of the time is cut into thirds: the server's memory, and the
 latency of the good clips, must be in the last what they are in the first. Exit status 1 where they are not, or anything
 failed.
+
+The server runs with tcmalloc, which vLLM asks for on a CPU (https://docs.vllm.ai, "set LD_PRELOAD"; it warns where it
+is missing). With glibc's malloc the worker's heap frays: oneDNN keeps compiled kernels for each number of rows between
+the tensors of the steps, which have all sizes.
 """
 
 import argparse
 import contextlib
+import ctypes.util
 import random
 import re
 import statistics
@@ -149,6 +154,14 @@ def resident(processes: list[psutil.Process]) -> dict[str, int]:
     return sizes
 
 
+def minutely(memory: list[tuple[float, dict[str, int]]]) -> list[int]:
+    """The mean of each minute."""
+    by_minute: dict[int, list[int]] = {}
+    for at, sizes in memory:
+        by_minute.setdefault(int(at // 60), []).append(sum(sizes.values()))
+    return [round(statistics.mean(totals)) for totals in by_minute.values()]
+
+
 def thirds(soak: Soak) -> list[dict[str, Any]]:
     """Of the second half: good requests, their latency in seconds, and the mean memory in bytes."""
     warm_s = soak.end_s / 2  # in which the worker's memory grows to where it then stays
@@ -175,10 +188,20 @@ def thirds(soak: Soak) -> list[dict[str, Any]]:
     return found
 
 
+def tcmalloc() -> str:
+    """The library's name, for LD_PRELOAD. Ends the program where it is not installed."""
+    found = ctypes.util.find_library("tcmalloc_minimal")
+    if found is None:
+        sys.exit(
+            "error: the soak needs libtcmalloc_minimal; on Debian and Ubuntu: apt-get install libtcmalloc-minimal4"
+        )
+    return found
+
+
 def soak(minutes: float, scratch: Path) -> dict[str, Any]:
     """What the JSON file holds."""
     port, log = serve.free_port(), scratch / "server.log"
-    many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(4 * CLIENTS)} | inputs.ENVIRONMENT
+    many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(4 * CLIENTS), "LD_PRELOAD": tcmalloc()} | inputs.ENVIRONMENT
     with serve.server(CONFIG, huggingface.PICO, port, log, *FLAGS, environment=many) as process:
         url = f"http://127.0.0.1:{port}"
         version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
@@ -192,11 +215,13 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
         "command": f"python -m tools.soak --minutes {minutes:g}",
         "config": yaml.safe_load(CONFIG.read_text()),
         "flags": list(FLAGS),
+        "variables": many,
         "environment": environment.describe(version) | {"served_by": environment.versions(LIBRARIES)},
         "minutes": minutes,
         "clients": CLIENTS,
         "requests": {kind: sum(sent.kind == kind for sent in run.sent) for kind in ("good", "bad", "gone")},
         "thirds": parts,
+        "rss_bytes_each_minute": minutely(run.memory),
         "failed": problems,
         "verdict": {
             "no_failure": not problems,
