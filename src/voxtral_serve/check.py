@@ -15,7 +15,7 @@ import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -195,7 +195,23 @@ def _options(report: Report, path: Path | None, words: Sequence[str] = ()) -> Na
             continue
         right += part
         given.add(name)
-    return Namespace(**vars(parser.parse_args(right)), given=given, right=all_right)
+    options = Namespace(**vars(parser.parse_args(right)), given=given, right=all_right)
+    for problem in _speculation(options.speculative_config):
+        report.problem(problem)
+        options.right = False
+    return options
+
+
+def _speculation(given: Any) -> list[str]:
+    """What is wrong with the one nested config that vLLM's parser takes as it comes; its engine would end over it."""
+    from vllm.config import SpeculativeConfig
+
+    known = {each.name for each in fields(SpeculativeConfig)}
+    return [
+        f"speculative_config: {name} is no option of vllm {version('vllm')}{_instead(name, known)}"
+        for name in given or {}
+        if name not in known
+    ]
 
 
 def _is_option(word: str) -> bool:
@@ -263,8 +279,12 @@ def _why(parser: Any, name: str, message: str) -> str:
     if not stray:
         return f"{name}: {message.partition(': ')[2] or message}"
     known = {option.removeprefix("--").replace("-", "_") for option in parser._option_string_actions}
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    return f"{name} is no option of vllm serve {version('vllm')}" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{name} is no option of vllm serve {version('vllm')}{_instead(name.replace('-', '_'), known)}"
+
+
+def _instead(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _gate(report: Report, options: Namespace) -> None:

@@ -2,12 +2,13 @@
 
 import live
 import pytest
-from conftest import DATA
+from conftest import DATA, PICO, ROOT
 from vllm.entrypoints.openai.realtime.protocol import ErrorEvent
 from websockets.exceptions import ConnectionClosed
 
 from bench import dataset, metrics
 from bench.client import Client
+from voxtral_serve import check
 
 SAMPLES = 10
 
@@ -18,6 +19,17 @@ def test_whole_clips(fast_url: str) -> None:
     rows = [client.transcribe(clip, part=1) for clip in dataset.select(dataset.load(DATA)[0], SAMPLES, seed=0)]
     assert [row.error for row in rows] == [None] * SAMPLES
     assert metrics.wer(rows)["value"] <= 0.05
+
+
+def test_speculation_has_a_profile_of_its_own() -> None:
+    """fast-spec.yaml is for vLLM 0.32.0, and `check` says so before the engine does."""
+    profiles = [ROOT / f"profiles/{name}.yaml" for name in ("fast-spec", "fast-spec-0.20.0")]
+    other, own = (
+        [problem for problem in check.check(path, PICO).problems if problem.startswith("speculative_config")]
+        for path in profiles
+    )
+    name = "num_speculative_tokens_per_batch_size is no option of vllm 0.20.0"
+    assert own == [] and len(other) == 1 and name in other[0]
 
 
 def test_live_audio(fast_url: str) -> None:

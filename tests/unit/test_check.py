@@ -1,5 +1,6 @@
 """`voxtral-serve check`: what it refuses, and that its figures are vLLM's."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -248,6 +249,15 @@ def test_every_wrong_option_is_named(tmp_path: Path) -> None:
     assert row(report, "layout") == "mistral"
     assert report.lines.count("  not computed      the config must be right first") == 2
     assert report.verdict() == "4 problems: config, marked PROBLEM above"
+
+
+def test_a_wrong_option_of_speculation() -> None:
+    """vLLM's parser takes it, and the engine ends over it."""
+    words = ["--speculative-config", '{"method": "ngram", "num_speculative_token": 2}']
+    problem = only_problem(check.check(CONFIG, PICO, words))
+    vllm = importlib.metadata.version("vllm")
+    name = "num_speculative_token"
+    assert problem == f"speculative_config: {name} is no option of vllm {vllm}; did you mean {name}s?"
 
 
 @pytest.mark.parametrize(
