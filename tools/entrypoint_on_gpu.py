@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ import requests
 
 from bench import dataset, environment, results, serve
 from bench.gpu import checkpoint
+from bench.memory import Gpus
 from tools.compare_layouts import LIBRARIES, ROOT
 
 CONTEST, FAST = ROOT / "vllm_config.yaml", ROOT / "profiles/fast.yaml"
@@ -55,8 +57,6 @@ REFUSALS: dict[str, tuple[Path, tuple[str, ...], dict[str, str], str]] = {
 def holding(name: str, port: int) -> Iterator[None]:
     """What another process has while the refusal is asked for."""
     if name == "port taken":
-        import socket
-
         with socket.create_server(("0.0.0.0", port)):
             yield
     elif name == "memory in use":
@@ -68,10 +68,9 @@ def holding(name: str, port: int) -> Iterator[None]:
             "sys.stdin.read()\n"
         )
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-            assert other.stdin is not None and other.stdout is not None
-            assert other.stdout.readline() == b"held\n"
+            if other.stdout is None or other.stdout.readline() != b"held\n":
+                sys.exit("error: the process that should hold the GPU's memory did not get it")
             yield
-            other.stdin.close()
     else:
         yield
 
@@ -101,7 +100,7 @@ def runs(process: psutil.Process) -> bool:
 
 
 class Server:
-    """entrypoint.sh with a configuration, in a session of its own, once it answers."""
+    """entrypoint.sh with a configuration, in a session of its own."""
 
     def __init__(self, config: Path, model: Path, log: Path, **variables: str) -> None:
         port = serve.free_port()
@@ -110,15 +109,18 @@ class Server:
         self.clip = max(dataset.load(ROOT / "bench/data").clips, key=lambda clip: clip.duration_s).path
         self.key = variables.get("VLLM_API_KEY")
         command = ["sh", str(ROOT / "entrypoint.sh"), "--config", str(config), "--port", str(port)]
-        start = time.monotonic()
+        self.begun = time.monotonic()
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, cwd=model, env=os.environ | variables, stdout=output, stderr=output, start_new_session=True
             )
         self.processes: list[psutil.Process] = []
-        serve.wait_until_up(self.process, self.url, log)
+
+    def wait_until_up(self) -> float:
+        """Seconds from its start. Raises BenchError when it does not come up."""
+        serve.wait_until_up(self.process, self.url, self.log)
         self.processes = psutil.Process(self.process.pid).children(recursive=True)
-        self.start_s = time.monotonic() - start
+        return round(time.monotonic() - self.begun, 1)
 
     def ask(self, key: str | None) -> int | None:
         """The status of one clip's transcription; null if the connection ended."""
@@ -177,22 +179,21 @@ def server(config: Path, model: Path, log: Path, **variables: str) -> Iterator[S
 
 def sigterm(model: Path, scratch: Path) -> dict[str, Any]:
     with server(CONTEST, model, scratch / "sigterm.log") as served:
-        before = served.ask(None)
+        start_s, before = served.wait_until_up(), served.ask(None)
         told = served.ended_while_asked(served.process.terminate)
         good = (before, told["request"], told["status"], told["processes_left"]) == (200, 200, 0, 0)
-        return {"name": "SIGTERM", "start_s": round(served.start_s, 1), "before": before, **told, "as_expected": good}
+        return {"name": "SIGTERM", "start_s": start_s, "before": before, **told, "as_expected": good}
 
 
 def dead_engine(model: Path, scratch: Path) -> dict[str, Any]:
     key = secrets.token_hex(16)
     with server(FAST, model, scratch / "engine.log", VLLM_API_KEY=key) as served:
-        without, before = served.ask(None), served.ask(key)
+        start_s, without, before = served.wait_until_up(), served.ask(None), served.ask(key)
         engines = [process for process in served.processes if "EngineCore" in " ".join(process.cmdline())]
         told = served.ended_while_asked(engines[0].kill)
         good = (without, before) == (401, 200) and told["request"] != 200 and told["status"] not in (0, -9)
         good = good and told["processes_left"] == 0 and key not in served.log.read_text()
-        name = "engine killed"
-        return {"name": name, "start_s": round(served.start_s, 1), "before": before, **told, "as_expected": good}
+        return {"name": "engine killed", "start_s": start_s, "before": before, **told, "as_expected": good}
 
 
 def main() -> None:
@@ -200,6 +201,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a checkpoint's directory (default: one is written, 8.9 GB)")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     flags = parser.parse_args()
+    if not Gpus().handles:
+        sys.exit("error: no NVIDIA GPU here; tests/container has what can be tried without one")
     with tempfile.TemporaryDirectory() as scratch:
         model = flags.model or Path(scratch) / "model"
         if flags.model is None:
