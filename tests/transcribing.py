@@ -7,7 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-COMMAND = [sys.executable, "-m", "voxtral_serve.cli", "transcribe"]
+# With SIGINT on, as in a terminal; who runs the tests may have it off, as under nohup.
+CODE = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('voxtral_serve.cli', run_name='__main__')"
+)
+COMMAND = [sys.executable, "-c", CODE, "transcribe"]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ import itertools
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ RATE = 16000
 WRITERS = {"voxtral-3b": others.write_voxtral_3b, "whisper": others.write_whisper}
 # Without minutes of compiling, and in what a small machine has
 FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
+LINE = re.compile(r"POST /v1/audio/transcriptions (\d+), \d+ bytes, ([\d.]+) s")
 SHORT = {"max_completion_tokens": 8}  # random weights say no EOS
 
 
@@ -166,7 +168,9 @@ def test_what_is_refused(server: Server) -> None:
 def test_one_line_of_the_log_for_each_request(server: Server) -> None:
     before = len(server.log.read_text())
     server.upload()
-    lines = re.findall(r"POST /v1/audio/transcriptions (\d+), \d+ bytes, ([\d.]+) s", server.log.read_text()[before:])
+    deadline = time.monotonic() + 10  # the line is written once the answer is sent
+    while not (lines := LINE.findall(server.log.read_text()[before:])) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert lines == [("200", "7.35")]
 
 
