@@ -31,7 +31,7 @@ RATE = 16000
 WRITERS = {"voxtral-3b": others.write_voxtral_3b, "whisper": others.write_whisper}
 # Without minutes of compiling, and in what a small machine has
 FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
-LINE = re.compile(r"POST /v1/audio/transcriptions (\d+), \d+ bytes, ([\d.]+) s")
+LINE = r"POST /v1/audio/transcriptions (\d+), \d+ bytes, ([\d.]+) s of audio, \d+ ms, id "
 SHORT = {"max_completion_tokens": 8}  # random weights say no EOS
 
 
@@ -166,10 +166,10 @@ def test_what_is_refused(server: Server) -> None:
 
 @both
 def test_one_line_of_the_log_for_each_request(server: Server) -> None:
-    before = len(server.log.read_text())
-    server.upload()
-    deadline = time.monotonic() + 10  # the line is written once the answer is sent
-    while not (lines := LINE.findall(server.log.read_text()[before:])) and time.monotonic() < deadline:
+    answer = server.upload()
+    line = re.compile(LINE + re.escape(answer.headers["X-Request-Id"]))
+    deadline = time.monotonic() + 10  # it is written once the answer is sent
+    while not (lines := line.findall(server.log.read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert lines == [("200", "7.35")]
 
