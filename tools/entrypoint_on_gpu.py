@@ -4,6 +4,8 @@
 
 What tests/container cannot try, for want of a GPU. The checkpoint has the real one's size and random weights
 (bench/gpu/checkpoint.py): no text is right. Exit status 1 where anything is not as it should be.
+
+As in the container, its servers listen on all interfaces, the first of them (vllm_config.yaml) without a key.
 """
 
 import argparse

@@ -146,9 +146,10 @@ def test_what_a_model_cannot_do() -> None:
     assert bodies.translation(body, kind, RULES._replace(can=frozenset({"translate"}))).asked.task == "translate"
 
 
-def test_silence_is_a_tenth_of_a_second() -> None:
+@pytest.mark.parametrize("piece_s", [4, 1])  # sent whole, or cut into pieces if anybody spoke
+def test_silence_is_a_tenth_of_a_second(piece_s: int) -> None:
     body, kind = form(file=("clip.wav", inputs.encoded(np.zeros(2 * RATE, np.float32))))
-    clean = bodies.upload(body, kind, RULES)
+    clean = bodies.upload(body, kind, RULES._replace(piece_s=Fraction(piece_s)))
     assert clean.silent and clean.seconds == 2
     assert len(heard(clean.form(0)[1])[0]) == RATE / 10
 
