@@ -187,7 +187,7 @@ def counts_of_steps(served: Any) -> list[int]:
 
 def rows_of(served: Any, audios: Sequence[np.ndarray], frames: int = 8192) -> list[torch.Tensor]:
     """`embed_multimodal` of these clips in one call, with pieces of at most `frames`."""
-    from voxtral_serve import encoder
+    from voxtral_serve.engine import encoder
 
     whole, encoder.FRAMES = encoder.FRAMES, frames
     try:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from voxtral_serve import audio
+from voxtral_serve.audio import decode as audio
 
 RATE = 16000
 UPLOAD, CHAT = "/v1/audio/transcriptions", "/v1/chat/completions"

@@ -69,7 +69,7 @@ def _check(given: argparse.Namespace, words: list[str], arguments: list[str], co
     logging.disable(logging.WARNING)
     # Importing vLLM makes millions of objects that stay: looking for garbage among them takes 2 s of 9.
     gc.disable()
-    from voxtral_serve import check
+    from voxtral_serve.check import report as check
 
     report = check.check(given.config, None, words, given.gate)
     if given.gate:
@@ -120,7 +120,7 @@ def _transcribe(given: argparse.Namespace, command: argparse.ArgumentParser) -> 
     if given.jobs < 1:
         command.error(f"--jobs {given.jobs}: must be at least 1")
     try:
-        way = importlib.import_module("voxtral_serve.live" if given.live else "voxtral_serve.transcribe")
+        way = importlib.import_module("voxtral_serve.client.live" if given.live else "voxtral_serve.client.transcribe")
     except ImportError as error:
         print(
             f"voxtral-serve: transcribe needs the package {error.name}: pip install 'voxtral-serve[client]'",

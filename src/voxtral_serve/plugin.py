@@ -31,7 +31,8 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.model_executor.models.registry import ModelRegistry
 
-    from voxtral_serve import clip_end, config, drafter, drain
+    from voxtral_serve.engine import config, drafter
+    from voxtral_serve.patches import clip_end, drain
 
     clip_end.install()
     drafter.install()
@@ -39,8 +40,8 @@ def register() -> None:
     config.register_parsers()
     MODELS_CONFIG_MAP["VoxtralRealtimeGeneration"] = config.Stock
     for architecture, module, update in (
-        ("VoxtralRealtimeForConditionalGeneration", "model", config.Stock),
-        ("VoxtralRealtimeEncodeOnce", "encode_once", config.EncodeOnce),
+        ("VoxtralRealtimeForConditionalGeneration", "engine.weights", config.Stock),
+        ("VoxtralRealtimeEncodeOnce", "engine.encode_once", config.EncodeOnce),
     ):
         known = ModelRegistry.models.get(architecture)
         if known is None:

@@ -12,7 +12,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.spec_decode import ngram_proposer_gpu
 from vllm.v1.worker import gpu_model_runner
 
-from voxtral_serve import drafter
+from voxtral_serve.engine import drafter
 
 DRAFTS = 5
 NAME = "voxtral_serve.drafter.PadDrafter"

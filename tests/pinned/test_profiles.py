@@ -8,7 +8,7 @@ from websockets.exceptions import ConnectionClosed
 
 from bench import dataset, metrics
 from bench.client import Client
-from voxtral_serve import check
+from voxtral_serve.check import report as check
 
 SAMPLES = 10
 

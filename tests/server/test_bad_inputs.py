@@ -22,7 +22,7 @@ from conftest import CONFIG, DATA, PICO, ROOT
 from bench import dataset, results, serve
 from tools import inputs
 from tools.inputs import KEY, RATE
-from voxtral_serve.guard import STALL_S
+from voxtral_serve.guard.middleware import STALL_S
 
 SECRET = "a-secret-in-the-query"
 MOST = 6  # requests in flight

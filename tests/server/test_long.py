@@ -12,7 +12,7 @@ from uploads import upload
 
 from bench import dataset, serve
 from pico import evaluate, model
-from voxtral_serve.encoder import FRAMES
+from voxtral_serve.engine.encoder import FRAMES
 
 SECONDS = 180
 # At its start vLLM encodes a clip as long as the context: of an hour, a minute on two cores. This is 5.4 minutes.

@@ -13,7 +13,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from pico import model
 from shims import scratch
-from voxtral_serve import clip_end
+from voxtral_serve.patches import clip_end
 from voxtral_serve.shims import TESTED, PatchError, installed
 
 CONTEXT = 512

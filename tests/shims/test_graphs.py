@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from vllm.config import CompilationConfig, CUDAGraphMode
 
-from voxtral_serve import config, shims
+from voxtral_serve import shims
+from voxtral_serve.engine import config
 
 REFUSES = shims.installed("vllm") == "0.20.0"
 

@@ -9,7 +9,7 @@ from conftest import PICO
 from vllm.model_executor.models import voxtral_realtime
 from vllm.tokenizers import get_tokenizer
 
-from voxtral_serve import encode_once
+from voxtral_serve.engine import encode_once
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ import pytest
 from conftest import PICO
 
 from pico import huggingface
-from voxtral_serve import checkpoint
-from voxtral_serve.checkpoint import CheckpointError
+from voxtral_serve.checkpoint import reading as checkpoint
+from voxtral_serve.checkpoint.reading import CheckpointError
 
 PARAMS = json.loads((PICO / "params.json").read_text())
 WQ = "mm_streams_embeddings.embedding_module.whisper_encoder.transformer.layers.1.attention.wq.weight"

@@ -10,8 +10,8 @@ import vllm
 import yaml
 from conftest import CONFIG, ROOT
 
-from voxtral_serve import check
-from voxtral_serve.check import Report
+from voxtral_serve.check import report as check
+from voxtral_serve.check.report import Report
 
 KUBERNETES = ROOT / "deploy/kubernetes"
 ENTRYPOINT = (ROOT / "entrypoint.sh").read_text(encoding="utf-8")

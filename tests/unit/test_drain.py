@@ -5,7 +5,8 @@ from argparse import Namespace
 import pytest
 from vllm.v1 import utils
 
-from voxtral_serve import drain, shims
+from voxtral_serve import shims
+from voxtral_serve.patches import drain
 
 
 class Manager:

@@ -16,7 +16,10 @@ from conftest import DATA
 from requests import Request
 
 from tools import inputs
-from voxtral_serve import audio, bodies, guard, speech
+from voxtral_serve.audio import decode as audio
+from voxtral_serve.audio import speech
+from voxtral_serve.guard import forms as bodies
+from voxtral_serve.guard import middleware as guard
 
 RATE = 16000
 REQUESTS = 50

@@ -16,8 +16,8 @@ from transformers.models.voxtral_realtime import modeling_voxtral_realtime
 
 from bench import dataset
 from pico import evaluate, huggingface, model
-from voxtral_serve.encoder import BLOCK, windowed_attention
-from voxtral_serve.model import to_mistral, to_pairs
+from voxtral_serve.engine.encoder import BLOCK, windowed_attention
+from voxtral_serve.engine.weights import to_mistral, to_pairs
 
 Tensors = dict[str, torch.Tensor]
 # The three ways in which transformers has named the LM's part of a file; that of the audio is the same in all.

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from voxtral_serve import check
+from voxtral_serve.check import report as check
 
 NAMES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 

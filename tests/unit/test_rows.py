@@ -8,8 +8,9 @@ import pytest
 import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from voxtral_serve import rows, shims
-from voxtral_serve.rows import AudioRows, Slots
+from voxtral_serve import shims
+from voxtral_serve.engine import audio_rows as rows
+from voxtral_serve.engine.audio_rows import AudioRows, Slots
 
 SLOTS, LENGTH, TOKENS, DIM = 3, 10, 32, 4
 

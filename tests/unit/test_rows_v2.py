@@ -11,9 +11,9 @@ import torch
 from vllm.v1.worker.gpu import spec_decode
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from voxtral_serve import drafter
-from voxtral_serve.encode_once import VoxtralRealtimeEncodeOnce
-from voxtral_serve.rows_v2 import RowsState
+from voxtral_serve.engine import drafter
+from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
+from voxtral_serve.engine.model_state import RowsState
 
 LENGTH = 10
 PAD = 32

@@ -10,7 +10,8 @@ import soundfile
 from conftest import DATA
 
 from bench import dataset
-from voxtral_serve import audio, speech
+from voxtral_serve.audio import decode as audio
+from voxtral_serve.audio import speech
 
 RATE = speech.RATE
 SECONDS = 6

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxtral_serve import timing
-from voxtral_serve.speech import Piece
-from voxtral_serve.timing import Asked, Heard, Segment, Stream, Word
+from voxtral_serve.audio.speech import Piece
+from voxtral_serve.transcript import words as timing
+from voxtral_serve.transcript.words import Asked, Heard, Segment, Stream, Word
 
 PAD, WORD = 32, 33
 VOCABULARY = {2: "", 100: " Hello", 101: " wor", 102: "ld", 103: ".", 104: " again"}

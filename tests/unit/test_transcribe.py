@@ -14,7 +14,8 @@ import pytest
 from fakeserver import MODEL, Answer, FakeServer
 from transcribing import environment, run, start, wait_for
 
-from voxtral_serve import cli, transcribe
+from voxtral_serve import cli
+from voxtral_serve.client import transcribe
 
 KEY = "s3cret-key"
 

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxtral_serve import audio, bodies, speech, timing
-from voxtral_serve.transcription import AT_ONCE, Transcription
+from voxtral_serve.audio import decode as audio
+from voxtral_serve.audio import speech
+from voxtral_serve.guard import forms as bodies
+from voxtral_serve.guard.uploads import AT_ONCE, Transcription
+from voxtral_serve.transcript import words as timing
 
 RATE = 16000
 PIECES = 20

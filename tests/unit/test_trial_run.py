@@ -8,7 +8,7 @@ from conftest import PICO
 from vllm.tokenizers.mistral import MistralTokenizer
 
 from pico import model
-from voxtral_serve.encode_once import OneClip
+from voxtral_serve.engine.encode_once import OneClip
 
 
 @pytest.mark.parametrize("context", [64, 512, 45056])

@@ -11,7 +11,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
-from voxtral_serve.rows import AudioRows
+from voxtral_serve.engine.audio_rows import AudioRows
 
 
 class RowsState(DefaultModelState):

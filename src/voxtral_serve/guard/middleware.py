@@ -30,9 +30,17 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from voxtral_serve import asgi, audio, bodies, clip_end, realtime, shims, speech, timing, transcription
-from voxtral_serve.asgi import App, Message, Receive, Send
-from voxtral_serve.bodies import RefusedError
+from voxtral_serve import shims
+from voxtral_serve.audio import decode as audio
+from voxtral_serve.audio import speech
+from voxtral_serve.guard import asgi
+from voxtral_serve.guard import forms as bodies
+from voxtral_serve.guard import live as realtime
+from voxtral_serve.guard import uploads as transcription
+from voxtral_serve.guard.asgi import App, Message, Receive, Send
+from voxtral_serve.guard.forms import RefusedError
+from voxtral_serve.patches import clip_end
+from voxtral_serve.transcript import words as timing
 
 NAME = "voxtral_serve.guard"
 MIB = 1 << 20

@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from voxtral_serve import audio, speech, timing
+from voxtral_serve.audio import decode as audio
+from voxtral_serve.audio import speech
+from voxtral_serve.transcript import words as timing
 
 MIB = 1 << 20
 FIELDS_BYTES = MIB  # of a form's fields but the file, and of what else a chat's JSON has beside its audio

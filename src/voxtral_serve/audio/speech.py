@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from voxtral_serve import audio
+from voxtral_serve.audio import decode as audio
 
 RATE = 16000  # Hz, what Silero VAD takes
 FRAME = 512  # samples of a probability

@@ -26,8 +26,9 @@ from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from voxtral_serve import checkpoint, shims
-from voxtral_serve.checkpoint import Checkpoint, CheckpointError, Other
+from voxtral_serve import shims
+from voxtral_serve.checkpoint import reading as checkpoint
+from voxtral_serve.checkpoint.reading import Checkpoint, CheckpointError, Other
 
 LIBRARIES = ("vllm", "transformers", "mistral-common", "torch")
 PLUGIN = "voxtral_serve.plugin:register"
@@ -36,7 +37,7 @@ ENCODE_ONCE = "VoxtralRealtimeEncodeOnce"
 MIB, GIB = 1 << 20, 1 << 30
 WIDTH = 16  # of the names in the printed rows
 # In a wheel they lie inside the package, in a checkout beside src.
-PLACES = (Path(__file__).with_name("profiles"), Path(__file__).parents[2] / "profiles")
+PLACES = (Path(__file__).parents[1] / "profiles", Path(__file__).parents[3] / "profiles")
 PROFILES = next(filter(Path.is_dir, PLACES), None)
 OTHERS = ("voxtral-3b", "whisper")  # of the profiles: for other models than Voxtral Realtime
 POOL = 1 << 60  # bytes; a KV cache so large that rounding to whole blocks does not show
@@ -428,7 +429,7 @@ class Plan:
 
     @property
     def audio_rows(self) -> int:
-        """Rows of the LM's width that the encode-once model keeps (voxtral_serve.rows.AudioRows)."""
+        """Rows of the LM's width that the encode-once model keeps (voxtral_serve.engine.audio_rows.AudioRows)."""
         return self.max_num_seqs * self.max_model_len + int(self.scheduler.max_num_batched_tokens)
 
     @classmethod

@@ -10,9 +10,11 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from voxtral_serve import asgi, bodies, timing
-from voxtral_serve.asgi import App, Message, Receive, Send
-from voxtral_serve.bodies import RefusedError
+from voxtral_serve.guard import asgi
+from voxtral_serve.guard import forms as bodies
+from voxtral_serve.guard.asgi import App, Message, Receive, Send
+from voxtral_serve.guard.forms import RefusedError
+from voxtral_serve.transcript import words as timing
 
 AT_ONCE = 8  # pieces of a clip: as fast as a batch, and others still have their turn
 IGNORED = b"x-voxtral-ignored"  # names what the request asked for and its model cannot do

@@ -25,7 +25,7 @@ import soxr
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from voxtral_serve.transcribe import CONNECT_S, RequestError, Server, UsageError, api_key, said, shown
+from voxtral_serve.client.transcribe import CONNECT_S, RequestError, Server, UsageError, api_key, said, shown
 
 RATE_HZ = 16000
 PIECE_S = 0.08  # one token of Voxtral Realtime

@@ -25,7 +25,8 @@ from vllm.transformers_utils.config import (
 )
 from vllm.transformers_utils.configs.mistral import adapt_config_dict
 
-from voxtral_serve import checkpoint, drafter
+from voxtral_serve.checkpoint import reading as checkpoint
+from voxtral_serve.engine import drafter
 
 logger = init_logger("vllm.voxtral_serve")
 

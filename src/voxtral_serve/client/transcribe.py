@@ -22,7 +22,7 @@ import requests
 import urllib3
 from tqdm import tqdm
 
-# What the guard of a server reads (voxtral_serve.audio); a file that is named itself may have any other.
+# What the guard of a server reads (voxtral_serve.audio.decode); a file that is named itself may have any other.
 EXTENSIONS = {
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au", ".caf"),
     *(".m4a", ".mp4", ".webm", ".aac", ".amr"),

@@ -34,9 +34,9 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.sequence import IntermediateTensors
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from voxtral_serve import rows
-from voxtral_serve.encoder import EncodeOnceEncoder
-from voxtral_serve.model import EitherLayout
+from voxtral_serve.engine import audio_rows as rows
+from voxtral_serve.engine.encoder import EncodeOnceEncoder
+from voxtral_serve.engine.weights import EitherLayout
 
 
 class OneClip(VoxtralProcessingInfo):
@@ -120,7 +120,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         if input_ids is None or inputs_embeds is not None:
             raise RuntimeError(
                 "VoxtralRealtimeEncodeOnce was given embeddings: expected token ids, to which it adds the audio's rows "
-                "itself. The hook of voxtral_serve.rows is not in force in this worker"
+                "itself. The hook of voxtral_serve.engine.audio_rows is not in force in this worker"
             )
         if self.delay is None:
             self.delay = self.settle_delay(positions.device)
@@ -140,7 +140,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
     @classmethod
     def get_model_state_cls(cls) -> type:
         """How vLLM's Model Runner V2 keeps this model's state; asked by that runner alone."""
-        from voxtral_serve import rows_v2
+        from voxtral_serve.engine import model_state as rows_v2
 
         return rows_v2.RowsState
 

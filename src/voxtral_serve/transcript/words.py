@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from voxtral_serve.speech import Piece
+from voxtral_serve.audio.speech import Piece
 
 FRAME_S = 0.01
 # Loudness is between that of the quietest and the loudest frames; under this part of the way up, in dB, is no speech.
