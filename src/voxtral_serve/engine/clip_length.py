@@ -1,0 +1,40 @@
+"""How many token positions a clip takes with its padding, and how much audio fits into a context.
+
+The numbers are those of mistral-common's AudioConfig, which reads them from the `audio` part of tekken.json.
+Standard library only.
+"""
+
+from typing import Any, NamedTuple
+
+
+class ClipLength(NamedTuple):
+    """Token positions of padding, left and right together; samples of one position; sampling rate in Hz."""
+
+    padding: int
+    samples_per_position: int
+    rate_hz: int
+
+    @classmethod
+    def of(cls, audio: Any) -> "ClipLength":
+        """From mistral_common.tokens.tokenizers.audio.AudioConfig."""
+        padding = audio.n_left_pad_tokens + audio.n_right_pad_tokens()
+        return cls(padding, audio.raw_audio_length_per_tok, audio.sampling_rate)
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Any) -> "ClipLength":
+        """From vLLM's MistralTokenizer."""
+        return cls.of(tokenizer.instruct.audio_encoder.audio_config)
+
+    @property
+    def position_ms(self) -> float:
+        """Milliseconds of audio for one token position."""
+        return 1000 * self.samples_per_position / self.rate_hz
+
+    def longest(self, positions: int) -> int:
+        """Samples of the longest clip that takes at most so many token positions; less than 0 where padding alone
+        takes more."""
+        return (positions - self.padding) * self.samples_per_position
+
+    def seconds(self, positions: int) -> float:
+        """Seconds of the longest clip that takes at most so many token positions, at least 0."""
+        return max(0, self.longest(positions)) / self.rate_hz
