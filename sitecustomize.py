@@ -58,6 +58,8 @@ class Patch:
     needed    version of it -> whether the patch is needed there, as measured
     upstream  where the cause is known, or fixed
     until     when the patch can go
+    expires   the test that fails once it can
+    used_by   which configurations need it: a patch that drifted stops the start of these
     """
 
     name: ClassVar[str]
@@ -68,6 +70,8 @@ class Patch:
     needed: ClassVar[Mapping[str, bool]]
     upstream: ClassVar[str]
     until: ClassVar[str]
+    expires: ClassVar[str] = "tests/patches/test_records.py::test_a_patch_expires_with_the_newest_version"
+    used_by: ClassVar[str] = "every start, since it runs before a configuration is known"
 
     def probe(self, module: Any) -> bool:
         """Whether the breakage is there now. Raises whatever it meets where the code is not as expected."""
@@ -97,6 +101,10 @@ class Patch:
             found = str(error).replace("partially initialized module", "module").partition(" (most likely")[0]
             return "drifted", f"{type(error).__name__}: {found}"
         return "applied", f"{self.library} {version} needs it"
+
+    def drifted(self, found: str) -> str:
+        """The message for an operator."""
+        return f"patch {self.name} (of {self.target}) has drifted on {self.library} {installed(self.library)}: {found}"
 
 
 def _need(needed: bool) -> str:
@@ -224,22 +232,53 @@ class TokenBudget(Patch):
         processor_class._get_num_multimodal_tokens = _get_num_multimodal_tokens
 
 
+class PluginGate(Patch):
+    name = "load_general_plugins"
+    does = "vLLM verifies the patches before it loads its plugins, in each process, whatever `VLLM_PLUGINS` says"
+    target = "vllm.plugins"
+    breaks = "nothing ends: an exception in sitecustomize.py is one line on stderr, and Python goes on"
+    library = "vllm"
+    needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": True}
+    upstream = "https://docs.python.org/3/library/site.html#module-sitecustomize: only SystemExit ends the start"
+    until = "there are no patches"
+    expires = "tests/patches/test_startup.py::test_python_goes_on_after_an_exception_in_sitecustomize"
+
+    def probe(self, module: Any) -> bool:
+        return not hasattr(module.load_general_plugins, "verifies_patches")
+
+    def apply(self, module: Any) -> None:
+        load = module.load_general_plugins
+
+        def load_general_plugins() -> None:
+            finder = active()
+            if finder is None:
+                raise PatchError("the finder of the patches has left sys.meta_path: nobody can verify them")
+            finder.verify()
+            load()
+
+        load_general_plugins.verifies_patches = True  # type: ignore[attr-defined]
+        module.load_general_plugins = load_general_plugins
+
+
 PATCHES = (SlowTokenizer(), TokenizerKwargs(), TokenBudget())
-GUARDED = "vllm.plugins"
+GATE = PluginGate()
 
 
 class PostImport:
     """A finder for sys.meta_path that settles each patch when its target module was imported.
 
     `outcomes` maps a patch's name to (outcome, what was found); a patch is absent until its target is imported.
+    `patches` are verified wherever vLLM loads its plugins; `optional` ones where a configuration that uses them asks
+    `require`.
     """
 
     def __init__(self, patches: Iterable[Patch], file: str) -> None:
         self.patches = tuple(patches)
+        self.optional: tuple[Patch, ...] = ()
         self.file = file
         self.outcomes: dict[str, tuple[str, str]] = {}
         self.verified = False
-        self.targets = {patch.target for patch in self.patches} | {GUARDED}
+        self.targets = {patch.target for patch in self.patches} | {GATE.target}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -257,53 +296,54 @@ class PostImport:
 
     def imported(self, module: ModuleType) -> None:
         """What is due once `module` has run."""
-        for patch in self.patches:
+        for patch in (*self.patches, *self.optional):
             if patch.target == module.__name__ and patch.name not in self.outcomes:
                 self.outcomes[patch.name] = patch.settle(module)
-        if module.__name__ == GUARDED:
-            self.guard(module)
+        if module.__name__ == GATE.target:
+            outcome, found = GATE.settle(module)
+            if outcome == "drifted":  # raised here, since nobody would verify the patches
+                raise PatchError(
+                    f"{GATE.target} of vllm {installed('vllm')} has no load_general_plugins, where the patches are "
+                    f"verified ({found}). {ADVICE}"
+                )
 
-    def guard(self, module: Any) -> None:
-        """Have vLLM verify the patches wherever it loads plugins: in each process, whatever VLLM_PLUGINS says."""
-        load = getattr(module, "load_general_plugins", None)
-        if load is None:
-            raise PatchError(
-                f"{GUARDED} of vllm {installed('vllm')} has no load_general_plugins, where the patches are verified. "
-                + ADVICE
-            )
+    def add(self, patches: Iterable[Patch]) -> None:
+        """Settle optional patches: now where the target is imported already, else once it is. Twice does no harm."""
+        known = {patch.name for patch in self.optional}
+        new = tuple(patch for patch in patches if patch.name not in known)
+        self.optional += new
+        self.targets |= {patch.target for patch in new}
+        for patch in new:
+            if patch.target in sys.modules:
+                self.imported(sys.modules[patch.target])
 
-        def load_general_plugins() -> None:
-            self.verify()
-            load()
-
-        module.load_general_plugins = load_general_plugins
-
-    def settled(self) -> dict[str, tuple[str, str]]:
-        """Import every target, so that every patch is settled. Returns `outcomes`, in the patches' order."""
+    def settled(self, patches: Iterable[Patch] | None = None) -> dict[str, tuple[str, str]]:
+        """Import the targets of these patches (default: `patches`), so that each is settled. Returns their outcomes."""
         from importlib import import_module
 
-        for patch in self.patches:
+        chosen = self.patches if patches is None else tuple(patches)
+        for patch in chosen:
             if patch.name not in self.outcomes:
                 try:
                     self.imported(import_module(patch.target))
                 except Exception as error:
                     found = f"importing {patch.target} raised {type(error).__name__}: {error}"
                     self.outcomes[patch.name] = ("drifted", found)
-        return {patch.name: self.outcomes[patch.name] for patch in self.patches}
+        return {patch.name: self.outcomes[patch.name] for patch in chosen}
 
     def verify(self) -> None:
-        """Raise PatchError unless every patch is applied or not needed here."""
-        outcomes = self.settled()
+        """Raise PatchError unless every patch of `patches` is applied or not needed here."""
         if not self.verified:
             for line in untested():
                 print(f"voxtral-serve: {line}", file=sys.stderr)
         self.verified = True
-        drifted = [
-            f"patch {patch.name} (of {patch.target}) has drifted on {patch.library} {installed(patch.library)}: "
-            f"{outcomes[patch.name][1]}"
-            for patch in self.patches
-            if outcomes[patch.name][0] == "drifted"
-        ]
+        self.require(self.patches)
+
+    def require(self, patches: Iterable[Patch]) -> None:
+        """Raise PatchError unless each of these patches is applied or not needed here."""
+        chosen = tuple(patches)
+        outcomes = self.settled(chosen)
+        drifted = [patch.drifted(outcomes[patch.name][1]) for patch in chosen if outcomes[patch.name][0] == "drifted"]
         if drifted:
             raise PatchError(". ".join((*drifted, ADVICE)))
 
@@ -346,6 +386,18 @@ def active() -> PostImport | None:
     # By name: a copied file and the package's module each have a class of their own.
     found: Any = next((finder for finder in sys.meta_path if type(finder).__name__ == "PostImport"), None)
     return found
+
+
+def require(*names: str) -> None:
+    """Raise PatchError unless the patches of these names are applied or not needed. For who uses them."""
+    finder = active()
+    known = {} if finder is None else {patch.name: patch for patch in (*finder.patches, *finder.optional)}
+    if finder is None or not known.keys() >= set(names):
+        raise PatchError(
+            f"patch {', '.join(sorted(set(names) - known.keys()))} is not known in this process: vLLM has not loaded "
+            "the plugin of voxtral-serve here. Unset VLLM_PLUGINS, or reinstall voxtral-serve"
+        )
+    finder.require(known[name] for name in names)
 
 
 def install() -> None:

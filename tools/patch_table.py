@@ -1,11 +1,10 @@
-"""Write the table of patches into README.md, from the records in sitecustomize.py. Standard library only.
+"""Write the table of patches into README.md, from the records in voxtral_serve.patches. Standard library only.
 
 python -m tools.patch_table            # rewrites what stands between the two marks
 python -m tools.patch_table --check    # changes nothing; exit status 1 when the table is stale
 """
 
 import argparse
-import importlib.util
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,19 +15,25 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 BEGIN = "<!-- patches: made by tools/patch_table.py -->"
 END = "<!-- /patches -->"
-HEADS = ("patch", "what it does", "what breaks without it", "needed on", "upstream", "goes when")
+HEADS = (
+    "patch",
+    "what it does",
+    "what breaks without it",
+    "needed on",
+    "used by",
+    "upstream",
+    "goes when",
+    "expiry test",
+)
 
 
 def records() -> tuple[Any, ...]:
-    """The PATCHES of sitecustomize.py in this checkout, whatever sitecustomize this Python has already imported."""
-    spec = importlib.util.spec_from_file_location("voxtral_serve_records", ROOT / "sitecustomize.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.meta_path)
-    spec.loader.exec_module(module)
-    sys.meta_path[:] = before  # read, not put in force
-    patches: tuple[Any, ...] = module.PATCHES
-    return patches
+    """Every record of this checkout."""
+    if "voxtral_serve" not in sys.modules:
+        sys.path.insert(0, str(ROOT / "src"))
+    from voxtral_serve import patches
+
+    return tuple(patches.every())
 
 
 def table(patches: Iterable[Any]) -> str:
@@ -36,7 +41,9 @@ def table(patches: Iterable[Any]) -> str:
     for patch in patches:
         versions = (f"{version} {'yes' if needed else 'no'}" for version, needed in patch.needed.items())
         needed_on = f"{patch.library} {', '.join(versions)}"
-        rows.append((code(patch.name), patch.does, code(patch.breaks), needed_on, patch.upstream, patch.until))
+        test = code(patch.expires.removeprefix("tests/patches/"))
+        cells = (patch.does, code(patch.breaks), needed_on, patch.used_by, patch.upstream, patch.until, test)
+        rows.append((code(patch.name), *cells))
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows)
 
 

@@ -28,29 +28,21 @@ def register() -> None:
     in_force.verify()
 
     from vllm.logger import init_logger
-    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.model_executor.models.registry import ModelRegistry
 
-    from voxtral_serve.engine import config, drafter
-    from voxtral_serve.patches import clip_end, drain
+    from voxtral_serve import patches
+    from voxtral_serve.engine import names
 
-    clip_end.install()
-    drafter.install()
-    drain.install()
-    config.register_parsers()
-    MODELS_CONFIG_MAP["VoxtralRealtimeGeneration"] = config.Stock
-    for architecture, module, update in (
-        ("VoxtralRealtimeForConditionalGeneration", "engine.weights", config.Stock),
-        ("VoxtralRealtimeEncodeOnce", "engine.encode_once", config.EncodeOnce),
-    ):
+    in_force.add(patches.RECORDS)
+    in_force.require(patches.ALWAYS)
+    for architecture, module in ((names.HUGGING_FACE, "weights"), (names.ENCODE_ONCE, "encode_once")):
         known = ModelRegistry.models.get(architecture)
         if known is None:
-            ModelRegistry.register_model(architecture, f"voxtral_serve.{module}:{architecture}")
-        elif getattr(known, "module_name", None) != f"voxtral_serve.{module}":
+            ModelRegistry.register_model(architecture, f"voxtral_serve.engine.{module}:{architecture}")
+        elif getattr(known, "module_name", None) != f"voxtral_serve.engine.{module}":
             raise shims.PatchError(
                 f"vllm {shims.installed('vllm')} has a model of its own for {architecture}, which takes another config "
                 f"than voxtral-serve would give it. {shims.ADVICE}"
             )
-        MODELS_CONFIG_MAP[architecture] = update
     outcomes = ", ".join(f"{name} {outcome}" for name, (outcome, _) in in_force.outcomes.items())
     init_logger("vllm.voxtral_serve").info("voxtral-serve patches: %s", outcomes)

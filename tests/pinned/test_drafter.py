@@ -12,6 +12,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.spec_decode import ngram_proposer_gpu
 from vllm.v1.worker import gpu_model_runner
 
+from voxtral_serve import shims
 from voxtral_serve.engine import drafter
 
 DRAFTS = 5
@@ -27,7 +28,7 @@ def config() -> Any:
 
 @pytest.fixture
 def proposer(config: Any) -> Any:
-    drafter.install()
+    shims.require("ngram_pads")
     assert gpu_model_runner.NgramProposerGPU is ngram_proposer_gpu.NgramProposerGPU  # the runner asserts on its class
     runner = SimpleNamespace(_num_valid_draft_tokens_cpu=torch.full((4,), -7, dtype=torch.int32))
     return ngram_proposer_gpu.NgramProposerGPU(config, torch.device("cpu"), runner)
@@ -58,7 +59,7 @@ def test_vllm_trims_none_of_them(proposer: Any) -> None:
 
 
 def test_n_grams_stay_n_grams(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter.install()
+    shims.require("ngram_pads")
     made: list[Any] = []
     monkeypatch.setattr(
         ngram_proposer_gpu.NgramProposerGPU.__mro__[1], "__init__", lambda self, *args: made.append(args)

@@ -9,15 +9,17 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.plugins import load_general_plugins
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import input_processor
 from vllm.v1.engine.input_processor import InputProcessor
 
-from pico import model
+from pico import model, others
 from shims import scratch
-from voxtral_serve.patches import clip_end
+from voxtral_serve import shims
+from voxtral_serve.engine import names
+from voxtral_serve.patches.clip_end import ClipEnd
 from voxtral_serve.shims import TESTED, PatchError, installed
 
 CONTEXT = 512
-LOAD = "from vllm.plugins import load_general_plugins; load_general_plugins()"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_the_final_empty_piece_is_left_alone(processor: Any) -> None:
 
 
 def test_other_models_are_left_alone(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clip_end, "ARCHITECTURES", ())
+    monkeypatch.setattr(names, "REALTIME", ())
     assert ask(processor, 1, max_tokens=400).sampling_params.max_tokens == 400
     assert ask(processor, 60, max_tokens=400).sampling_params.max_tokens == 400  # as stock
 
@@ -106,7 +108,7 @@ def test_a_prompt_past_the_clip_is_refused(processor: Any) -> None:
 def test_the_encode_once_model_has_vllm_hold_the_prompt_s_rows_only(
     processor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clip_end, "ENCODE_ONCE", processor.model_config.architecture)
+    monkeypatch.setattr(names, "ENCODE_ONCE", processor.model_config.architecture)
     request = ask(processor, 8, max_tokens=400)
     (clip,) = request.mm_features
     assert (clip.mm_position.length, clip.modality) == (model.PROMPT_TOKENS, "audio")
@@ -116,26 +118,53 @@ def test_the_encode_once_model_has_vllm_hold_the_prompt_s_rows_only(
 
 def test_installing_twice_wraps_once(processor: Any) -> None:
     wrapped = InputProcessor.process_inputs
-    clip_end.install()
+    assert ClipEnd().settle(input_processor)[0] != "applied"
     load_general_plugins()
     assert InputProcessor.process_inputs is wrapped
 
 
-def test_an_input_processor_of_other_parameters_is_refused(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(InputProcessor, clip_end.MARK)
+def test_stock_vllm_decodes_past_the_clip(processor: Any) -> None:
+    """Where this fails, vLLM ends a transcription with its clip: the patch can go."""
+    audio = model.pad_audio(np.zeros(model.SAMPLE_RATE, np.float32))
+    prompt = {"prompt_token_ids": [1] * 39, "multi_modal_data": {"audio": (audio, model.SAMPLE_RATE)}}
+    stock = InputProcessor.process_inputs.__wrapped__  # type: ignore[attr-defined]
+    request = stock(processor, "request", prompt, SamplingParams(max_tokens=400), supported_tasks=("generate",))
+    assert request.sampling_params.max_tokens == 400
+
+
+def test_an_input_processor_of_other_parameters_has_drifted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InputProcessor, "process_inputs", lambda self, request_id, prompt: None)
+    found = "LookupError: InputProcessor.process_inputs has no params, resumable"
+    assert ClipEnd().settle(input_processor) == ("drifted", found)
+    finder: Any = shims.active()
+    monkeypatch.setitem(finder.outcomes, "clip_end", ("drifted", found))
     with pytest.raises(PatchError) as raised:
-        clip_end.install()
+        shims.require("clip_end")
     assert str(raised.value).startswith(
-        f"patch clip_end (of vllm.v1.engine.input_processor) has drifted on vllm {installed('vllm')}: "
-        "InputProcessor.process_inputs has no params, resumable. Nothing is served. "
+        f"patch clip_end (of vllm.v1.engine.input_processor) has drifted on vllm {installed('vllm')}: {found}. Nothing "
+        "is served. "
     )
     assert all(version in str(raised.value) for version in TESTED["vllm"])
 
 
-def test_a_process_whose_vllm_has_none_ends(stock: Any, tmp_path: Any) -> None:
+CONFIGURE = """
+import sys
+from vllm.engine.arg_utils import EngineArgs
+EngineArgs(model=sys.argv[1], max_model_len=128, enforce_eager=True).create_engine_config()
+"""
+
+
+@pytest.mark.parametrize("realtime", [True, False], ids=["Voxtral Realtime", "Whisper"])
+def test_only_a_configuration_that_uses_it_is_refused(realtime: bool, stock: Any, tmp_path: Any) -> None:
     renamed = {"vllm.v1.engine.input_processor": {"def process_inputs(": "def process("}}
-    changed = scratch.sitecustomize(tmp_path, scratch.LOADED, scratch.edited(renamed))
-    done = scratch.run(stock, "-c", LOAD, PYTHONPATH=f"{changed}:{scratch.ROOT / 'src'}")
-    assert done.returncode != 0
-    assert "PatchError: patch clip_end " in done.stderr.splitlines()[-1], done.stderr
+    changed = scratch.sitecustomize(tmp_path / "changed", scratch.LOADED, scratch.edited(renamed))
+    if not realtime:
+        others.write_whisper(tmp_path / "whisper")
+    directory = PICO if realtime else tmp_path / "whisper"
+    path = f"{changed}:{scratch.ROOT / 'src'}"
+    done = scratch.run(stock, "-c", CONFIGURE, str(directory), PYTHONPATH=path)
+    if realtime:
+        assert done.returncode != 0
+        assert "PatchError: patch clip_end " in done.stderr, done.stderr[-3000:]
+    else:
+        assert done.returncode == 0, done.stderr[-3000:]

@@ -5,11 +5,18 @@ from typing import Any
 
 import pytest
 from vllm.config import CompilationConfig, CUDAGraphMode
+from vllm.plugins import load_general_plugins
 
 from voxtral_serve import shims
 from voxtral_serve.engine import config
 
 REFUSES = shims.installed("vllm") == "0.20.0"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin() -> None:
+    """The hook asks for patches that it brings."""
+    load_general_plugins()
 
 
 def decided(**options: Any) -> Any:

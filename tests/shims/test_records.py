@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from vllm.plugins import load_general_plugins
 
 from shims import scratch
-from voxtral_serve.shims import PATCHES, TESTED, Patch, installed
+from voxtral_serve import patches, shims
+from voxtral_serve.shims import PATCHES, TESTED, Patch, PatchError, installed
 
 NEWEST = {library: versions[-1] for library, versions in TESTED.items()}
 by_name = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
@@ -38,6 +41,54 @@ def test_a_patch_expires_with_the_newest_version(patch: Patch, outcomes: dict[st
         f"{patch.library} {NEWEST[patch.library]} does without {patch.name} ({found}). Write so into `needed`, and "
         f"remove the patch if no tested version needs it any more: {patch.until}. Upstream: {patch.upstream}"
     )
+
+
+# All records, those of the package too
+
+
+@pytest.fixture(scope="module")
+def optional() -> dict[str, tuple[str, str]]:
+    """What becomes here of the records that the plugin brings, each on its real target."""
+    load_general_plugins()
+    finder: Any = shims.active()
+    return finder.settled(patches.RECORDS)
+
+
+every = pytest.mark.parametrize("patch", [*patches.every()], ids=lambda patch: patch.name)
+
+
+@pytest.mark.parametrize("patch", patches.RECORDS, ids=lambda patch: patch.name)
+def test_a_record_of_the_package_has_the_outcome_that_was_measured(
+    patch: Patch, optional: dict[str, tuple[str, str]]
+) -> None:
+    outcome, found = optional[patch.name]
+    assert outcome == ("applied" if patch.needed[installed(patch.library)] else "not needed"), found
+
+
+@every
+def test_a_record_is_whole(patch: Patch) -> None:
+    texts = {
+        name: getattr(patch, name) for name in ("name", "does", "target", "breaks", "upstream", "until", "used_by")
+    }
+    assert all(text.strip() for text in texts.values()), texts
+    assert set(patch.needed) == set(TESTED[patch.library])
+    assert any(patch.needed.values()), f"no tested {patch.library} needs {patch.name}: remove the patch ({patch.until})"
+
+
+@every
+def test_the_expiry_test_of_a_record_exists(patch: Patch) -> None:
+    file, _, name = patch.expires.partition("::")
+    assert f"\ndef {name}(" in (scratch.ROOT / file).read_text()
+
+
+def test_names_of_records_are_distinct() -> None:
+    names = [patch.name for patch in patches.every()]
+    assert len(set(names)) == len(names)
+
+
+def test_what_the_plugin_has_not_brought_is_not_known() -> None:
+    with pytest.raises(PatchError, match="patch no_such_record is not known in this process"):
+        shims.require("no_such_record")
 
 
 @pytest.fixture

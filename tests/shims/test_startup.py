@@ -100,6 +100,14 @@ def test_a_file_that_is_a_link_is_not_what_it_shadows(bare: Path, alone: Path, t
     assert (done.stdout.splitlines(), done.stderr) == (["shadowed True", "main"], "")
 
 
+def test_python_goes_on_after_an_exception_in_sitecustomize(bare: Path, tmp_path: Path) -> None:
+    """Why vLLM is made to verify the patches. Where this fails, an exception there would be enough."""
+    failing = scratch.sitecustomize(tmp_path, "raise RuntimeError('of the patches')")
+    done = scratch.run(bare, "-c", "print('main')", PYTHONPATH=str(failing))
+    assert (done.returncode, done.stdout) == (0, "main\n")
+    assert "RuntimeError: of the patches" in done.stderr
+
+
 def test_an_error_in_the_shadowed_one_is_told_and_does_not_undo_ours(bare: Path, alone: Path, tmp_path: Path) -> None:
     failing = saying(tmp_path / "failing", "failing", "raise RuntimeError('of the distribution')")
     done = scratch.run(bare, "-c", SHOW, PYTHONPATH=f"{alone}:{failing}")

@@ -1,12 +1,13 @@
 """How long the parent of several API processes waits. (On real servers: tests/server/test_shutdown.py.)"""
 
+import re
 from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from vllm.v1 import utils
 
-from voxtral_serve import shims
-from voxtral_serve.patches import drain
+from voxtral_serve.patches.drain import ApiProcessDrain
 
 
 class Manager:
@@ -25,11 +26,31 @@ class Other:
     def shutdown(self) -> None: ...
 
 
-def test_it_waits_as_long_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utils, "APIServerProcessManager", type("Manager", (Manager,), dict(vars(Manager))))
-    drain.install()
-    drain.install()
-    manager = utils.APIServerProcessManager("address", args=Namespace(shutdown_timeout=7))
+def replaces_the_handler() -> None:
+    import signal
+
+    def signal_handler(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, signal_handler)
+
+
+def leaves_the_handler() -> None: ...
+
+
+def module(manager: Any, setup_server: Any = replaces_the_handler) -> Any:
+    """What is used of vllm.entrypoints.cli.serve."""
+    own = type("Manager", (), dict(vars(manager)))
+    return SimpleNamespace(APIServerProcessManager=own, setup_server=setup_server)
+
+
+def test_it_waits_as_long_as_the_option_says() -> None:
+    patched = module(Manager)
+    patch = ApiProcessDrain()
+    assert patch.probe(patched)
+    patch.apply(patched)
+    assert not patch.probe(patched)
+    manager = patched.APIServerProcessManager("address", args=Namespace(shutdown_timeout=7))
     manager.shutdown()
     manager.shutdown(timeout=2)
     with pytest.raises(RuntimeError):  # a process has died, and vLLM ends the others
@@ -40,10 +61,18 @@ def test_it_waits_as_long_as_the_option_says(monkeypatch: pytest.MonkeyPatch) ->
     assert manager.waited == [7, 2, None]
 
 
-@pytest.mark.parametrize("lacks", ["shutdown has no timeout", "is not there"])
-def test_drift(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utils, "APIServerProcessManager", Other if lacks.startswith("shutdown") else None)
-    with pytest.raises(
-        shims.PatchError, match=f"patch drain .* has drifted on vllm .*: APIServerProcessManager {lacks}"
-    ):
-        drain.install()
+def test_a_parent_that_keeps_its_handler_needs_no_patch() -> None:
+    assert not ApiProcessDrain().probe(module(Manager, leaves_the_handler))
+
+
+@pytest.mark.parametrize(
+    ("drifted", "found"),
+    [
+        (module(Other), "LookupError: APIServerProcessManager.shutdown has no timeout"),
+        (SimpleNamespace(), "AttributeError: .*APIServerProcessManager"),
+    ],
+)
+def test_drift(drifted: Any, found: str) -> None:
+    outcome, reason = ApiProcessDrain().settle(drifted)
+    assert outcome == "drifted"
+    assert re.match(found, reason)

@@ -1,16 +1,19 @@
 """Audio rows of running requests: each request's tokens get its own, whatever came, went and came back."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from voxtral_serve import shims
-from voxtral_serve.engine import audio_rows as rows
-from voxtral_serve.engine.audio_rows import AudioRows, Slots
+from voxtral_serve.engine import config
+from voxtral_serve.engine.audio_rows import AudioRows
+from voxtral_serve.engine.model_runner import AudioRowsRunner, Slots, with_audio_rows
+from voxtral_serve.engine.worker import EncodeOnceWorker
 
 SLOTS, LENGTH, TOKENS, DIM = 3, 10, 32, 4
 
@@ -182,34 +185,41 @@ def test_a_request_without_a_clip_takes_no_slot(runner: Runner) -> None:
     assert len(runner.slots.free) == SLOTS - 1
 
 
-# The hook in Model Runner V1
+# Model Runner V1 with them
 
 
-CONFIG: Any = SimpleNamespace(use_v2_model_runner=False)
+def test_the_model_gets_token_ids_and_its_rows_are_put_before() -> None:
+    calls: list[Any] = []
+
+    class Stock:
+        supports_mm_inputs = True
+
+        def get_model(self) -> Any:
+            return SimpleNamespace(audio_rows="rows")
+
+        def _execute_mm_encoder(self, scheduler_output: Any) -> None:
+            calls.append("encoder")
+
+        def _preprocess(self, scheduler_output: Any, tensors: Any) -> tuple[Any, ...]:
+            return scheduler_output, tensors, self.supports_mm_inputs
+
+        def _dummy_run(self, num_tokens: int) -> tuple[int, bool]:
+            return num_tokens, self.supports_mm_inputs
+
+    runner: Any = Stock()
+    runner.__class__ = with_audio_rows(Stock)
+    assert isinstance(runner, Stock)
+    runner.__dict__["slots"] = SimpleNamespace(begin_step=lambda *step: calls.append(step))
+    assert runner._preprocess("step", "tensors") == ("step", "tensors", False)
+    assert calls == ["encoder", (runner, "step")]
+    assert runner._dummy_run(7) == (7, False)
+    assert runner.supports_mm_inputs is True
 
 
-@pytest.fixture
-def unattached(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    assert not hasattr(GPUModelRunner, rows.MARK)  # only workers attach
-    for name in ("_preprocess", "_dummy_run"):  # put back, should the test attach
-        monkeypatch.setattr(GPUModelRunner, name, getattr(GPUModelRunner, name))
-    yield
-    if hasattr(GPUModelRunner, rows.MARK):
-        delattr(GPUModelRunner, rows.MARK)
-
-
-def test_attaching_twice_wraps_once(unattached: None) -> None:
-    stock = GPUModelRunner._preprocess
-    rows.attach(CONFIG)
-    once = GPUModelRunner._preprocess
-    rows.attach(CONFIG)
-    assert GPUModelRunner._preprocess is once is not stock
-
-
-def test_the_second_runner_needs_no_hook(unattached: None) -> None:
-    stock = GPUModelRunner._preprocess
-    rows.attach(SimpleNamespace(use_v2_model_runner=True))  # type: ignore[arg-type]
-    assert GPUModelRunner._preprocess is stock
+def test_vllms_runner_is_as_expected() -> None:
+    stock = {name: vars(GPUModelRunner)[name] for name in ("_preprocess", "_dummy_run")}
+    assert issubclass(with_audio_rows(GPUModelRunner), GPUModelRunner)
+    assert {name: vars(GPUModelRunner)[name] for name in stock} == stock  # nothing of vLLM's is replaced
 
 
 def other_arguments(self: Any, tokens: int, supports_mm_inputs: bool) -> None:
@@ -233,13 +243,56 @@ def no_branch_either(self: Any, num_tokens: int) -> None:
         ("_dummy_run", no_branch_either, "a branch on supports_mm_inputs"),
     ],
 )
-def test_a_runner_that_drifted_is_refused(
-    unattached: None, monkeypatch: pytest.MonkeyPatch, name: str, method: Any, found: str
-) -> None:
+def test_a_runner_that_drifted_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, method: Any, found: str) -> None:
     if method is None:
         monkeypatch.delattr(GPUModelRunner, name)
     else:
         monkeypatch.setattr(GPUModelRunner, name, method)
     with pytest.raises(shims.PatchError, match=rf"GPUModelRunner\.{name} .*{found}"):
-        rows.attach(CONFIG)
-    assert not hasattr(GPUModelRunner, rows.MARK)
+        with_audio_rows(GPUModelRunner)
+
+
+# The worker
+
+
+@pytest.mark.parametrize("given", ["auto", "voxtral_serve.engine.cpu_worker.CpuWorker"])
+def test_the_model_has_a_worker_of_its_own(given: str) -> None:
+    parallel: Any = SimpleNamespace(worker_cls=given)
+    config._choose_worker(parallel)
+    worker = resolve_obj_by_qualname(parallel.worker_cls)
+    assert issubclass(worker, CPUWorker) and issubclass(worker, EncodeOnceWorker)
+
+
+def test_another_worker_is_refused() -> None:
+    parallel: Any = SimpleNamespace(worker_cls="vllm.v1.worker.cpu_worker.CPUWorker")
+    with pytest.raises(ValueError, match=r"worker_cls is 'vllm\.v1.*expected 'auto'"):
+        config._choose_worker(parallel)
+
+
+class Device:
+    """A worker class of vLLM's form, whose runner is made in init_device."""
+
+    def __init__(self, vllm_config: Any, runner: Any) -> None:
+        self.vllm_config, self.made = vllm_config, runner
+
+    def init_device(self) -> None:
+        self.model_runner = self.made
+
+
+class OurDevice(EncodeOnceWorker, Device):
+    pass
+
+
+def test_its_runner_has_the_audio_rows() -> None:
+    runner: Any = GPUModelRunner.__new__(GPUModelRunner)
+    worker = OurDevice(SimpleNamespace(use_v2_model_runner=False), runner)
+    worker.init_device()
+    assert worker.model_runner is runner
+    assert isinstance(runner, AudioRowsRunner) and isinstance(runner, GPUModelRunner)
+
+
+def test_a_second_runner_stays_as_it_is() -> None:
+    """Model Runner V2 asks the model for its state."""
+    runner: Any = SimpleNamespace()
+    OurDevice(SimpleNamespace(use_v2_model_runner=True, speculative_config=None), runner).init_device()
+    assert vars(runner) == {}

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.worker.gpu import spec_decode
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from voxtral_serve import shims
 from voxtral_serve.engine import drafter
 from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
 from voxtral_serve.engine.model_state import RowsState
+from voxtral_serve.engine.worker import EncodeOnceWorker
 
 LENGTH = 10
 PAD = 32
@@ -101,29 +102,40 @@ def test_nothing_stands_in_for_embeddings(state: Any) -> None:
 
 def config(model: str | None, drafts: int = 5) -> Any:
     return SimpleNamespace(
+        use_v2_model_runner=True,
         speculative_config=SimpleNamespace(model=model, num_speculative_tokens=drafts),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
     )
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """`drafter.install` over a stock function that only notes what it was asked for; returns those notes."""
-    asked: list[Any] = []
+class NgramGPUSpeculator:
+    """Has the name of vLLM's, which needs a GPU."""
 
-    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> str:
-        asked.append(vllm_config)
-        return "stock"
 
-    monkeypatch.setattr(spec_decode, "init_speculator", init_speculator)
+class Device:
+    """A worker class of vLLM's form, whose runner is made in init_device."""
+
+    def __init__(self, vllm_config: Any, speculator: Any) -> None:
+        self.vllm_config = vllm_config
+        self.made = SimpleNamespace(vllm_config=vllm_config, device=torch.device("cpu"), speculator=speculator)
+
+    def init_device(self) -> None:
+        self.model_runner = self.made
+
+
+class OurDevice(EncodeOnceWorker, Device):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def known_pad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafter, "streaming_pad", lambda _: PAD)
-    drafter.install()
-    return asked
 
 
-def test_pads_are_drafted_where_the_config_names_them(installed: list[Any]) -> None:
-    speculator: Any = spec_decode.init_speculator(config("voxtral_serve.drafter.PadDrafter"), torch.device("cpu"), None)
-    assert installed == []
+def test_pads_are_drafted_where_the_config_names_them() -> None:
+    worker = OurDevice(config("voxtral_serve.drafter.PadDrafter"), NgramGPUSpeculator())
+    worker.init_device()
+    speculator = worker.model_runner.speculator
     assert isinstance(speculator, BaseSpeculator)
     three = SimpleNamespace(num_reqs=3)
     drafts = speculator.propose(three, "metadata", num_speculative_tokens=5)
@@ -135,8 +147,19 @@ def test_pads_are_drafted_where_the_config_names_them(installed: list[Any]) -> N
 
 
 @pytest.mark.parametrize("model", ["another.Drafter", None])
-def test_any_other_speculation_is_vllms(installed: list[Any], model: str | None) -> None:
-    asked = config(model)
-    drafter.install()  # a second time
-    assert spec_decode.init_speculator(asked, torch.device("cpu"), None) == "stock"
-    assert installed == [asked]
+def test_any_other_speculation_is_vllms(model: str | None) -> None:
+    stock = NgramGPUSpeculator()
+    worker = OurDevice(config(model), stock)
+    worker.init_device()
+    assert worker.model_runner.speculator is stock
+
+
+def test_a_speculator_of_another_kind_is_refused() -> None:
+    worker = OurDevice(config("voxtral_serve.drafter.PadDrafter"), SimpleNamespace())
+    with pytest.raises(shims.PatchError, match="Model Runner V2 is SimpleNamespace, expected NgramGPUSpeculator"):
+        worker.init_device()
+
+
+def test_vllms_speculator_has_the_name() -> None:
+    ngram = pytest.importorskip("vllm.v1.worker.gpu.spec_decode.ngram.speculator", reason="not in this vLLM")
+    assert ngram.NgramGPUSpeculator.__name__ == NgramGPUSpeculator.__name__

@@ -6,27 +6,22 @@ class serves both layouts.
 """
 
 import copy
-import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig
-from vllm.config import CUDAGraphMode, ModelConfig, VllmConfig
+from vllm.config import CUDAGraphMode, ModelConfig, ParallelConfig, VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
-from vllm.transformers_utils.config import (
-    HFConfigParser,
-    MistralConfigParser,
-    get_config_parser,
-    get_hf_file_to_dict,
-    register_config_parser,
-)
+from vllm.platforms import current_platform
+from vllm.transformers_utils.config import HFConfigParser, MistralConfigParser, get_hf_file_to_dict
 from vllm.transformers_utils.configs.mistral import adapt_config_dict
 
+from voxtral_serve import shims
 from voxtral_serve.checkpoint import reading as checkpoint
-from voxtral_serve.engine import drafter
+from voxtral_serve.engine import drafter, names
 
 logger = init_logger("vllm.voxtral_serve")
 
@@ -43,7 +38,7 @@ class HuggingFaceLayout(HFConfigParser):
         held = _check(model)
         params = held.params if held else _unchecked(model, revision, content)
         adapted = adapt_config_dict(copy.deepcopy(params), defaults={})
-        adapted.architectures = ["VoxtralRealtimeForConditionalGeneration"]
+        adapted.architectures = [names.HUGGING_FACE]
         if dtype := content.get("dtype") or content.get("torch_dtype"):
             adapted.dtype = getattr(torch, dtype)
         return content, adapted
@@ -96,6 +91,7 @@ class Stock(MistralTokenizerMode):
 
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
+        shims.require("clip_end")
         if vllm_config.speculative_config is not None:
             raise ValueError(
                 "speculative_config with vLLM's own model of Voxtral Realtime: expected none. A draft beyond a clip's "
@@ -119,7 +115,9 @@ class EncodeOnce(MistralTokenizerMode):
 
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
+        shims.require("clip_end")
         drafter.check(vllm_config)
+        _choose_worker(vllm_config.parallel_config)
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise ValueError(
                 f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}: expected 1 for "
@@ -137,14 +135,26 @@ class EncodeOnce(MistralTokenizerMode):
         model_config.hf_text_config.projection_size = model_config.hf_text_config.hidden_size
 
 
-def register_parsers() -> None:
-    """Put the two parsers in place of vLLM's own, which they extend."""
-    log = logging.getLogger("vllm.transformers_utils.config")
-    level = log.level
-    log.setLevel(logging.ERROR)  # each replacement is a warning, and this one is meant
-    try:
-        for name, parser in (("hf", HuggingFaceLayout), ("mistral", MistralLayout)):
-            if type(get_config_parser(name)) is not parser:
-                register_config_parser(name)(parser)
-    finally:
-        log.setLevel(level)
+def _choose_worker(parallel: ParallelConfig) -> None:
+    """Set `worker_cls` for the platform. Raises ValueError where it is set to another, or there is none for it."""
+    if current_platform.is_cuda_alike():
+        ours = "voxtral_serve.engine.worker.GpuWorker"
+    elif current_platform.is_cpu():
+        ours = "voxtral_serve.engine.cpu_worker.CpuWorker"
+    else:
+        raise ValueError(
+            f"VoxtralRealtimeEncodeOnce on {current_platform.device_name}: expected an NVIDIA or AMD GPU, or a CPU"
+        )
+    if parallel.worker_cls not in ("auto", ours):
+        raise ValueError(
+            f"worker_cls is {parallel.worker_cls!r}: expected 'auto' for VoxtralRealtimeEncodeOnce, which has its own"
+        )
+    parallel.worker_cls = ours
+
+
+PARSERS = {"hf": HuggingFaceLayout, "mistral": MistralLayout}
+HOOKS: dict[str, type[VerifyAndUpdateConfig]] = {
+    names.STOCK: Stock,
+    names.HUGGING_FACE: Stock,
+    names.ENCODE_ONCE: EncodeOnce,
+}

@@ -2,7 +2,7 @@
 
 vLLM's own model runs the encoder on four frames for every token, with a KV cache for each of its layers, since audio
 may arrive in pieces. The encoder is causal, so all its frames at once give the same rows: `embed_multimodal` returns
-one for each token position, and `rows.AudioRows` holds them while the request lives. A step then takes token ids and
+one for each token position, and `AudioRows` holds them while the request lives. A step then takes token ids and
 positions, and adds the rows inside the model's forward: with a full CUDA graph, inside the graph. Live audio over
 `/v1/realtime` still needs vLLM's model.
 """
@@ -34,7 +34,8 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.sequence import IntermediateTensors
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from voxtral_serve.engine import audio_rows as rows
+from voxtral_serve.engine.audio_rows import AudioRows
+from voxtral_serve.engine.clip_length import ClipLength
 from voxtral_serve.engine.encoder import EncodeOnceEncoder
 from voxtral_serve.engine.weights import EitherLayout
 
@@ -47,10 +48,8 @@ class OneClip(VoxtralProcessingInfo):
 
     def get_max_audio_array_len(self) -> int:
         """Samples of that clip: with its padding it fills the context, and no frame lies beyond the rotary table."""
-        tokenizer: Any = self.get_tokenizer()
-        audio = tokenizer.instruct.audio_encoder.audio_config
-        padding = audio.n_left_pad_tokens + audio.n_right_pad_tokens()
-        return int(max(1, self.get_max_audio_tokens() - padding) * audio.raw_audio_length_per_tok)
+        clip = ClipLength.of_tokenizer(self.get_tokenizer())
+        return max(clip.longest(self.get_max_audio_tokens()), clip.samples_per_position)
 
 
 class Known(nn.Module):
@@ -72,7 +71,6 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         nn.Module.__init__(self)
-        rows.attach(vllm_config)
         self.tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
         config = vllm_config.model_config.hf_config
         self.config = config
@@ -91,7 +89,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
         self.time_embedding = TimeEmbedding(dim=config.text_config.hidden_size)
         self.n_delay_tokens = self.tokenizer.instruct.audio_encoder.audio_config.get_num_delay_tokens()
-        self.audio_rows = rows.AudioRows(vllm_config)
+        self.audio_rows = AudioRows(vllm_config)
         self.delay: torch.Tensor | None = None
 
     def embed_multimodal(self, **kwargs: object) -> list[torch.Tensor]:
@@ -120,7 +118,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         if input_ids is None or inputs_embeds is not None:
             raise RuntimeError(
                 "VoxtralRealtimeEncodeOnce was given embeddings: expected token ids, to which it adds the audio's rows "
-                "itself. The hook of voxtral_serve.engine.audio_rows is not in force in this worker"
+                "itself. Its worker must be the one of voxtral_serve.engine.worker (worker_cls)"
             )
         if self.delay is None:
             self.delay = self.settle_delay(positions.device)
@@ -140,9 +138,9 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
     @classmethod
     def get_model_state_cls(cls) -> type:
         """How vLLM's Model Runner V2 keeps this model's state; asked by that runner alone."""
-        from voxtral_serve.engine import model_state as rows_v2
+        from voxtral_serve.engine import model_state
 
-        return rows_v2.RowsState
+        return model_state.RowsState
 
     @classmethod
     def get_speech_to_text_config(cls, model_config: ModelConfig, task_type: str) -> SpeechToTextConfig:

@@ -33,13 +33,13 @@ from typing import Any, NamedTuple
 from voxtral_serve import shims
 from voxtral_serve.audio import decode as audio
 from voxtral_serve.audio import speech
+from voxtral_serve.engine import names
 from voxtral_serve.guard import asgi
 from voxtral_serve.guard import forms as bodies
 from voxtral_serve.guard import live as realtime
 from voxtral_serve.guard import uploads as transcription
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.forms import RefusedError
-from voxtral_serve.patches import clip_end
 from voxtral_serve.transcript import words as timing
 
 NAME = "voxtral_serve.guard"
@@ -144,7 +144,7 @@ def settle(state: Any, app: Any) -> Settled:
         verify = app.verify_token
     engine = state.engine_client
     rate, chat_bounds, piece_s = _longest(state)
-    ours = config.model_config.architecture in clip_end.ARCHITECTURES
+    ours = config.model_config.architecture in names.REALTIME
     # vLLM's handlers, each there for a model that can. The application's routes do not tell: newer FastAPI nests them.
     live, chats = (getattr(state, f"openai_serving_{name}", None) is not None for name in ("realtime", "chat"))
     stream = None
@@ -172,7 +172,7 @@ def _longest(state: Any) -> tuple[int, audio.Bounds, Fraction]:
     if served.allow_audio_chunking:  # Whisper, which hears one piece after another
         return rate, BOUNDS, Fraction(served.max_audio_clip_s)
     heard = engine.input_processor.tokenizer.instruct.audio_encoder.audio_config
-    if model.architecture in clip_end.ARCHITECTURES:
+    if model.architecture in names.REALTIME:
         padding = heard.n_left_pad_tokens + heard.n_right_pad_tokens()
         return rate, BOUNDS, Fraction((model.max_model_len - padding) * heard.raw_audio_length_per_tok, rate)
     piece = round(heard.chunk_length_s * heard.frame_rate)

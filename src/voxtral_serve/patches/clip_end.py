@@ -1,70 +1,82 @@
-"""Text ends where the clip ends: no request for a whole clip decodes past the clip's last token position.
+"""A request for a whole clip ends where the clip ends.
 
 A clip has N token positions of 80 ms, its padding included, and position i of the LM's input sees the clip's row i. So
-the token sampled at position N - 1 is the last that any audio speaks for. Stock vLLM knows no such end: where the model
-says no EOS it decodes on, over nothing, until the context is full, with a warning in the log for each token.
+the token sampled at position N - 1 is the last one with audio behind it. Stock vLLM has no such end: where the model
+says no EOS it decodes on until the context is full, with a warning in the log for each token.
 
-`install` wraps vLLM's InputProcessor.process_inputs, which every request passes in the API server and in the offline
+The patch wraps vLLM's InputProcessor.process_inputs, which every request passes in the API server and in the offline
 `LLM`, whatever its endpoint and its sampling options. `/v1/realtime`, where audio arrives in pieces, is left as it is.
 """
 
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
-from voxtral_serve import shims
-
-ENCODE_ONCE = "VoxtralRealtimeEncodeOnce"
-ARCHITECTURES = ("VoxtralRealtimeGeneration", "VoxtralRealtimeForConditionalGeneration", ENCODE_ONCE)
-MARK = "voxtral_serve_clip_end"
+from voxtral_serve.engine import names
+from voxtral_serve.engine.clip_length import ClipLength
+from voxtral_serve.shims import Patch
 
 
-def install() -> None:
-    """Wrap this process' InputProcessor; twice does no harm. Raises PatchError where it is not as expected."""
-    from vllm import exceptions
-    from vllm.multimodal import inputs
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.engine.input_processor import InputProcessor
+class ClipEnd(Patch):
+    name = "clip_end"
+    does = "a request for one whole clip generates no token beyond the clip's last position"
+    target = "vllm.v1.engine.input_processor"
+    breaks = "WARNING ... empty multimodal embeddings (for each token up to max_model_len, where the model says no EOS)"
+    library = "vllm"
+    needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": True}
+    upstream = "https://github.com/vllm-project/vllm/issues/52926"
+    until = "vLLM ends a transcription with its clip"
+    expires = "tests/patches/test_clip_end.py::test_stock_vllm_decodes_past_the_clip"
+    used_by = "the models of Voxtral Realtime"
 
-    processor: Any = InputProcessor
-    if MARK in vars(processor):
-        return
-    stock = getattr(processor, "process_inputs", None)
-    signature = inspect.signature(stock) if stock else inspect.Signature()
-    expected: dict[str, tuple[set[str], set[str]]] = {  # what is used of each, and what it has
-        "InputProcessor.process_inputs": ({"prompt", "params", "resumable"}, set(signature.parameters)),
-        "EngineCoreRequest": ({"prompt_token_ids", "mm_features", "sampling_params"}, _fields(EngineCoreRequest)),
-        "SamplingParams": ({"max_tokens", "min_tokens"}, _fields(SamplingParams)),
-        "MultiModalFeatureSpec": ({"modality", "mm_position"}, _fields(inputs.MultiModalFeatureSpec)),
-        "PlaceholderRange": ({"length"}, _fields(inputs.PlaceholderRange)),
-        "vllm.exceptions": ({"VLLMValidationError"}, set(vars(exceptions))),
-    }
-    lacking = [f"{name} has no {', '.join(sorted(used - has))}" for name, (used, has) in expected.items() if used - has]
-    if stock is None or lacking:
-        raise shims.PatchError(
-            f"patch clip_end (of vllm.v1.engine.input_processor) has drifted on vllm {shims.installed('vllm')}: "
-            f"{'; '.join(lacking)}. {shims.ADVICE}"
-        )
+    def probe(self, module: Any) -> bool:
+        from vllm import exceptions
+        from vllm.multimodal import inputs
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
 
-    @wraps(stock)
-    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(self, *args, **kwargs).arguments
-        if self.model_config.architecture not in ARCHITECTURES or call.get("resumable"):
-            return stock(self, *args, **kwargs)
-        # Before vLLM's own check, whose message is about its encoder cache. The length of a clip in a prompt that is
-        # not rendered yet is known only afterwards.
-        prompt = call["prompt"]
-        if isinstance(prompt, dict):
-            for clip in (prompt.get("mm_placeholders") or {}).get("audio", ()):
-                refuse_beyond_context(self, clip.length)
-        request = stock(self, *args, **kwargs)
-        end_with_clip(self, request)
-        return request
+        processor = module.InputProcessor
+        stock = getattr(processor, "process_inputs", None)
+        signature = inspect.signature(stock) if stock else inspect.Signature()
+        expected: dict[str, tuple[set[str], set[str]]] = {  # what is used of each, and what it has
+            "InputProcessor.process_inputs": ({"prompt", "params", "resumable"}, set(signature.parameters)),
+            "EngineCoreRequest": ({"prompt_token_ids", "mm_features", "sampling_params"}, _fields(EngineCoreRequest)),
+            "SamplingParams": ({"max_tokens", "min_tokens"}, _fields(SamplingParams)),
+            "MultiModalFeatureSpec": ({"modality", "mm_position"}, _fields(inputs.MultiModalFeatureSpec)),
+            "PlaceholderRange": ({"length"}, _fields(inputs.PlaceholderRange)),
+            "vllm.exceptions": ({"VLLMValidationError"}, set(vars(exceptions))),
+        }
+        lacking = [
+            f"{name} has no {', '.join(sorted(used - has))}" for name, (used, has) in expected.items() if used - has
+        ]
+        if lacking:
+            raise LookupError("; ".join(lacking))
+        return not hasattr(stock, "ends_with_clip")
 
-    processor.process_inputs = process_inputs
-    setattr(processor, MARK, True)
+    def apply(self, module: Any) -> None:
+        processor = module.InputProcessor
+        stock = processor.process_inputs
+        signature = inspect.signature(stock)
+
+        @wraps(stock)
+        def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+            call = signature.bind(self, *args, **kwargs).arguments
+            if self.model_config.architecture not in names.REALTIME or call.get("resumable"):
+                return stock(self, *args, **kwargs)
+            # Before vLLM's own check, whose message is about its encoder cache. The length of a clip in a prompt that
+            # is not rendered yet is known only afterwards.
+            prompt = call["prompt"]
+            if isinstance(prompt, dict):
+                for clip in (prompt.get("mm_placeholders") or {}).get("audio", ()):
+                    refuse_beyond_context(self, clip.length)
+            request = stock(self, *args, **kwargs)
+            end_with_clip(self, request)
+            return request
+
+        process_inputs.ends_with_clip = True  # type: ignore[attr-defined]
+        processor.process_inputs = process_inputs
 
 
 def _fields(record: Any) -> set[str]:
@@ -85,13 +97,11 @@ def refuse_beyond_context(processor: Any, positions: int) -> None:
     context = processor.model_config.max_model_len
     if positions <= context:
         return
-    audio = processor.tokenizer.instruct.audio_encoder.audio_config
-    padding = audio.n_left_pad_tokens + audio.n_right_pad_tokens()
-    lasts, longest = (max(0, count - padding) / audio.frame_rate for count in (positions, context))
+    clip = ClipLength.of_tokenizer(processor.tokenizer)
     raise VLLMValidationError(
-        f"the clip lasts {lasts:.2f} s and this server takes at most {longest:.2f} s: its max_model_len is {context} "
-        f"tokens of {1000 / audio.frame_rate:.0f} ms, {padding} of them padding. Send a shorter clip, or set "
-        f"max_model_len to {positions} or more in the server's config"
+        f"the clip lasts {clip.seconds(positions):.2f} s and this server takes at most {clip.seconds(context):.2f} s: "
+        f"its max_model_len is {context} tokens of {clip.position_ms:.0f} ms, {clip.padding} of them padding. Send a "
+        f"shorter clip, or set max_model_len to {positions} or more in the server's config"
     )
 
 
@@ -117,7 +127,7 @@ def end_with_clip(processor: Any, request: Any) -> None:
     params.max_tokens = min(params.max_tokens, positions - prompt + 1)
     # vLLM 0.20.0 ends no request before min_tokens, not even at max_tokens.
     params.min_tokens = min(params.min_tokens, params.max_tokens)
-    if processor.model_config.architecture == ENCODE_ONCE:
+    if processor.model_config.architecture == names.ENCODE_ONCE:
         # That model holds all rows itself once the prompt is computed; vLLM's encoder cache need not.
         short = dataclasses.replace(clip.mm_position, length=prompt)
         request.mm_features = [dataclasses.replace(clip, mm_position=short)]

@@ -1,0 +1,100 @@
+"""The encode-once model in vLLM's Model Runner V1: on CPUs, and on GPUs with vLLM 0.20.0.
+
+That runner embeds tokens and audio before the model where a model takes audio. `AudioRowsRunner` overrides the two
+methods that do so: the model gets token ids, and each request a slot of `AudioRows`. The worker makes a runner one
+(voxtral_serve.engine.worker). Model Runner V2 asks the model instead (model_state.py).
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from voxtral_serve import shims
+from voxtral_serve.engine.audio_rows import AudioRows
+
+
+class Slots:
+    """Slots of requests in Model Runner V1, whose own numbering of a batch changes from step to step."""
+
+    def __init__(self, rows: AudioRows) -> None:
+        self.rows = rows
+        self.of: dict[str, int] = {}
+        self.free = list(range(rows.slots))
+        self.starts = np.zeros(0, np.int64)
+
+    def begin_step(self, runner: Any, scheduled: Any) -> None:
+        """Free what ended, fill what begins or begins again, and say which slot each token of the step belongs to."""
+        new = [request.req_id for request in scheduled.scheduled_new_reqs]
+        begun = (*new, *scheduled.scheduled_cached_reqs.resumed_req_ids)
+        if begun or scheduled.preempted_req_ids:
+            # Requests may also end in steps that run no model, and so are not seen here.
+            for request in [name for name in self.of if name not in runner.requests]:
+                self.free.append(self.of.pop(request))
+            for request in (scheduled.preempted_req_ids or set()) & self.of.keys():
+                self.free.append(self.of.pop(request))
+        for request in begun:
+            for clip in runner.requests[request].mm_features:
+                if request not in self.of:
+                    self.of[request] = self.free.pop()
+                self.rows.put(self.of[request], runner.encoder_cache[clip.identifier])
+        batch = runner.input_batch.req_ids
+        starts = np.repeat(
+            [self.of.get(request, 0) * self.rows.length for request in batch],
+            [scheduled.num_scheduled_tokens[request] for request in batch],
+        )
+        if not np.array_equal(starts, self.starts):  # most steps continue the same requests
+            self.starts = starts
+            host = torch.from_numpy(starts)
+            if self.rows.starts.is_cuda:
+                host = host.pin_memory()
+            self.rows.starts[: len(starts)].copy_(host, non_blocking=True)
+
+
+class AudioRowsRunner:
+    """Put before a class of Model Runner V1."""
+
+    get_model: Any
+    supports_mm_inputs: bool
+    _execute_mm_encoder: Any
+
+    @cached_property
+    def slots(self) -> Slots:
+        return Slots(self.get_model().audio_rows)
+
+    def _preprocess(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._execute_mm_encoder(scheduler_output)
+        self.slots.begin_step(self, scheduler_output)
+        with self._token_ids_only():
+            return super()._preprocess(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+    def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
+        with self._token_ids_only():
+            return super()._dummy_run(*args, **kwargs)  # type: ignore[misc]
+
+    @contextmanager
+    def _token_ids_only(self) -> Iterator[None]:
+        """Both methods then take the branch of a model that takes no audio."""
+        before, self.supports_mm_inputs = self.supports_mm_inputs, False
+        try:
+            yield
+        finally:
+            self.supports_mm_inputs = before
+
+
+def with_audio_rows(runner_class: Any) -> Any:
+    """A subclass of a Model Runner V1. Raises PatchError where it has not the methods that this was written for."""
+    for name, first in (("_preprocess", "scheduler_output"), ("_dummy_run", "num_tokens")):
+        method = getattr(runner_class, name, None)
+        found = [*inspect.signature(method).parameters][1:2] if method else "nothing: it is gone"
+        if method is None or found != [first] or "supports_mm_inputs" not in inspect.getsource(method):
+            raise shims.PatchError(
+                f"vllm {shims.installed('vllm')}: {runner_class.__name__}.{name} takes {found}, expected [{first!r}] "
+                f"first and a branch on supports_mm_inputs: the encode-once model cannot be served with it. "
+                f"{shims.ADVICE}"
+            )
+    return type(f"AudioRows{runner_class.__name__}", (AudioRowsRunner, runner_class), {})

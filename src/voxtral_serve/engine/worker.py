@@ -1,0 +1,47 @@
+"""The encode-once model's worker: vLLM's own, with the model runner that this model needs.
+
+`worker_cls` names it, which vLLM has for this; the config hook of the model sets it (config.py).
+"""
+
+from typing import Any
+
+from vllm.v1.worker.gpu_worker import Worker
+
+from voxtral_serve import shims
+from voxtral_serve.engine import drafter
+
+
+class EncodeOnceWorker:
+    """Put before one of vLLM's worker classes."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def init_device(self) -> None:
+        super().init_device()  # type: ignore[misc]
+        if getattr(self.vllm_config, "use_v2_model_runner", False):
+            if drafter.drafts_pads(self.vllm_config):
+                draft_pads(self.model_runner)
+            return
+        from voxtral_serve.engine import model_runner
+
+        # vLLM 0.20.0 makes the runner inside init_device, and nothing before it could choose the class.
+        self.model_runner.__class__ = model_runner.with_audio_rows(type(self.model_runner))
+
+
+class GpuWorker(EncodeOnceWorker, Worker):
+    pass
+
+
+def draft_pads(runner: Any) -> None:
+    """Put pads in the place of the n-gram search that Model Runner V2 has made for `method: ngram_gpu`.
+
+    Raises PatchError where it has made something else.
+    """
+    made = type(getattr(runner, "speculator", None)).__name__
+    if made != "NgramGPUSpeculator":
+        raise shims.PatchError(
+            f"vllm {shims.installed('vllm')}: the speculator of Model Runner V2 is {made}, expected NgramGPUSpeculator "
+            f"(pads are drafted in its place). {shims.ADVICE}"
+        )
+    runner.speculator = drafter.pad_speculator(runner.vllm_config, runner.device)

@@ -1,0 +1,163 @@
+"""What the guard sets on objects of a server that starts: vLLM's engine client and handlers, and uvicorn's server.
+
+Each is settled on the object itself, once a server, and a drift ends the start.
+"""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, ClassVar
+
+from voxtral_serve import shims
+from voxtral_serve.shims import Patch
+from voxtral_serve.units import MIB
+
+log = logging.getLogger("vllm.voxtral_serve.guard")  # under vLLM's own, whose handler and format it then has
+# The generated tokens of the request that is being served; None where nobody asked for them
+RECORDED: ContextVar[list[int] | None] = ContextVar("RECORDED", default=None)
+
+
+class EngineDeadError(RuntimeError):
+    """Raised out of the server when it has stopped, so that the process ends with a non-zero status."""
+
+
+class ServerPatch(Patch):
+    """A patch of an object. `module` of probe and apply is that object."""
+
+    library = "vllm"
+    needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": True}
+    used_by = "`middleware: voxtral_serve.guard.Guard`"
+
+    def settle_on(self, target: Any) -> None:
+        """Raises PatchError where the object is not as expected."""
+        outcome, found = self.settle(target)
+        if (finder := shims.active()) is not None:
+            finder.outcomes[self.name] = outcome, found
+        if outcome == "drifted":
+            raise shims.PatchError(f"{self.drifted(found)}. {shims.ADVICE}")
+
+
+class TokenRecording(ServerPatch):
+    """Object: vLLM's EngineClient."""
+
+    name = "token_recording"
+    does = "the guard reads the tokens of a transcription, of which it makes word times and subtitles"
+    target = "vllm.engine.protocol.EngineClient.generate"
+    breaks = "no times for srt, vtt, verbose_json: vLLM's answer has the text alone"
+    upstream = "vLLM's TranscriptionResponse has no token ids"
+    until = "vLLM answers a transcription with token ids, streams included"
+    expires = "tests/patches/test_live_server.py::test_vllms_transcription_has_no_token_ids"
+    used_by = "the models of Voxtral Realtime behind the guard"
+
+    def probe(self, module: Any) -> bool:
+        return not hasattr(module.generate, "records_tokens")
+
+    def apply(self, module: Any) -> None:
+        module.generate = recording(module.generate)
+
+
+def recording(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """vLLM's EngineClient.generate, with its tokens put into the list that RECORDED holds at the call."""
+
+    @functools.wraps(generate)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        outputs, kept = generate(*args, **kwargs), RECORDED.get()
+        return outputs if kept is None else _kept(outputs, kept)
+
+    recorded.records_tokens = True  # type: ignore[attr-defined]
+    return recorded
+
+
+async def _kept(outputs: Any, kept: list[int]) -> AsyncIterator[Any]:
+    async with contextlib.aclosing(outputs):
+        async for output in outputs:
+            # All at once, or those since the last time: what a transcription asks vLLM for.
+            kept.extend(output.outputs[0].token_ids)
+            yield output
+
+
+class FileLimit(ServerPatch):
+    """Object: the state of vLLM's FastAPI application."""
+
+    name = "file_limit"
+    does = "vLLM's own limit on a file's bytes allows for decoded samples: the guard has held the client's file to it"
+    target = "OpenAISpeechToText.max_audio_filesize_mb, VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
+    breaks = "Maximum file size exceeded, for a small file that unpacks to more than the limit"
+    upstream = "vLLM decodes what it is sent, and has no place for decoded audio"
+    until = "vLLM's transcription takes decoded samples from a middleware"
+    expires = "tests/patches/test_live_server.py::test_vllm_limits_the_bytes_of_what_it_is_sent"
+
+    variable = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
+
+    def __init__(self, file_bytes: int = 0, decoded_bytes: int = 0) -> None:
+        """The most bytes of a client's file, and of its decoded samples."""
+        self.most_mib = max(file_bytes, decoded_bytes) // MIB + 1
+
+    def handlers(self, state: Any) -> list[Any]:
+        found = (getattr(state, f"openai_serving_{name}", None) for name in ("transcription", "translation"))
+        return [handler for handler in found if hasattr(handler, "max_audio_filesize_mb")]
+
+    def probe(self, module: Any) -> bool:
+        read = {os.environ.get(self.variable), *(str(each.max_audio_filesize_mb) for each in self.handlers(module))}
+        return read != {str(self.most_mib)}
+
+    def apply(self, module: Any) -> None:
+        os.environ[self.variable] = str(self.most_mib)  # which vLLM 0.32.0 reads for each file
+        for handler in self.handlers(module):  # which 0.20.0 has read already
+            handler.max_audio_filesize_mb = self.most_mib
+
+
+class GracefulStop(ServerPatch):
+    """Object: uvicorn's Server. vLLM stops the engine first, under the requests that it works for, and a server without
+    an engine ends with status 0. Here uvicorn stops listening and waits for the requests; vLLM stops the engine after
+    that."""
+
+    name = "graceful_stop"
+    does = (
+        "SIGTERM lets running requests finish within `--shutdown-timeout`; a server whose engine has died ends with "
+        "status 1"
+    )
+    target = "uvicorn.Server"
+    breaks = "requests that run at SIGTERM fail, and a server without its engine ends with status 0"
+    upstream = "vLLM's --shutdown-timeout bounds the engine's end and not the requests'"
+    until = "vLLM drains requests on SIGTERM and tells a dead engine by its status"
+    expires = "tests/patches/test_live_server.py::test_vllm_ends_with_status_0_where_its_engine_has_died"
+
+    def __init__(self, engine: Any = None) -> None:
+        """`engine`: vLLM's EngineClient."""
+        self.engine = engine
+
+    def probe(self, module: Any) -> bool:
+        if not inspect.iscoroutinefunction(module.shutdown):
+            raise TypeError("shutdown is no coroutine function")
+        return not hasattr(module.shutdown, "tells_a_dead_engine")
+
+    def apply(self, module: Any) -> None:
+        grace_s = self.engine.vllm_config.shutdown_timeout
+        module.config.timeout_graceful_shutdown = grace_s
+        stock, errored = module.shutdown, lambda: self.engine.errored
+        errored()  # an AttributeError is for now, not for then
+
+        async def shutdown(*args: Any, **kwargs: Any) -> None:
+            died = errored()
+            await stock(*args, **kwargs)
+            if died:
+                raise EngineDeadError("vLLM's engine has died (the lines above may say why): the server ends with it")
+
+        def stop() -> None:
+            if module.should_exit:
+                module.force_exit = True
+                return
+            log.info("told to stop: %d s for the requests that run (--shutdown-timeout)", grace_s)
+            module.should_exit = True
+
+        shutdown.tells_a_dead_engine = True  # type: ignore[attr-defined]
+        module.shutdown = shutdown
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop)

@@ -1,0 +1,156 @@
+"""What the guard sets on objects of a server: each on an object of its form, and why vLLM needs it."""
+
+import asyncio
+import inspect
+import os
+import signal
+from collections.abc import AsyncIterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from conftest import PICO, ROOT
+
+from bench import serve
+from voxtral_serve.patches.live_server import RECORDED, EngineDeadError, FileLimit, GracefulStop, TokenRecording
+from voxtral_serve.shims import PatchError
+from voxtral_serve.units import MIB
+
+# Where vLLM 0.20.0 and 0.32.0 have each
+PROTOCOLS = (
+    "vllm.entrypoints.openai.speech_to_text.protocol",
+    "vllm.entrypoints.speech_to_text.transcription.protocol",
+)
+SERVING = ("vllm.entrypoints.openai.speech_to_text.speech_to_text", "vllm.entrypoints.speech_to_text.base.utils")
+
+
+def either(places: tuple[str, ...]) -> Any:
+    for place in places:
+        try:
+            return import_module(place)
+        except ModuleNotFoundError:
+            continue
+    raise AssertionError(f"none of {places} is in this vLLM")
+
+
+# Why they are needed: each of these fails once the patch can go
+
+
+def test_vllms_transcription_has_no_token_ids() -> None:
+    assert "token_ids" not in either(PROTOCOLS).TranscriptionResponse.model_fields
+
+
+def test_vllm_limits_the_bytes_of_what_it_is_sent() -> None:
+    assert "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB" in inspect.getsource(either(SERVING))
+
+
+def test_vllm_ends_with_status_0_where_its_engine_has_died(tmp_path: Path) -> None:
+    """Without the guard."""
+    port, flags = serve.free_port(), ("--enforce-eager", "--gpu-memory-utilization", "0.3")
+    profile = yaml.safe_load((ROOT / "profiles/fast.yaml").read_text())
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({name: profile[name] for name in profile if name != "middleware"}))
+    with serve.server(config, PICO, port, tmp_path / "log", *flags) as process:
+        for each in psutil.Process(process.pid).children(recursive=True):
+            if "EngineCore" in "".join(each.cmdline()):
+                each.kill()
+        assert process.wait(60) == 0
+
+
+# What they do
+
+
+class Engine:
+    def __init__(self, chunks: list[list[int]], grace_s: int = 7) -> None:
+        self.chunks = chunks
+        self.errored = False
+        self.vllm_config = SimpleNamespace(shutdown_timeout=grace_s)
+
+    async def generate(self, prompt: str) -> AsyncIterator[Any]:
+        for tokens in self.chunks:
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens)])
+
+
+async def consumed(engine: Any) -> int:
+    return len([output async for output in engine.generate("prompt")])
+
+
+def test_tokens_go_into_the_list_of_the_caller() -> None:
+    engine: Any = Engine([[1, 2], [3]])
+    TokenRecording().settle_on(engine)
+
+    async def two() -> tuple[list[int], list[int]]:
+        async def one(kept: list[int]) -> list[int]:
+            RECORDED.set(kept)
+            assert await consumed(engine) == 2
+            return kept
+
+        first, second = await asyncio.gather(one([]), one([9]))
+        assert await consumed(engine) == 2  # asked for by nobody
+        return first, second
+
+    assert asyncio.run(two()) == ([1, 2, 3], [9, 1, 2, 3])
+
+
+def test_an_engine_without_generate_has_drifted() -> None:
+    with pytest.raises(PatchError, match=r"patch token_recording \(of .*\) has drifted on vllm .*AttributeError"):
+        TokenRecording().settle_on(SimpleNamespace())
+
+
+@pytest.mark.parametrize("handlers", [{}, {"openai_serving_transcription": SimpleNamespace(max_audio_filesize_mb=25)}])
+def test_the_limit_is_that_of_decoded_samples(handlers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", "25")
+    FileLimit(25 * MIB, 256 * MIB).settle_on(SimpleNamespace(**handlers))
+    assert os.environ["VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"] == "257"
+    assert [each.max_audio_filesize_mb for each in handlers.values()] == [257] * len(handlers)
+
+
+class Server:
+    """Of the form of uvicorn's."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(timeout_graceful_shutdown=None)
+        self.should_exit = self.force_exit = False
+        self.stopped = 0
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        self.stopped += 1
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_stop_drains_and_tells_a_dead_engine(dies: bool) -> None:
+    server: Any = Server()
+    engine: Any = Engine([])
+
+    async def run() -> None:
+        GracefulStop(engine).settle_on(server)
+        assert server.config.timeout_graceful_shutdown == 7
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        assert (server.should_exit, server.force_exit) == (True, False)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.05)
+        assert server.force_exit
+        engine.errored = dies
+        await server.shutdown()
+
+    if dies:
+        with pytest.raises(EngineDeadError, match="engine has died"):
+            asyncio.run(run())
+    else:
+        asyncio.run(run())
+    assert server.stopped == 1
+
+
+def test_an_engine_that_does_not_tell_whether_it_lives_has_drifted() -> None:
+    engine: Any = SimpleNamespace(vllm_config=SimpleNamespace(shutdown_timeout=7))
+
+    async def run() -> None:
+        GracefulStop(engine).settle_on(Server())
+
+    with pytest.raises(PatchError, match="patch graceful_stop .*AttributeError.*errored"):
+        asyncio.run(run())
