@@ -21,11 +21,9 @@ from voxtral_serve.shims import PatchError
 from voxtral_serve.units import MIB
 
 # Where vLLM 0.20.0 and 0.32.0 have each
-PROTOCOLS = (
-    "vllm.entrypoints.openai.speech_to_text.protocol",
-    "vllm.entrypoints.speech_to_text.transcription.protocol",
-)
-SERVING = ("vllm.entrypoints.openai.speech_to_text.speech_to_text", "vllm.entrypoints.speech_to_text.base.utils")
+OLD, NEW = "vllm.entrypoints.openai.speech_to_text", "vllm.entrypoints.speech_to_text"
+PROTOCOLS = (f"{OLD}.protocol", f"{NEW}.transcription.protocol")
+SERVING = (f"{OLD}.speech_to_text", f"{NEW}.base.utils")
 
 
 def either(places: tuple[str, ...]) -> Any:
@@ -152,5 +150,5 @@ def test_an_engine_that_does_not_tell_whether_it_lives_has_drifted() -> None:
     async def run() -> None:
         GracefulStop(engine).settle_on(Server())
 
-    with pytest.raises(PatchError, match="patch graceful_stop .*AttributeError.*errored"):
+    with pytest.raises(PatchError, match=r"patch graceful_stop .*AttributeError.*errored"):
         asyncio.run(run())
