@@ -17,8 +17,8 @@ from bench import dataset, metrics, results
 from bench.client import Client, Row
 from pico import model
 from pinned.conftest import LAYOUTS, Server
+from voxtral_serve import checkpoint
 from voxtral_serve.check import report as check
-from voxtral_serve.checkpoint import reading as checkpoint
 from voxtral_serve.shims import PATCHES, installed
 
 SAMPLES = 40

@@ -5,8 +5,8 @@ import requests
 from conftest import CONFIG, PICO
 from uploads import upload
 
+from voxtral_serve import checkpoint
 from voxtral_serve.check import report as check
-from voxtral_serve.checkpoint import reading as checkpoint
 
 
 def test_longest_clip(pico_url: str) -> None:

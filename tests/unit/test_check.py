@@ -20,10 +20,9 @@ from vllm.platforms import current_platform
 from vllm.third_party import pynvml
 
 from pico import others
-from voxtral_serve import shims
+from voxtral_serve import checkpoint, shims
 from voxtral_serve.check import report as check
 from voxtral_serve.check.report import GIB, MIB, Device, Report
-from voxtral_serve.checkpoint import reading as checkpoint
 
 OK = "ok: this configuration can be served"
 LONG = ROOT / "profiles/long.yaml"

@@ -26,9 +26,8 @@ from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from voxtral_serve import shims
-from voxtral_serve.checkpoint import reading as checkpoint
-from voxtral_serve.checkpoint.reading import Checkpoint, CheckpointError, Other
+from voxtral_serve import checkpoint, shims
+from voxtral_serve.checkpoint import Checkpoint, CheckpointError, OtherModel
 
 LIBRARIES = ("vllm", "transformers", "mistral-common", "torch")
 PLUGIN = "voxtral_serve.plugin:register"
@@ -325,7 +324,7 @@ def _gate(report: Report, options: Namespace) -> None:
         )
 
 
-def _checkpoint(report: Report, options: Namespace | None, model: Path | None) -> Checkpoint | Other | None:
+def _checkpoint(report: Report, options: Namespace | None, model: Path | None) -> Checkpoint | OtherModel | None:
     report.section("checkpoint")
     if model is None:
         named = options and (options.model_tag or ("model" in options.given and options.model))
@@ -346,12 +345,12 @@ def _checkpoint(report: Report, options: Namespace | None, model: Path | None) -
         )
         return None
     try:
-        another = checkpoint.other(directory)
+        another = checkpoint.other_model(directory)
         held = another or checkpoint.read(directory)
     except CheckpointError as error:
         report.problem(str(error))
         return None
-    if isinstance(held, Other):
+    if isinstance(held, OtherModel):
         report.row("model", f"{held.model}: its files are whole; vLLM checks the rest at its start")
         return held
     dtypes = sorted({tensor.dtype for tensor in held.tensors.values()})
@@ -387,12 +386,12 @@ def parameters(held: Checkpoint) -> int:
     return total
 
 
-def _memory_and_clip(report: Report, options: Namespace | None, held: Checkpoint | Other | None) -> None:
+def _memory_and_clip(report: Report, options: Namespace | None, held: Checkpoint | OtherModel | None) -> None:
     right = {"config": options is not None and options.right, "checkpoint": held is not None}
     missing = " and ".join(name for name in right if not right[name])
     report.section("memory")
     plan = None
-    if options and isinstance(held, Other) and not missing:
+    if options and isinstance(held, OtherModel) and not missing:
         _memory_of_another(report, options, held)
         return
     if options and isinstance(held, Checkpoint) and not missing:
@@ -489,7 +488,7 @@ class Plan:
         return cls(length, seqs, cache, scheduler, 4 if options.dtype in ("float", "float32") else 2)
 
 
-def _memory_of_another(report: Report, options: Namespace, held: Other) -> None:
+def _memory_of_another(report: Report, options: Namespace, held: OtherModel) -> None:
     from vllm.platforms import current_platform
 
     report.row("weights", f"{_size(held.weight_bytes)}, as stored; nothing else is known of this model")
