@@ -69,9 +69,9 @@ def _check(given: argparse.Namespace, words: list[str], arguments: list[str], co
     logging.disable(logging.WARNING)
     # Importing vLLM makes millions of objects that stay: looking for garbage among them takes 2 s of 9.
     gc.disable()
-    from voxtral_serve.check import report as check
+    from voxtral_serve.check import check_all
 
-    report = check.check(given.config, None, words, given.gate)
+    report = check_all(given.config, None, words, given.gate)
     if given.gate:
         print("\n".join(report.refusals() or [f"voxtral-serve: {report.verdict()}"]), file=sys.stderr)
     else:
