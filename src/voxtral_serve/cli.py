@@ -3,12 +3,13 @@
 import argparse
 import contextlib
 import gc
-import importlib
 import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
+
+from voxtral_serve.client.jobs import FORMATS, FilesJob, LiveJob
 
 
 def main() -> NoReturn:
@@ -69,9 +70,9 @@ def _check(given: argparse.Namespace, words: list[str], arguments: list[str], co
     logging.disable(logging.WARNING)
     # Importing vLLM makes millions of objects that stay: looking for garbage among them takes 2 s of 9.
     gc.disable()
-    from voxtral_serve.check import report as check
+    from voxtral_serve.check import check_all
 
-    report = check.check(given.config, None, words, given.gate)
+    report = check_all(given.config, None, words, given.gate)
     if given.gate:
         print("\n".join(report.refusals() or [f"voxtral-serve: {report.verdict()}"]), file=sys.stderr)
     else:
@@ -93,8 +94,7 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
     add = command.add_argument
     add("files", nargs="*", type=Path, metavar="FILE", help="audio file, or folder of them")
     add("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    forms = ("text", "json", "verbose_json", "srt", "vtt")
-    add("--format", choices=forms, default="text", help="of the transcripts (default: %(default)s)")
+    add("--format", choices=tuple(FORMATS), default="text", help="of the transcripts (default: %(default)s)")
     out = "write NAME.txt, .json, .srt or .vtt there, and skip those that are there (default: print them)"
     add("--out", type=Path, metavar="DIR", help=out)
     add("--again", action="store_true", help="with --out: skip none")
@@ -120,15 +120,31 @@ def _transcribe(given: argparse.Namespace, command: argparse.ArgumentParser) -> 
     if given.jobs < 1:
         command.error(f"--jobs {given.jobs}: must be at least 1")
     try:
-        way = importlib.import_module("voxtral_serve.client.live" if given.live else "voxtral_serve.client.transcribe")
+        # They need packages that a server does without.
+        if given.live:
+            from voxtral_serve.client import live
+        else:
+            from voxtral_serve.client import transcribe
     except ImportError as error:
         print(
             f"voxtral-serve: transcribe needs the package {error.name}: pip install 'voxtral-serve[client]'",
             file=sys.stderr,
         )
         return 2
-    status: int = way.main(given)
-    return status
+    if given.live:
+        return live.run(LiveJob(given.files[0] if given.files else None, given.url, given.model))
+    return transcribe.run(
+        FilesJob(
+            paths=tuple(given.files),
+            url=given.url,
+            form=given.format,
+            out=given.out,
+            again=given.again,
+            model=given.model,
+            language=given.language,
+            in_flight=given.jobs,
+        )
+    )
 
 
 if __name__ == "__main__":

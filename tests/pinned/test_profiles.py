@@ -8,7 +8,7 @@ from websockets.exceptions import ConnectionClosed
 
 from bench import dataset, metrics
 from bench.client import Client
-from voxtral_serve.check import report as check
+from voxtral_serve.check import check_all
 
 SAMPLES = 10
 
@@ -25,7 +25,7 @@ def test_speculation_has_a_profile_of_its_own() -> None:
     """fast-spec.yaml is for vLLM 0.32.0, and `check` says so before the engine does."""
     profiles = [ROOT / f"profiles/{name}.yaml" for name in ("fast-spec", "fast-spec-0.20.0")]
     other, own = (
-        [problem for problem in check.check(path, PICO).problems if problem.startswith("speculative_config")]
+        [problem for problem in check_all(path, PICO).problems if problem.startswith("speculative_config")]
         for path in profiles
     )
     name = "num_speculative_tokens_per_batch_size is no option of vllm 0.20.0"

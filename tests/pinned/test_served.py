@@ -17,9 +17,8 @@ from bench import dataset, metrics, results
 from bench.client import Client, Row
 from pico import model
 from pinned.conftest import LAYOUTS, Server
-from voxtral_serve import patches
-from voxtral_serve.check import report as check
-from voxtral_serve.checkpoint import reading as checkpoint
+from voxtral_serve import checkpoint, patches
+from voxtral_serve.check import clip_length
 from voxtral_serve.shims import PATCHES, installed
 
 SAMPLES = 40
@@ -111,7 +110,8 @@ def test_no_clip_decodes_past_its_end(servers: dict[str, Server], layout: str) -
 
 @both
 def test_a_clip_beyond_the_context_is_refused(servers: dict[str, Server], layout: str) -> None:
-    longest, _, rate = check.longest_clip(checkpoint.read(PICO).tekken, 512)
+    length = clip_length(checkpoint.read(PICO).tekken)
+    longest, rate = length.longest(512), length.rate_hz
     assert round(longest / rate, 2) == 37.04
     assert post(servers[layout].url, np.zeros(longest, np.float32)).status_code == 200
     refused = post(servers[layout].url, np.zeros(longest + 1, np.float32))

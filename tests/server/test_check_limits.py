@@ -5,14 +5,15 @@ import requests
 from conftest import CONFIG, PICO
 from uploads import upload
 
-from voxtral_serve.check import report as check
-from voxtral_serve.checkpoint import reading as checkpoint
+from voxtral_serve import checkpoint
+from voxtral_serve.check import check_all, clip_length
 
 
 def test_longest_clip(pico_url: str) -> None:
     (served,) = requests.get(f"{pico_url}/v1/models", timeout=10).json()["data"]
-    longest, _, rate = check.longest_clip(checkpoint.read(PICO).tekken, served["max_model_len"])
-    assert f"{longest / rate:.2f} s" in "\n".join(check.check(CONFIG, PICO).lines)
+    length = clip_length(checkpoint.read(PICO).tekken)
+    longest, rate = length.longest(served["max_model_len"]), length.rate_hz
+    assert f"{longest / rate:.2f} s" in "\n".join(check_all(CONFIG, PICO).lines)
     assert upload(pico_url, np.zeros(longest, np.float32)).status_code == 200
     refused = upload(pico_url, np.zeros(longest + 1, np.float32))
     assert refused.status_code == 400

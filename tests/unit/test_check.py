@@ -20,10 +20,12 @@ from vllm.platforms import current_platform
 from vllm.third_party import pynvml
 
 from pico import others
-from voxtral_serve import shims
-from voxtral_serve.check import report as check
-from voxtral_serve.check.report import GIB, MIB, Device, Report
-from voxtral_serve.checkpoint import reading as checkpoint
+from voxtral_serve import checkpoint, shims
+from voxtral_serve.check import Report, check_all, clip_length, device, installation, kv_cache, memory, options, plan
+from voxtral_serve.check.device import Device
+from voxtral_serve.checkpoint import CheckpointError
+from voxtral_serve.engine.names import ENCODE_ONCE
+from voxtral_serve.units import GIB, MIB
 
 OK = "ok: this configuration can be served"
 LONG = ROOT / "profiles/long.yaml"
@@ -35,7 +37,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     for name in ("VLLM_PLUGINS", "VLLM_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(check, "_runs_on_cpu", lambda: True)  # vLLM 0.20.0's does not
+    monkeypatch.setattr(memory, "runs_on_cpu", lambda: True)  # vLLM 0.20.0's does not
 
 
 def write(path: Path, **options: object) -> Path:
@@ -44,7 +46,7 @@ def write(path: Path, **options: object) -> Path:
 
 
 def run(tmp_path: Path, **options: object) -> Report:
-    return check.check(write(tmp_path / "config.yaml", **options), None)
+    return check_all(write(tmp_path / "config.yaml", **options), None)
 
 
 def only_problem(report: Report) -> str:
@@ -115,7 +117,7 @@ def test_a_model_that_vllm_would_pass_over() -> None:
 def test_a_model_before_the_config_is_the_one_that_is_checked(tmp_path: Path) -> None:
     """The config's last option takes all words behind it."""
     config = write(tmp_path / "config.yaml", max_model_len=512, served_model_name="voxtral")
-    report = check.check(config, None, ["/no/such/model", "--port", "1"])
+    report = check_all(config, None, ["/no/such/model", "--port", "1"])
     assert "/no/such/model is no directory here" in only_problem(report)
 
 
@@ -138,15 +140,15 @@ def test_the_gate_says_problems_alone(tmp_path: Path) -> None:
 
 
 def test_nothing_wrong() -> None:
-    report = check.check(CONFIG, PICO)
+    report = check_all(CONFIG, PICO)
     assert (report.problems, report.verdict()) == ([], OK)
     assert row(report, "layout") == "mistral"
     assert row(report, "tensors") == "107, 18.34 MiB, 9,615,360 parameters, BF16"
 
 
 def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "LIBRARIES", ("vllm", "no-such-library"))
-    assert only_problem(check.check(CONFIG, PICO)).startswith("no-such-library is not installed")
+    monkeypatch.setattr(installation, "LIBRARIES", ("vllm", "no-such-library"))
+    assert only_problem(check_all(CONFIG, PICO)).startswith("no-such-library is not installed")
 
 
 def test_without_vllm_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +156,8 @@ def test_without_vllm_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return None if library == "vllm" else "1"
 
     monkeypatch.setattr(shims, "installed", installed)
-    monkeypatch.setattr(check, "LIBRARIES", ("vllm-not-here",))
-    report = check.check(CONFIG, PICO)
+    monkeypatch.setattr(installation, "LIBRARIES", ("vllm-not-here",))
+    report = check_all(CONFIG, PICO)
     assert only_problem(report).startswith("vllm-not-here is not installed")
     assert report.lines.count("  not computed      the config must be right first") == 2
     assert row(report, "layout") == "mistral"
@@ -163,7 +165,7 @@ def test_without_vllm_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_untested_version_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shims, "TESTED", shims.TESTED | {"vllm": ("0.1", "0.2")})
-    report = check.check(CONFIG, PICO)
+    report = check_all(CONFIG, PICO)
     assert row(report, "vllm").endswith("not tested; tested: 0.1, 0.2")
     assert report.problems == []
 
@@ -171,7 +173,7 @@ def test_an_untested_version_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
 def test_patches_that_are_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [finder for finder in sys.meta_path if type(finder).__name__ != "PostImport"]
     monkeypatch.setattr(sys, "meta_path", others)
-    assert "Reinstall voxtral-serve" in only_problem(check.check(CONFIG, PICO))
+    assert "Reinstall voxtral-serve" in only_problem(check_all(CONFIG, PICO))
 
 
 def test_a_patch_that_drifted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,25 +186,25 @@ def test_a_patch_that_drifted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     others = [finder for finder in sys.meta_path if type(finder).__name__ != "PostImport"]
     monkeypatch.setattr(sys, "meta_path", [shims.PostImport((Drifted(),), shims.__file__), *others])
-    report = check.check(CONFIG, PICO)
+    report = check_all(CONFIG, PICO)
     assert row(report, "drifted") == "drifting: AttributeError: nothing is where it was"
     assert "patch drifting (of json) has drifted on vllm" in only_problem(report)
 
 
 def test_no_entry_point(hugging_face: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "PLUGIN", "voxtral_serve.plugin:other")
-    assert "no entry point of vllm.general_plugins" in only_problem(check.check(CONFIG, hugging_face))
+    monkeypatch.setattr(installation, "PLUGIN", "voxtral_serve.plugin:other")
+    assert "no entry point of vllm.general_plugins" in only_problem(check_all(CONFIG, hugging_face))
 
 
 @pytest.mark.parametrize("allowed", ["", "other"])
 def test_a_plugin_that_is_left_out(allowed: str, hugging_face: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", allowed)
-    assert f"VLLM_PLUGINS={allowed!r} leaves out voxtral_serve" in only_problem(check.check(CONFIG, hugging_face))
+    assert f"VLLM_PLUGINS={allowed!r} leaves out voxtral_serve" in only_problem(check_all(CONFIG, hugging_face))
 
 
 def test_mistrals_layout_does_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "")
-    report = check.check(CONFIG, PICO)
+    report = check_all(CONFIG, PICO)
     assert report.problems == []
     assert "VLLM_PLUGINS='' leaves out voxtral_serve" in row(report, "not loaded")
 
@@ -216,7 +218,7 @@ def test_encode_once_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("option", ["config_format", "load_format"])
 def test_a_format_of_the_other_layout(option: str, hugging_face: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "config.yaml", model=str(hugging_face), **{option: "mistral"})
-    assert f"{option} is 'mistral'" in only_problem(check.check(config, None))
+    assert f"{option} is 'mistral'" in only_problem(check_all(config, None))
 
 
 def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
@@ -227,13 +229,13 @@ def test_an_installation_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch
     def broken() -> None:
         raise ImportError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(check, "_parser", broken)
-    assert "vLLM does not come up: ImportError: libcuda.so.1" in only_problem(check.check(CONFIG, PICO))
+    monkeypatch.setattr(options, "vllm_parser", broken)
+    assert "vLLM does not come up: ImportError: libcuda.so.1" in only_problem(check_all(CONFIG, PICO))
 
 
 def test_a_plugin_that_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "other,voxtral_serve")
-    assert check.check(CONFIG, PICO).problems == []
+    assert check_all(CONFIG, PICO).problems == []
 
 
 # The config
@@ -241,7 +243,7 @@ def test_a_plugin_that_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_wrong_option_is_named(tmp_path: Path) -> None:
     report = run(tmp_path, max_model_len="abc", max_num_seq_s=1, dtype="bf16", **{"gpu-memory-utilisation": 0.5})
-    version = check.version("vllm")
+    version = importlib.metadata.version("vllm")
     prefix = f"{tmp_path / 'config.yaml'}: "
     length, unknown, dtype, dashes = (problem.removeprefix(prefix) for problem in report.problems)
     assert length == "max_model_len: invalid human_readable_int_or_auto value: 'abc'"
@@ -256,7 +258,7 @@ def test_every_wrong_option_is_named(tmp_path: Path) -> None:
 def test_a_wrong_option_of_speculation() -> None:
     """vLLM's parser takes it, and the engine ends over it."""
     words = ["--speculative-config", '{"method": "ngram", "num_speculative_token": 2}']
-    problem = only_problem(check.check(CONFIG, PICO, words))
+    problem = only_problem(check_all(CONFIG, PICO, words))
     vllm = importlib.metadata.version("vllm")
     name = "num_speculative_token"
     assert problem == f"speculative_config: {name} is no option of vllm {vllm}; did you mean {name}s?"
@@ -274,7 +276,7 @@ def test_a_wrong_option_of_speculation() -> None:
     ],
 )
 def test_a_wrong_word(words: list[str], part: str) -> None:
-    problem = only_problem(check.check(CONFIG, PICO, words))
+    problem = only_problem(check_all(CONFIG, PICO, words))
     assert problem.startswith("command line: ")
     assert part in problem
 
@@ -288,16 +290,16 @@ def test_several_values_where_vllm_takes_one(tmp_path: Path) -> None:
 
 def test_middleware_of_the_command_line_comes_on_top(tmp_path: Path) -> None:
     config = write(tmp_path / "config.yaml", middleware="a.InTheConfig")
-    options = check._options(Report(), config, ["--middleware", "a.OnTheCommandLine"])
-    assert options is not None
-    assert options.middleware == ["a.InTheConfig", "a.OnTheCommandLine"]
+    read = options.read_options(Report(), config, ["--middleware", "a.OnTheCommandLine"])
+    assert read is not None
+    assert read.values.middleware == ["a.InTheConfig", "a.OnTheCommandLine"]
 
 
 # Before a start: the port and the key
 
 
 def gate(config: Path, *words: str) -> Report:
-    return check.check(config, PICO, words, gate=True)
+    return check_all(config, PICO, words, gate=True)
 
 
 @pytest.fixture
@@ -353,7 +355,7 @@ def test_without_the_gate_a_port_may_be_taken() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         words = ["--host", "127.0.0.1", "--port", str(listener.getsockname()[1])]
-        assert check.check(CONFIG, PICO, words).problems == []
+        assert check_all(CONFIG, PICO, words).problems == []
 
 
 @pytest.mark.parametrize(
@@ -368,7 +370,7 @@ def test_without_the_gate_a_port_may_be_taken() -> None:
 )
 def test_a_config_that_is_none(tmp_path: Path, name: str, content: str, part: str) -> None:
     (tmp_path / name).write_text(content)
-    problem = only_problem(check.check(tmp_path / name, PICO))
+    problem = only_problem(check_all(tmp_path / name, PICO))
     assert part in problem
     assert str(tmp_path / name) in problem
 
@@ -387,7 +389,7 @@ def test_a_context_beyond_the_checkpoint_s(tmp_path: Path) -> None:
 
 
 def test_no_config_is_vllm_s_defaults() -> None:
-    report = check.check(None, PICO)
+    report = check_all(None, PICO)
     assert row(report, "file") == "none: vLLM's defaults"
     assert "for one sequence of 131,072 tokens" in "".join(report.lines)
 
@@ -400,10 +402,10 @@ def test_the_config_s_model_is_relative_to_the_current_directory(
 ) -> None:
     monkeypatch.chdir(PICO.parent)
     config = write(tmp_path / "config.yaml", model=PICO.name, max_model_len=512)
-    assert row(check.check(config, None), "directory") == str(PICO)
-    assert row(check.check(config, tmp_path), "directory") == str(tmp_path)
+    assert row(check_all(config, None), "directory") == str(PICO)
+    assert row(check_all(config, tmp_path), "directory") == str(tmp_path)
     monkeypatch.chdir(PICO)
-    assert row(check.check(None, None), "directory") == str(PICO)
+    assert row(check_all(None, None), "directory") == str(PICO)
 
 
 def test_a_name_of_the_hub_is_refused(tmp_path: Path) -> None:
@@ -432,30 +434,30 @@ def another(directory: Path) -> Path:
 def test_another_voxtral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ROOT / "profiles/voxtral-3b.yaml"
     directory = another(tmp_path / "model")
-    report = check.check(config, directory)
+    report = check_all(config, directory)
     assert report.problems == []
     assert row(report, "model").startswith("Voxtral, but not Realtime")
     assert row(report, "weights") == "18.34 MiB, as stored; nothing else is known of this model"
     on_gpu(monkeypatch, 0.1, 0.1)
     assert "the weights take 18.34 MiB, and gpu_memory_utilization 0.15 of NVIDIA L4 is 15.36 MiB" in only_problem(
-        check.check(config, directory)
+        check_all(config, directory)
     )
     with (directory / "consolidated.safetensors").open("r+b") as file:
         file.truncate(1_000_000)
-    assert "has 1000000 bytes, its header announces" in only_problem(check.check(config, directory))
+    assert "has 1000000 bytes, its header announces" in only_problem(check_all(config, directory))
 
 
 def test_whisper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ROOT / "profiles/whisper.yaml"
     others.write_whisper(tmp_path)
-    report = check.check(config, tmp_path)
+    report = check_all(config, tmp_path)
     assert report.problems == []
     assert row(report, "model").startswith("Whisper: its files are whole")
     assert row(report, "weights").startswith("1.67 MiB, as stored")
     on_gpu(monkeypatch, 0.001, 0.001)
-    assert "the weights take 1.67 MiB, and gpu_memory_utilization 0.9" in only_problem(check.check(config, tmp_path))
+    assert "the weights take 1.67 MiB, and gpu_memory_utilization 0.9" in only_problem(check_all(config, tmp_path))
     (tmp_path / "model.safetensors").unlink()
-    assert "has the config.json of Whisper, and no model.safetensors" in only_problem(check.check(config, tmp_path))
+    assert "has the config.json of Whisper, and no model.safetensors" in only_problem(check_all(config, tmp_path))
 
 
 def test_a_broken_checkpoint(tmp_path: Path) -> None:
@@ -495,18 +497,18 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return full_size(tmp_path_factory.mktemp("full") / "checkpoint")
 
 
-def kv_cache(directory: Path, config: Path, encode_once: bool = False) -> check.KvCache:
-    options = check._options(Report(), config)
-    assert options is not None
+def laid_out(directory: Path, config: Path, encode_once: bool = False) -> kv_cache.KvCache:
+    read = options.read_options(Report(), config)
+    assert read is not None
     held = checkpoint.read(directory)
-    return check.KvCache.of(held.params, check.Plan.of(options, held), True, encode_once)
+    return kv_cache.KvCache.of(held.params, plan.Plan.of(read.values, held), True, encode_once)
 
 
 def test_kv_cache_of_pico_is_what_a_server_logs(tmp_path: Path) -> None:
     """vLLM 0.32.0 on a CPU logged "Maximum concurrency for 512 tokens per request": 56.83x and 68.25x."""
-    one = kv_cache(PICO, write(tmp_path / "a.yaml", max_model_len=512, max_num_seqs=1))
+    one = laid_out(PICO, write(tmp_path / "a.yaml", max_model_len=512, max_num_seqs=1))
     assert f"{GIB // one.block_bytes / one.blocks:.2f}" == "56.83"
-    four = kv_cache(PICO, write(tmp_path / "b.yaml", max_model_len=512, max_num_seqs=4, block_size=64))
+    four = laid_out(PICO, write(tmp_path / "b.yaml", max_model_len=512, max_num_seqs=4, block_size=64))
     assert f"{GIB // four.block_bytes / four.blocks:.2f}" == "68.25"
 
 
@@ -520,25 +522,25 @@ def test_kv_cache_of_the_full_size(full: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "a.yaml", max_model_len=512, max_num_seqs=1, block_size=16)
     page = 2 * 2 * 16 * 4 * 32 * 64
     assert page == 2 * 2 * 128 * 8 * 128
-    assert kv_cache(full, config) == check.KvCache(32 * page, 33 + 5)
+    assert laid_out(full, config) == kv_cache.KvCache(32 * page, 33 + 5)
     # The encoder run once: 26 layers with pages of 16 tokens
-    assert kv_cache(full, config, encode_once=True) == check.KvCache(26 * 2 * 2 * 16 * 8 * 128, 33)
+    assert laid_out(full, config, encode_once=True) == kv_cache.KvCache(26 * 2 * 2 * 16 * 8 * 128, 33)
 
 
 def test_an_eight_bit_kv_cache_is_half_as_large(full: Path, tmp_path: Path) -> None:
-    sixteen = kv_cache(full, write(tmp_path / "a.yaml", max_model_len=512))
-    eight = kv_cache(full, write(tmp_path / "b.yaml", max_model_len=512, kv_cache_dtype="fp8"))
+    sixteen = laid_out(full, write(tmp_path / "a.yaml", max_model_len=512))
+    eight = laid_out(full, write(tmp_path / "b.yaml", max_model_len=512, kv_cache_dtype="fp8"))
     assert 2 * eight.bytes_of(1) == sixteen.bytes_of(1)
 
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch, total: float, free: float) -> None:
     monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
-    monkeypatch.setattr(check, "_device", lambda _: Device("NVIDIA L4", int(total * GIB), int(free * GIB)))
+    monkeypatch.setattr(memory, "first_device", lambda _: Device("NVIDIA L4", int(total * GIB), int(free * GIB)))
 
 
 def test_the_contest_s_gpu_holds_the_full_size(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu(monkeypatch, 22.5, 22.2)
-    report = check.check(CONFIG, full)
+    report = check_all(CONFIG, full)
     assert report.problems == []
     assert row(report, "weights") == "8.25 GiB, 16 bits each"
     assert row(report, "KV cache") == "624.00 MiB for one sequence of 512 tokens"
@@ -550,7 +552,7 @@ def test_the_contest_s_gpu_holds_the_full_size(full: Path, monkeypatch: pytest.M
 
 def test_a_gpu_that_is_too_small(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu(monkeypatch, 12, 12)
-    problem = only_problem(check.check(CONFIG, full))
+    problem = only_problem(check_all(CONFIG, full))
     assert "max_model_len 512 needs 624.00 MiB of KV cache beside weights of 8.25 GiB" in problem
     assert "gpu_memory_utilization 0.65 of 12.00 GiB leaves nothing" in problem
     fitting = problem.partition("What would fit here: ")[2].split(", ")
@@ -562,26 +564,26 @@ def test_a_gpu_that_is_too_small(full: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As vLLM's CUDA build sees a machine without a driver."""
     monkeypatch.setattr(platforms, "_current_platform", platforms.interface.UnspecifiedPlatform())
-    problem = only_problem(check.check(CONFIG, PICO))
+    problem = only_problem(check_all(CONFIG, PICO))
     assert problem.startswith("no GPU: vLLM ")
     assert "docker run --gpus all" in problem
 
 
 def test_a_gpu_that_no_profile_fits(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu(monkeypatch, 6, 6)
-    assert only_problem(check.check(CONFIG, full)).endswith("What would fit here: no profile of this package")
+    assert only_problem(check_all(CONFIG, full)).endswith("What would fit here: no profile of this package")
 
 
 def test_a_gpu_that_others_use(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu(monkeypatch, 22.5, 11.25)
     assert "gpu_memory_utilization 0.65 is 14.62 GiB of NVIDIA L4, and 11.25 GiB of it is free" in only_problem(
-        check.check(CONFIG, full)
+        check_all(CONFIG, full)
     )
 
 
 def test_encode_once(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_runs_on_cpu", lambda: False)
-    overrides = {"architectures": [check.ENCODE_ONCE]}
+    monkeypatch.setattr(memory, "runs_on_cpu", lambda: False)
+    overrides = {"architectures": [ENCODE_ONCE]}
     report = run(tmp_path, model=str(full), max_model_len=512, max_num_seqs=1, hf_overrides=overrides)
     assert report.problems == []
     assert row(report, "encoder cache") == "3.00 MiB for 512 audio tokens"
@@ -590,18 +592,18 @@ def test_encode_once(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_rows_of_audio_are_counted(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """(4 clips x 45,056 positions + 512, max_num_batched_tokens) x 3072 numbers x 2 bytes: 1059 MiB."""
     on_gpu(monkeypatch, 22.5, 22.2)
-    report = check.check(LONG, full)
+    report = check_all(LONG, full)
     assert report.problems == []
     assert row(report, "audio rows") == "1.03 GiB for max_num_seqs = 4 clips, held beside the KV cache"
     on_gpu(monkeypatch, 12, 12)
-    assert row(check.check(LONG, full), "room for").startswith("at most 1.")
+    assert row(check_all(LONG, full), "room for").startswith("at most 1.")
     on_gpu(monkeypatch, 11.25, 11.25)  # without the rows, one clip would fit
-    assert "max_model_len 45,056 needs 939.25 MiB of KV cache" in only_problem(check.check(LONG, full))
+    assert "max_model_len 45,056 needs 939.25 MiB of KV cache" in only_problem(check_all(LONG, full))
 
 
 @pytest.mark.parametrize("profile", ["fast", "long", "realtime"])
 def test_a_profile_is_served_and_its_limit_told(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = check.check(ROOT / f"profiles/{profile}.yaml", PICO)
+    report = check_all(ROOT / f"profiles/{profile}.yaml", PICO)
     assert report.problems == []
     assert row(report, "transcribed").startswith("78.00 s" if profile == "fast" else "3600.56 s")
     assert any("  audio rows  " in line for line in report.lines) == (profile != "realtime")
@@ -609,7 +611,7 @@ def test_a_profile_is_served_and_its_limit_told(profile: str, monkeypatch: pytes
 
 def test_what_uploads_are_limited_to(monkeypatch: pytest.MonkeyPatch) -> None:
     def limits() -> list[str]:
-        return [line.split("  ")[-1] for line in check.check(LONG, PICO).lines if line.startswith("  upload limit")]
+        return [line.split("  ")[-1] for line in check_all(LONG, PICO).lines if line.startswith("  upload limit")]
 
     assert len(UPLOAD_LIMITS) == 3
     for name, value in UPLOAD_LIMITS.items():
@@ -623,7 +625,7 @@ def test_what_uploads_are_limited_to(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     known = 1 if shims.installed("vllm") == "0.20.0" else 2
     assert [limit.split()[0] for limit in limits()] == list(UPLOAD_LIMITS)[:known]
-    assert not any("upload limit" in line for line in check.check(ROOT / "profiles/fast.yaml", PICO).lines)
+    assert not any("upload limit" in line for line in check_all(ROOT / "profiles/fast.yaml", PICO).lines)
 
 
 def test_another_override_is_not_guessed_at(tmp_path: Path) -> None:
@@ -632,8 +634,8 @@ def test_another_override_is_not_guessed_at(tmp_path: Path) -> None:
 
 
 def test_vllm_s_own_model_where_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_runs_on_cpu", lambda: False)
-    assert "cannot run its own Voxtral Realtime on a CPU" in only_problem(check.check(CONFIG, PICO))
+    monkeypatch.setattr(memory, "runs_on_cpu", lambda: False)
+    assert "cannot run its own Voxtral Realtime on a CPU" in only_problem(check_all(CONFIG, PICO))
 
 
 def test_several_gpus_are_not_guessed_at(tmp_path: Path) -> None:
@@ -642,20 +644,20 @@ def test_several_gpus_are_not_guessed_at(tmp_path: Path) -> None:
 
 def test_ram_s_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
-    monkeypatch.setattr(check, "_device", lambda _: Device("memory node 0 (CPU)", 8 * GIB, 4 * GIB))
-    report = check.check(CONFIG, PICO)
+    monkeypatch.setattr(memory, "first_device", lambda _: Device("memory node 0 (CPU)", 8 * GIB, 4 * GIB))
+    report = check_all(CONFIG, PICO)
     assert row(report, "share") == "5.20 GiB: gpu_memory_utilization 0.65 of 8.00 GiB"
     assert "5.20 GiB of memory node 0 (CPU), and 4.00 GiB of it is free" in only_problem(report)
 
 
 def test_a_kv_cache_space_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1.5")
-    assert only_problem(check.check(CONFIG, PICO)) == "VLLM_CPU_KVCACHE_SPACE is '1.5', expected a whole number of GiB"
+    assert only_problem(check_all(CONFIG, PICO)) == "VLLM_CPU_KVCACHE_SPACE is '1.5', expected a whole number of GiB"
 
 
 def test_more_kv_cache_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1000000")
-    assert "more than the" in only_problem(check.check(CONFIG, PICO))
+    assert "more than the" in only_problem(check_all(CONFIG, PICO))
 
 
 def test_less_kv_cache_than_one_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -693,7 +695,7 @@ def test_nvml_is_asked_for_the_gpu_that_vllm_would_take(monkeypatch: pytest.Monk
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
-    assert check._device(Platform(cuda=True)) == Device("handle 3", 24 * GIB, 20 * GIB)
+    assert device.first_device(Platform(cuda=True)) == Device("handle 3", 24 * GIB, 20 * GIB)
 
 
 def test_a_gpu_that_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -701,13 +703,13 @@ def test_a_gpu_that_nvml_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    with pytest.raises(check.ConfigError, match="NVML does not tell the memory of the first GPU"):
-        check._device(Platform(cuda=True))
+    with pytest.raises(device.ConfigError, match="NVML does not tell the memory of the first GPU"):
+        device.first_device(Platform(cuda=True))
 
 
 def test_no_gpu_for_a_build_that_needs_one() -> None:
-    with pytest.raises(check.ConfigError, match="no CPU build and sees no NVIDIA GPU"):
-        check._device(Platform(cuda=False))
+    with pytest.raises(device.ConfigError, match="no CPU build and sees no NVIDIA GPU"):
+        device.first_device(Platform(cuda=False))
 
 
 # The longest clip; tests/server/test_check_limits.py holds it against a server
@@ -736,12 +738,14 @@ def test_a_context_that_padding_fills(tmp_path: Path) -> None:
 
 def test_the_delay_is_the_tokenizer_s() -> None:
     tekken = json.loads((PICO / "tekken.json").read_text())["audio"]
-    assert check.longest_clip(tekken, 512) == (463 * 1280, 49, 16000)
-    assert check.longest_clip(tekken | {"transcription_delay_ms": 960}, 512) == (457 * 1280, 55, 16000)
+    length = clip_length(tekken)
+    assert (length.longest(512), length.padding, length.rate_hz) == (463 * 1280, 49, 16000)
+    later = clip_length(tekken | {"transcription_delay_ms": 960})
+    assert (later.longest(512), later.padding, later.rate_hz) == (457 * 1280, 55, 16000)
 
 
 @pytest.mark.parametrize("change", [{"frame_rate": -1}, {"unheard_of": 1}, {"transcription_delay_ms": 481}])
 def test_a_tokenizer_that_mistral_common_refuses(change: dict[str, Any]) -> None:
     tekken = json.loads((PICO / "tekken.json").read_text())["audio"]
-    with pytest.raises(checkpoint.CheckpointError, match=r"audio part of tekken\.json"):
-        check.longest_clip(tekken | change, 512)
+    with pytest.raises(CheckpointError, match=r"audio part of tekken\.json"):
+        clip_length(tekken | change)

@@ -14,8 +14,8 @@ import pytest
 from conftest import PICO
 
 from pico import huggingface
-from voxtral_serve.checkpoint import reading as checkpoint
-from voxtral_serve.checkpoint.reading import CheckpointError
+from voxtral_serve import checkpoint
+from voxtral_serve.checkpoint import CheckpointError, shapes
 
 PARAMS = json.loads((PICO / "params.json").read_text())
 WQ = "mm_streams_embeddings.embedding_module.whisper_encoder.transformer.layers.1.attention.wq.weight"
@@ -398,7 +398,7 @@ def test_every_single_missing_tensor_is_named_as_stored(
     for name in tensors:
         rest = {other: tensor for other, tensor in held.tensors.items() if other != name}
         with pytest.raises(CheckpointError, match=re.escape(f"lacks tensor {held.tensors[name].stored_as}") + "$"):
-            checkpoint._check_tensors(directory, checkpoint.expected_shapes(held.params), rest, held.layout)
+            shapes.check_tensors(directory, checkpoint.expected_shapes(held.params), rest, held.layout)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -651,9 +651,9 @@ def test_what_this_user_may_not_read(name: str) -> None:
 
 
 def test_another_voxtral_is_told_by_its_encoder(mistral: Path, hugging_face: Path) -> None:
-    assert checkpoint.other(mistral) is None
-    assert checkpoint.other(hugging_face) is None
+    assert checkpoint.other_model(mistral) is None
+    assert checkpoint.other_model(hugging_face) is None
     edit(mistral / "params.json", lambda params: encoder_args(params).pop("causal"))
-    assert checkpoint.other(mistral) == checkpoint.Other(mistral, checkpoint.read(PICO).weight_bytes)
+    assert checkpoint.other_model(mistral) == checkpoint.OtherModel(mistral, checkpoint.read(PICO).weight_bytes)
     edit(mistral / "params.json", lambda params: params.pop("multimodal"))
-    assert checkpoint.other(mistral) is None
+    assert checkpoint.other_model(mistral) is None

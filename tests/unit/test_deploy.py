@@ -10,8 +10,8 @@ import vllm
 import yaml
 from conftest import CONFIG, ROOT
 
-from voxtral_serve.check import report as check
-from voxtral_serve.check.report import Report
+from voxtral_serve.check import Report
+from voxtral_serve.check.options import read_options
 
 KUBERNETES = ROOT / "deploy/kubernetes"
 ENTRYPOINT = (ROOT / "entrypoint.sh").read_text(encoding="utf-8")
@@ -53,9 +53,10 @@ def test_the_dashboard_finds_its_data() -> None:
 def test_the_entrypoint_s_flags_are_vllm_s() -> None:
     added = re.findall(r'set -- "\$@" (--.+?)(?: ;;)?$', ENTRYPOINT, re.MULTILINE)
     words = " ".join(added).replace('"${VOXTRAL_SERVE_SHUTDOWN_S:-30}"', "30").split()
-    options = check._options(report := Report(), CONFIG, words)
+    read = read_options(report := Report(), CONFIG, words)
     assert report.problems == []
-    assert options is not None
+    assert read is not None
+    options = read.values
     assert (options.middleware, options.shutdown_timeout) == (["voxtral_serve.guard.Guard"], 30)
     assert options.disable_fastapi_docs and options.disable_uvicorn_access_log
 
@@ -92,10 +93,10 @@ def commands() -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize(("name", "words"), commands())
 def test_what_the_containers_run_is_right(name: str, words: list[str]) -> None:
     assert words[0] == "--config"
-    options = check._options(report := Report(), ROOT / words[1].lstrip("/"), words[2:])
+    read = read_options(report := Report(), ROOT / words[1].lstrip("/"), words[2:])
     assert report.problems == []
-    assert options is not None
-    assert options.model == "."
+    assert read is not None
+    assert read.values.model == "."
 
 
 def test_the_older_model_is_served_as_its_design_says() -> None:
@@ -108,7 +109,7 @@ def test_the_older_model_is_served_as_its_design_says() -> None:
 
 def test_both_services_fit_on_one_gpu() -> None:
     shares = [
-        check._options(Report(), ROOT / words[1].lstrip("/"), words[2:]).gpu_memory_utilization  # type: ignore[union-attr]
+        read_options(Report(), ROOT / words[1].lstrip("/"), words[2:]).values.gpu_memory_utilization  # type: ignore[union-attr]
         for name, words in commands()
         if name != "kubernetes"
     ]

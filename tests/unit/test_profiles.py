@@ -6,7 +6,9 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from voxtral_serve.check import report as check
+from voxtral_serve.check import Report
+from voxtral_serve.check.options import read_options
+from voxtral_serve.check.profiles import OF_OTHER_MODELS
 
 NAMES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 
@@ -40,17 +42,18 @@ def test_spec_of_0_20_0_drafts_as_many_whatever_runs() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_and_guard_as_vllm_reads_them(name: str) -> None:
-    options = check._options(report := check.Report(), ROOT / f"profiles/{name}.yaml")
+    read = read_options(report := Report(), ROOT / f"profiles/{name}.yaml")
     assert report.problems == []
-    assert options is not None
+    assert read is not None
+    options = read.values
     assert options.served_model_name == profile(name)["served_model_name"]
     first, openai_s, *_ = options.served_model_name
-    assert (first, openai_s) == (name if name in check.OTHERS else "voxtral", "whisper-1")
+    assert (first, openai_s) == (name if name in OF_OTHER_MODELS else "voxtral", "whisper-1")
     assert (options.middleware, options.shutdown_timeout) == (["voxtral_serve.guard.Guard"], 30)
     assert options.disable_uvicorn_access_log
 
 
 def test_profiles_of_other_models_are_told_by_their_names() -> None:
     """The others serve pico's architecture."""
-    assert set(check.OTHERS) <= set(NAMES)
-    assert {name for name in NAMES if "voxtral" not in profile(name)["served_model_name"]} == set(check.OTHERS)
+    assert set(OF_OTHER_MODELS) <= set(NAMES)
+    assert {name for name in NAMES if "voxtral" not in profile(name)["served_model_name"]} == set(OF_OTHER_MODELS)

@@ -15,7 +15,8 @@ from fakeserver import MODEL, Answer, FakeServer
 from transcribing import environment, run, start, wait_for
 
 from voxtral_serve import cli
-from voxtral_serve.client import transcribe
+from voxtral_serve.client import files
+from voxtral_serve.client.server import RETRIES, Upload
 
 KEY = "s3cret-key"
 
@@ -94,10 +95,8 @@ def test_names_that_would_be_the_same(
     write(*map(Path, ["a/x.wav", "b/x.wav", "b/y.wav", "c/a/x.wav", "m/x.mp3", "m/x.ogg", "m/y.ogg"]))
     if "B/X.wav" in given:
         write(Path("B/X.wav"))
-    found = transcribe.find([Path(each) for each in given])
-    assert [str(path) for path in transcribe.targets(found, Path("out"), ".txt")] == [
-        f"out/{each}.txt" for each in names
-    ]
+    found = files.find([Path(each) for each in given])
+    assert [str(path) for path in files.targets(found, Path("out"), ".txt")] == [f"out/{each}.txt" for each in names]
 
 
 def test_what_cannot_be_used_sends_nothing(tmp_path: Path) -> None:
@@ -138,13 +137,13 @@ def test_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
 def test_an_upload_is_read_as_it_is_sent(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "a.wav", size=300_000)
     with path.open("rb") as file:
-        upload = transcribe.Upload(file, "ä.wav", {"model": "mine"})
+        upload = Upload(file, "ä.wav", {"model": "mine"})
         blocks = list(upload)
     assert len(upload) == sum(map(len, blocks))
     assert max(map(len, blocks)) <= 1 << 16
     assert path.read_bytes() in b"".join(blocks)
     with path.open("rb") as file:
-        upload = transcribe.Upload(file, "a.wav", {})
+        upload = Upload(file, "a.wav", {})
         os.truncate(path, 100)
         with pytest.raises(OSError, match="became shorter"):
             list(upload)
@@ -232,7 +231,7 @@ def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
         done = run(*paths, "--url", server.url)
     assert done.stdout == f"{paths[0]}: alpha\n"
     assert f"failed: {paths[1]}: 503: 16 requests are in flight" in done.stderr
-    assert server.sent().count("b.wav") == 1 + transcribe.RETRIES
+    assert server.sent().count("b.wav") == 1 + RETRIES
     starts = [received.start for received in server.received if received.name == "a.wav"]
     assert len(starts) == 3
     assert starts[2] - starts[1] >= 2  # what it asked for, doubled as it was the second time
@@ -361,7 +360,7 @@ def test_a_reader_that_has_had_enough(tmp_path: Path) -> None:
 def test_it_starts_fast_and_imports_no_vllm(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "a.wav")
     code = (
-        "import sys; from voxtral_serve import cli, live; cli.run(sys.argv[1:]);"
+        "import sys; from voxtral_serve import cli; from voxtral_serve.client import live; cli.run(sys.argv[1:]);"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'vllm', 'torch', 'transformers', 'bench'}))"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -372,6 +371,15 @@ def test_it_starts_fast_and_imports_no_vllm(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("alpha\n[]\n", "")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert cpu_s < 1
+
+
+def test_the_command_line_alone_imports_no_client_and_no_vllm() -> None:
+    code = (
+        "import sys; from voxtral_serve import cli;"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'requests', 'tqdm', 'numpy', 'vllm'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 @pytest.mark.parametrize(("missing", "flags"), [("requests", ()), ("tqdm", ()), ("soxr", ("--live",))])

@@ -9,48 +9,33 @@ import base64
 import contextlib
 import json
 import os
-import queue
 import signal
 import sys
 import threading
-import time
-from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import soundfile
-import soxr
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from voxtral_serve.client.transcribe import CONNECT_S, RequestError, Server, UsageError, api_key, said, shown
+from voxtral_serve.client.errors import RequestError, UsageError, report_end
+from voxtral_serve.client.jobs import LiveJob
+from voxtral_serve.client.server import CONNECT_S, Server, api_key, said
+from voxtral_serve.client.sound import POLL_S, microphone, spoken
 
-RATE_HZ = 16000
-PIECE_S = 0.08  # one token of Voxtral Realtime
-POLL_S = 0.1
 PING_TIMEOUT_S = 60  # a busy server on a CPU may leave a ping unanswered for long
 
 
-def main(flags: Namespace) -> int:
+def run(job: LiveJob) -> int:
     """Exit status: 0 for a whole text, after Ctrl-C as well; 1 for an error; 2 for audio that cannot be used."""
     ending = threading.Event()
     try:
-        server = Server(flags.url, api_key(os.environ))
-        pieces = spoken(flags.files[0], ending) if flags.files else microphone(ending)
-        model = flags.model or server.model()
-        hold(server, model, pieces, ending, listens=not flags.files)
-    except KeyboardInterrupt:
-        return _end("stopped", 130)
-    except (UsageError, RequestError) as error:
-        return _end(str(error), 2 if isinstance(error, UsageError) else 1)
+        server = Server(job.url, api_key(os.environ))
+        pieces = spoken(job.path, ending) if job.path else microphone(ending)
+        hold(server, job.model or server.model(), pieces, ending, listens=not job.path)
+    except (UsageError, RequestError, KeyboardInterrupt) as error:
+        return report_end(error)
     return 0
-
-
-def _end(message: str, status: int) -> int:
-    print(f"voxtral-serve: {message}", file=sys.stderr)
-    return status
 
 
 def hold(server: Server, model: str, pieces: Iterator[bytes], ending: threading.Event, *, listens: bool) -> None:
@@ -136,8 +121,6 @@ class _Speaker(threading.Thread):
                 sent += 1
         except ConnectionClosed:
             return  # the other thread sees it, too
-        except soundfile.SoundFileError as error:
-            self.error = UsageError(f"the audio is damaged: {error}")
         except Exception as error:  # that the other thread raises, instead of waiting for ever
             self.error = error
         self.ended, self.silent = True, not sent
@@ -181,72 +164,3 @@ def receive(socket: ClientConnection) -> dict[str, Any]:
 
 def send(socket: ClientConnection, kind: str, **fields: Any) -> None:
     socket.send(json.dumps({"type": kind, **fields}))
-
-
-def spoken(path: Path, ending: threading.Event) -> Iterator[bytes]:
-    """The file as PCM16, mono, 16 kHz; each piece when its last sample would have been spoken.
-
-    Raises UsageError at once if the file cannot be decoded.
-    """
-    try:
-        file = soundfile.SoundFile(path)
-    except (OSError, soundfile.SoundFileError) as error:
-        raise UsageError(f"{shown(path)} cannot be decoded: {error}") from None
-    return _spoken(file, ending)
-
-
-def _spoken(file: Any, ending: threading.Event) -> Iterator[bytes]:
-    with file:
-        begun, spoken_s = time.monotonic(), 0.0
-        for samples in _resampled(file):
-            spoken_s += len(samples) / RATE_HZ
-            if ending.wait(max(0, begun + spoken_s - time.monotonic())):
-                return
-            yield (samples.clip(-1, 1) * 32767).round().astype("<i2").tobytes()
-
-
-def _resampled(file: Any) -> Iterator[np.ndarray]:
-    resampler = soxr.ResampleStream(file.samplerate, RATE_HZ, 1, "float32")
-    size = max(1, round(PIECE_S * file.samplerate))
-    last = False
-    while not last:
-        block = file.read(size, dtype="float32", always_2d=True)
-        last = len(block) < size
-        mono = block.mean(axis=1)
-        samples = mono if file.samplerate == RATE_HZ else resampler.resample_chunk(mono, last)
-        if len(samples):
-            yield samples
-
-
-def microphone(ending: threading.Event) -> Iterator[bytes]:
-    """What the system's default microphone hears. Raises UsageError at once where there is none."""
-    try:
-        import sounddevice
-    except ImportError:
-        raise UsageError(
-            "a microphone needs the package sounddevice: pip install 'voxtral-serve[live]', or give --live a FILE"
-        ) from None
-    except OSError as error:
-        raise UsageError(f"a microphone needs PortAudio ({error}): on Debian, apt install libportaudio2") from None
-    heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    try:
-        stream = sounddevice.RawInputStream(
-            samplerate=RATE_HZ,
-            blocksize=round(PIECE_S * RATE_HZ),
-            channels=1,
-            dtype="int16",
-            callback=lambda samples, *_: heard.put(bytes(samples)),
-        )
-        stream.start()
-    except (sounddevice.PortAudioError, ValueError) as error:
-        raise UsageError(f"no microphone: {error}") from None
-    return _heard(stream, heard, ending)
-
-
-def _heard(stream: Any, heard: "queue.SimpleQueue[bytes]", ending: threading.Event) -> Iterator[bytes]:
-    while not ending.is_set():
-        with contextlib.suppress(queue.Empty):
-            yield heard.get(timeout=POLL_S)
-    stream.close()
-    while not heard.empty():
-        yield heard.get()

@@ -19,8 +19,7 @@ from vllm.platforms import current_platform
 from vllm.transformers_utils.config import HFConfigParser, MistralConfigParser, get_hf_file_to_dict
 from vllm.transformers_utils.configs.mistral import adapt_config_dict
 
-from voxtral_serve import shims
-from voxtral_serve.checkpoint import reading as checkpoint
+from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import drafter, names
 
 logger = init_logger("vllm.voxtral_serve")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from vllm.model_executor.models.voxtral_realtime import VoxtralRealtimeGeneration
 
-from voxtral_serve.checkpoint import reading as checkpoint
+from voxtral_serve import checkpoint
 
 
 def to_pairs(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -1,0 +1,73 @@
+"""The device that vLLM would use, its memory, and whether vLLM's model runs on it."""
+
+import os
+from argparse import Namespace
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from voxtral_serve.check.report import ConfigError
+from voxtral_serve.units import GIB
+
+
+@dataclass(frozen=True)
+class Device:
+    """The first device that vLLM would use. Memory in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
+def first_device(current: Any) -> Device:
+    """`current` is vllm.platforms.current_platform. Raises ConfigError without a device whose memory can be read."""
+    if current.is_cpu():
+        from vllm.utils.cpu_resource_utils import get_memory_node_info
+
+        node = get_memory_node_info(0)
+        return Device("memory node 0 (CPU)", node.total_memory, node.available_memory)
+    if not current.is_cuda():
+        raise ConfigError(
+            f"vLLM {version('vllm')} is no CPU build and sees no NVIDIA GPU (its platform is {current.device_name!r}): "
+            "look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    from vllm.third_party import pynvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        raise ConfigError("CUDA_VISIBLE_DEVICES is set and empty, so that no GPU can be seen: unset it, or name one")
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(current.device_id_to_physical_device_id(0))
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        name = pynvml.nvmlDeviceGetName(handle)
+    except (pynvml.NVMLError, RuntimeError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"NVML does not tell the memory of the first GPU (CUDA_VISIBLE_DEVICES is {visible!r}): "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return Device(name, int(memory.total), int(memory.free))
+
+
+def explicit_kv_bytes(values: Namespace, on_cpu: bool) -> tuple[int, str] | None:
+    """The size of the KV cache in bytes, and the setting that gives it. None if no setting does; raises ConfigError."""
+    if on_cpu and (text := os.environ.get("VLLM_CPU_KVCACHE_SPACE")):
+        try:
+            return int(text) * GIB, f"VLLM_CPU_KVCACHE_SPACE={text}"
+        except ValueError:
+            raise ConfigError(f"VLLM_CPU_KVCACHE_SPACE is {text!r}, expected a whole number of GiB") from None
+    if values.kv_cache_memory_bytes:
+        return values.kv_cache_memory_bytes, f"kv_cache_memory_bytes {values.kv_cache_memory_bytes}"
+    return None
+
+
+def runs_on_cpu() -> bool:
+    """Whether vLLM's encoder attention works with its CPU backend. Calls vLLM's code instead of comparing versions."""
+    from vllm.model_executor.models.whisper_causal import create_whisper_attention_backend_with_block_pooling
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    try:
+        create_whisper_attention_backend_with_block_pooling(CPUAttentionBackend, 4)
+    except NotImplementedError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""The KV cache as vLLM would lay it out, by vLLM's own functions."""
+
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+from voxtral_serve.check.plan import Plan
+from voxtral_serve.check.report import ConfigError
+
+POOL = 1 << 60  # bytes; a KV cache so large that rounding to whole blocks does not show
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """vLLM's layout of the KV cache: blocks from one pool, and how many of them one sequence of full length takes."""
+
+    block_bytes: int
+    blocks: int
+
+    def bytes_of(self, sequences: int) -> int:
+        """Bytes for so many sequences of max_model_len, and for the one block that vLLM keeps back."""
+        return (sequences * self.blocks + 1) * self.block_bytes
+
+    @classmethod
+    def of(cls, params: dict[str, Any], plan: Plan, asynchronous: bool, encode_once: bool) -> "KvCache":
+        """Lay out the cache by vLLM's own functions, for Voxtral Realtime on one device.
+
+        Its layers are of two kinds (vllm.model_executor.models.whisper_causal, .llama): language model, one entry per
+        token; encoder, as many per token as are pooled into one, in a window of its own. vLLM gives both pages of one
+        size and groups of one number of layers. With the encoder run once, its layers have none. Raises ConfigError
+        for a kv_cache_dtype whose pages are laid out otherwise.
+        """
+        from vllm.platforms import current_platform
+        from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
+        from vllm.v1.core import kv_cache_utils
+
+        cache = plan.cache
+        if cache.cache_dtype not in ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"):
+            raise ConfigError(f"the pages of kv_cache_dtype {cache.cache_dtype} are not known here")
+        name = {2: "bfloat16", 4: "float32"}[plan.element_bytes] if cache.cache_dtype == "auto" else cache.cache_dtype
+        on_cpu = current_platform.is_cpu()
+        if on_cpu and not cache.user_specified_block_size:
+            cache.block_size = 128  # vllm.platforms.cpu.CpuPlatform.check_and_update_config
+        batches = 2 if asynchronous and not on_cpu else 1  # VllmConfig.max_concurrent_batches
+        # As much of a VllmConfig as the functions below read; a real one loads the tokenizer and inspects the model.
+        config: Any = SimpleNamespace(
+            model_config=SimpleNamespace(max_model_len=plan.max_model_len),
+            cache_config=cache,
+            scheduler_config=plan.scheduler,
+            parallel_config=SimpleNamespace(
+                decode_context_parallel_size=1, prefill_context_parallel_size=1, tensor_parallel_size=1
+            ),
+            attention_config=SimpleNamespace(hisparse_config=None),
+            speculative_config=None,
+            kv_transfer_config=None,
+            max_in_flight_tokens=batches * plan.scheduler.max_num_batched_tokens,
+        )
+        if hasattr(cache, "kv_cache_layout"):  # vLLM 0.32.0; backends for this model have layers outermost
+            cache.kv_cache_layout = "LBHNC"
+        specs = _kv_specs(params, cache.block_size, STR_DTYPE_TO_TORCH_DTYPE[name], encode_once)
+        groups = kv_cache_utils.get_kv_cache_groups(config, specs)
+        layout = kv_cache_utils.get_kv_cache_config_from_groups(config, groups, POOL)
+        concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(config, layout)
+        return cls(POOL // layout.num_blocks, round(layout.num_blocks / concurrency))
+
+
+def _kv_specs(params: dict[str, Any], block_size: int, dtype: Any, encode_once: bool) -> dict[str, Any]:
+    """One spec per attention layer with a KV cache, as the layers' own get_kv_cache_spec make them."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    encoder = params["multimodal"]["whisper_model_args"]["encoder_args"]
+    pooled = params["multimodal"]["whisper_model_args"]["downsample_args"]["downsample_factor"]
+    heads, window = encoder["n_heads"], encoder["sliding_window"]
+    text = {"num_kv_heads": params["n_kv_heads"], "head_size": params["head_dim"]}
+    audio: dict[str, Any] = {"head_size": encoder["head_dim"]}
+    if "tokens_per_state" in {each.name for each in fields(SlidingWindowSpec)}:
+        audio |= {
+            "num_kv_heads": heads,
+            "tokens_per_state": Fraction(1, pooled),
+            "sliding_window": -(-window // pooled) + 1,
+        }
+    else:  # vLLM 0.20.0: pooled frames count as heads, the window's frames as tokens
+        audio |= {"num_kv_heads": heads * pooled, "sliding_window": window}
+    common = {"block_size": block_size, "dtype": dtype}
+    of_text: Any
+    if params.get("sliding_window"):
+        of_text = SlidingWindowSpec(**common, **text, sliding_window=params["sliding_window"])
+    else:
+        of_text = FullAttentionSpec(**common, **text)
+    specs = {f"text.{number}": of_text for number in range(params["n_layers"])}
+    if not encode_once:
+        specs |= {f"encoder.{number}": SlidingWindowSpec(**common, **audio) for number in range(encoder["n_layers"])}
+    return specs

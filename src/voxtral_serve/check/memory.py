@@ -1,0 +1,152 @@
+"""Whether the model and its caches fit into the memory of one device.
+
+Memory for activations and CUDA graphs is known only once the model is loaded, so it is not counted.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from voxtral_serve.check.device import explicit_kv_bytes, first_device, runs_on_cpu
+from voxtral_serve.check.kv_cache import KvCache
+from voxtral_serve.check.model_directory import parameters
+from voxtral_serve.check.options import ServeOptions
+from voxtral_serve.check.plan import Plan
+from voxtral_serve.check.report import ConfigError, Report, size
+from voxtral_serve.checkpoint import Checkpoint, OtherModel
+from voxtral_serve.engine.names import ENCODE_ONCE
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """What the model takes on one device. In bytes."""
+
+    weights: int
+    quantized: bool  # then the weights are counted as stored
+    encoder_cache: int
+    audio_rows: int  # 0 without the encode-once model
+    kv: KvCache
+
+    @property
+    def beside_kv(self) -> int:
+        return self.weights + self.encoder_cache + self.audio_rows
+
+    @classmethod
+    def of(cls, options: ServeOptions, held: Checkpoint, plan: Plan, kv: KvCache) -> "MemoryNeeds":
+        encoder = held.params["multimodal"]["whisper_model_args"]["encoder_args"]
+        pooled = held.params["multimodal"]["whisper_model_args"]["downsample_args"]["downsample_factor"]
+        quantized = bool(held.params.get("quantization") or options.values.quantization)
+        weights = held.weight_bytes if quantized else parameters(held) * plan.element_bytes
+        row = (held.params["dim"] if options.encode_once else encoder["dim"] * pooled) * plan.element_bytes
+        audio_rows = plan.audio_rows * row if options.encode_once else 0
+        return cls(weights, quantized, plan.encoder_cache * row, audio_rows, kv)
+
+
+def check_memory(
+    report: Report, options: ServeOptions, held: Checkpoint, plan: Plan, advice: Callable[[], str]
+) -> None:
+    """Compare what Voxtral Realtime needs with what the device has. `advice` ends a problem about too little memory."""
+    values = options.values
+    if values.tensor_parallel_size * values.pipeline_parallel_size > 1:
+        report.row("not computed", "this adds up what one device needs, and the config spreads the model over several")
+        return
+    if values.hf_overrides and not options.encode_once:
+        report.row("not computed", f"hf_overrides may make another model of it; {ENCODE_ONCE} alone is known here")
+        return
+    try:
+        kv = KvCache.of(held.params, plan, values.async_scheduling is not False, options.encode_once)
+    except ConfigError as error:
+        report.row("KV cache", f"not computed: {error}")
+        return
+    except (AttributeError, ImportError, TypeError) as error:  # internals of vLLM that another version has otherwise
+        report.row("KV cache", f"not computed on vLLM {version('vllm')}: {type(error).__name__}: {error}")
+        return
+    needs = MemoryNeeds.of(options, held, plan, kv)
+    _report_needs(report, needs, plan)
+    _check_room(report, options, needs, plan, advice)
+
+
+def _report_needs(report: Report, needs: MemoryNeeds, plan: Plan) -> None:
+    seqs = plan.max_num_seqs
+    stored = ", as stored" if needs.quantized else f", {8 * plan.element_bytes} bits each"
+    report.row("weights", f"{size(needs.weights)}{stored}")
+    report.row("KV cache", f"{size(needs.kv.bytes_of(1))} for one sequence of {plan.max_model_len:,} tokens")
+    if seqs > 1:
+        report.row("", f"{size(needs.kv.bytes_of(seqs))} for max_num_seqs = {seqs:,} of them")
+    report.row("encoder cache", f"{size(needs.encoder_cache)} for {plan.encoder_cache:,} audio tokens")
+    if needs.audio_rows:
+        report.row(
+            "audio rows", f"{size(needs.audio_rows)} for max_num_seqs = {seqs:,} clips, held beside the KV cache"
+        )
+    report.row("not counted", "activations, CUDA graphs and what PyTorch keeps: vLLM measures them at its start")
+
+
+def _check_room(
+    report: Report, options: ServeOptions, needs: MemoryNeeds, plan: Plan, advice: Callable[[], str]
+) -> None:
+    from vllm.platforms import current_platform
+
+    on_cpu = current_platform.is_cpu()
+    try:
+        device = first_device(current_platform)
+        explicit = explicit_kv_bytes(options.values, on_cpu)
+    except ConfigError as error:
+        report.problem(str(error))
+        return
+    report.row("device", f"{device.name}: {size(device.total)}, {size(device.free)} of it free")
+    if on_cpu and not options.encode_once and not runs_on_cpu():
+        report.problem(
+            f"vLLM {version('vllm')} cannot run its own Voxtral Realtime on a CPU; 0.32.0 can. "
+            f"hf_overrides: {{architectures: [{ENCODE_ONCE}]}} runs on either"
+        )
+    part = plan.cache.gpu_memory_utilization
+    share = int(device.total * part)
+    if explicit is None:
+        pool, source = share - needs.beside_kv, f"gpu_memory_utilization {part} of {size(device.total)}"
+        report.row("share", f"{size(share)}: {source}")
+    else:
+        pool, source = explicit
+        report.row("KV cache space", f"{size(pool)}: {source}")
+    if not (explicit and on_cpu) and share > device.free:
+        report.problem(
+            f"gpu_memory_utilization {part} is {size(share)} of {device.name}, and {size(device.free)} of it is "
+            "free: vLLM refuses to start. Lower it, or end what uses the memory" + advice()
+        )
+    if explicit and needs.beside_kv + pool > device.free:
+        audio = f"encoder cache {size(needs.encoder_cache)}"
+        audio += f", audio rows {size(needs.audio_rows)}" if needs.audio_rows else ""
+        report.problem(
+            f"weights {size(needs.weights)}, {audio} and KV cache {size(pool)} ({source}) are more than the "
+            f"{size(device.free)} that {device.name} has free" + advice()
+        )
+    one = needs.kv.bytes_of(1)
+    if one > pool:
+        left = size(pool) if pool > 0 else "nothing"
+        report.problem(
+            f"one sequence of max_model_len {plan.max_model_len:,} needs {size(one)} of KV cache beside weights of "
+            f"{size(needs.weights)}, and {source} leaves {left} for it: raise it, or lower max_model_len{advice()}"
+        )
+        return
+    sequences = pool // needs.kv.block_bytes / needs.kv.blocks
+    bound = "" if explicit else "at most "
+    report.row("room for", f"{bound}{sequences:.2f} sequences of {plan.max_model_len:,} tokens at a time")
+
+
+def check_memory_of_other(report: Report, values: Namespace, held: OtherModel) -> None:
+    """Compare the weights of another model with gpu_memory_utilization's share of the device."""
+    from vllm.platforms import current_platform
+
+    report.row("weights", f"{size(held.weight_bytes)}, as stored; nothing else is known of this model")
+    try:
+        device = first_device(current_platform)
+    except ConfigError as error:
+        report.problem(str(error))
+        return
+    report.row("device", f"{device.name}: {size(device.total)}, {size(device.free)} of it free")
+    share = int(device.total * values.gpu_memory_utilization)
+    if not current_platform.is_cpu() and not values.quantization and held.weight_bytes > share:
+        report.problem(
+            f"the weights take {size(held.weight_bytes)}, and gpu_memory_utilization {values.gpu_memory_utilization} "
+            f"of {device.name} is {size(share)}: raise it, or take a larger GPU"
+        )

@@ -1,0 +1,97 @@
+"""The sizes that vLLM derives from its options before it measures any memory."""
+
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+from voxtral_serve.check.report import ConfigError
+from voxtral_serve.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Lengths are in token positions of 80 ms."""
+
+    max_model_len: int
+    max_num_seqs: int
+    cache: Any  # vllm.config.CacheConfig
+    scheduler: Any  # vllm.config.SchedulerConfig
+    element_bytes: int  # of weights and activations
+
+    @property
+    def encoder_cache(self) -> int:
+        """Audio tokens that the encoder cache holds (vllm.v1.core.encoder_cache_manager.compute_mm_encoder_budget)."""
+        return max(self.scheduler.max_num_batched_tokens, self.max_model_len)
+
+    @property
+    def audio_rows(self) -> int:
+        """Rows of the LM's width that the encode-once model keeps (voxtral_serve.engine.audio_rows.AudioRows)."""
+        return self.max_num_seqs * self.max_model_len + int(self.scheduler.max_num_batched_tokens)
+
+    @classmethod
+    def of(cls, values: Namespace, held: Checkpoint) -> "Plan":
+        """From vLLM's options and a checkpoint. Raises ConfigError for values that vLLM refuses."""
+        length = _context_length(values, held)
+        tokens, seqs = _batch_sizes(values, length)
+        cache, scheduler = _vllm_configs(values, length, tokens, seqs)
+        # `auto` keeps 16 bits as they are and has 32 bits rounded to 16 (vllm.config.model._resolve_auto_dtype).
+        return cls(length, seqs, cache, scheduler, 4 if values.dtype in ("float", "float32") else 2)
+
+
+def _context_length(values: Namespace, held: Checkpoint) -> int:
+    """max_model_len as vLLM's ModelConfig derives it: model_max_length overrides max_position_embeddings."""
+    longest: int | None = held.params.get("model_max_length") or held.params.get("max_position_embeddings")
+    length: int | None = values.max_model_len
+    if length is None or length == -1:
+        if longest is None:
+            raise ConfigError("max_model_len is not set, and the checkpoint names no max_position_embeddings: set it")
+        return longest
+    if length < 1:
+        raise ConfigError(f"max_model_len is {length}, expected at least 1")
+    if longest is not None and length > longest:
+        raise ConfigError(f"max_model_len is {length}, and the checkpoint was made for at most {longest}")
+    return length
+
+
+def _batch_sizes(values: Namespace, length: int) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs), as EngineArgs._set_default_max_num_seqs_and_batched_tokens_args."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    defaults = AsyncEngineArgs.get_batch_defaults(values.pipeline_parallel_size * values.tensor_parallel_size)
+    tokens, seqs = (default[UsageContext.OPENAI_API_SERVER] for default in defaults)
+    seqs = values.max_num_seqs or seqs
+    tokens = values.max_num_batched_tokens or min(tokens, seqs * length)
+    return tokens, seqs if values.max_num_seqs is not None else min(seqs, tokens)
+
+
+def _vllm_configs(values: Namespace, length: int, tokens: int, seqs: int) -> list[Any]:
+    """vLLM's CacheConfig and SchedulerConfig. Raises ConfigError with all that both refuse."""
+    from pydantic import ValidationError
+    from vllm.config import CacheConfig, SchedulerConfig
+
+    arguments = {
+        CacheConfig: {
+            "gpu_memory_utilization": values.gpu_memory_utilization,
+            "cache_dtype": values.kv_cache_dtype,
+            **({} if values.block_size is None else {"block_size": values.block_size}),
+        },
+        SchedulerConfig: {
+            "max_model_len": length,
+            "is_encoder_decoder": False,
+            "max_num_batched_tokens": tokens,
+            "max_num_seqs": seqs,
+            "disable_hybrid_kv_cache_manager": values.disable_hybrid_kv_cache_manager,
+        },
+    }
+    configs, refused = [], []
+    for make, named in arguments.items():
+        try:
+            configs.append(make(**named))
+        except ValidationError as error:
+            for each in error.errors():
+                where = f"{each['loc'][0]} is {each['input']!r}: " if each["loc"] else ""
+                refused.append(where + each["msg"].removeprefix("Value error, "))
+    if refused:
+        raise ConfigError("; ".join(refused))
+    return configs

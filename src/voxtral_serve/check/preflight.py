@@ -1,0 +1,72 @@
+"""Would `vllm serve` start with this config and this checkpoint? Answered without starting an engine.
+
+vLLM's own parser reads the options, vLLM's own functions lay out the KV cache, and mistral-common gives the padding of
+clips, so the answers are those of the installed versions. Of the weights only headers are read.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from voxtral_serve import shims
+from voxtral_serve.check.clip import check_clip
+from voxtral_serve.check.gate import check_gate
+from voxtral_serve.check.installation import check_patches, check_plugin, check_versions
+from voxtral_serve.check.memory import check_memory, check_memory_of_other
+from voxtral_serve.check.model_directory import check_model
+from voxtral_serve.check.options import ServeOptions, is_option, read_options
+from voxtral_serve.check.plan import Plan
+from voxtral_serve.check.profiles import fitting
+from voxtral_serve.check.report import ConfigError, Report
+from voxtral_serve.checkpoint import HUGGING_FACE, Checkpoint, OtherModel
+from voxtral_serve.engine.names import ENCODE_ONCE
+
+
+def check_all(config: Path | None, model: Path | None, words: Sequence[str] = (), gate: bool = False) -> Report:
+    """Check the installation, `config` (a YAML for `vllm serve --config`; None for vLLM's defaults) and a checkpoint.
+
+    `words` are further arguments of `vllm serve`, which override the config. `model` defaults to the model that they
+    name, then to the config's, then to the current directory. `gate` also checks what a server on a network needs at
+    its start: a free port, and an API key or the setting that there is none.
+    """
+    report = Report()
+    check_versions(report)
+    vllm = shims.installed("vllm") is not None
+    if vllm:
+        check_patches(report)
+    absent = check_plugin(report)
+    options = read_options(report, config, words) if vllm else None
+    if gate and options:
+        check_gate(report, options.values)
+    if options is None and model is None and words and not is_option(words[0]):
+        model = Path(words[0])
+    held = check_model(report, options, model)
+    encode_once = options is not None and options.encode_once
+    if absent and (encode_once or (isinstance(held, Checkpoint) and held.layout == HUGGING_FACE)):
+        report.problem(f"{absent}, and vLLM would not know {ENCODE_ONCE if encode_once else 'this layout'}")
+    _check_memory_and_clip(report, options, held)
+    return report
+
+
+def _check_memory_and_clip(report: Report, options: ServeOptions | None, held: Checkpoint | OtherModel | None) -> None:
+    right = {"config": options is not None and options.valid, "checkpoint": held is not None}
+    missing = " and ".join(name for name in right if not right[name])
+    report.section("memory")
+    plan = None
+    if options and isinstance(held, OtherModel) and not missing:
+        check_memory_of_other(report, options.values, held)
+        return
+    if options and isinstance(held, Checkpoint) and not missing:
+        try:
+            plan = Plan.of(options.values, held)
+        except ConfigError as error:
+            missing = "config"
+            report.problem(f"config: {error}")
+        else:
+            check_memory(report, options, held, plan, lambda: fitting(held))
+    else:
+        report.row("not computed", f"the {missing} must be right first")
+    report.section("longest clip")
+    if isinstance(held, Checkpoint) and plan:
+        check_clip(report, held, plan.max_model_len)
+    else:
+        report.row("not computed", f"the {missing} must be right first")

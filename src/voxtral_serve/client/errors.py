@@ -1,0 +1,28 @@
+"""What can end a run or a request, and the exit status that it gives."""
+
+import sys
+
+
+class UsageError(Exception):
+    """The files or settings cannot be used. The message is for the user; exit status 2."""
+
+
+class RequestError(Exception):
+    """A request failed. The message is for the user, with the status and the server's own message; exit status 1."""
+
+
+class GoneError(RequestError):
+    """Nothing listens at the server's address, so all other requests would fail as well."""
+
+
+class StoppedError(Exception):
+    """The run ends before this request is answered."""
+
+
+def report_end(error: UsageError | RequestError | KeyboardInterrupt) -> int:
+    """Print on stderr why the command ends. Returns its exit status: 2, 1, or 130 for Ctrl-C."""
+    message = "stopped" if isinstance(error, KeyboardInterrupt) else str(error)
+    print(f"voxtral-serve: {message}", file=sys.stderr)
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return 2 if isinstance(error, UsageError) else 1

@@ -1,0 +1,30 @@
+"""What `voxtral-serve transcribe` is asked to do. Standard library only: the command line is parsed into these."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# A transcript's format -> how its file's name ends
+FORMATS = {"text": ".txt", "json": ".json", "verbose_json": ".json", "srt": ".srt", "vtt": ".vtt"}
+
+
+@dataclass(frozen=True)
+class FilesJob:
+    """Transcribe audio files, and those in folders."""
+
+    paths: tuple[Path, ...]
+    url: str
+    form: str  # one of FORMATS
+    out: Path | None  # the folder for transcripts; None for stdout
+    again: bool  # also the files whose transcripts are in `out` already
+    model: str | None  # None for the first that the server names
+    language: str | None
+    in_flight: int  # requests at a time
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    """Transcribe a microphone, or one file at the pace of speech."""
+
+    path: Path | None  # None for the microphone
+    url: str
+    model: str | None  # None for the first that the server names

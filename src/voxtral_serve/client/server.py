@@ -1,0 +1,199 @@
+"""A transcription server over HTTP: its model, its transcripts, retries while it is busy."""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+
+from voxtral_serve.client.errors import GoneError, RequestError, StoppedError, UsageError
+from voxtral_serve.client.text import plain, shown
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+BUSY = (429, 503)  # statuses after which a request is sent again
+RETRIES = 7
+WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # before the first retry, if the server does not say; before any
+CONNECT_S = 10
+ANSWER_S = 3600  # an hour of audio takes a small machine many minutes, and no byte comes before the end
+BLOCK_BYTES = 1 << 16  # of an upload, read at a time
+ERROR_BYTES = 1 << 20  # of an answer, searched for an error's message
+SHOWN = 300  # characters of an answer that is not an error in OpenAI's form
+
+
+def api_key(environ: Mapping[str, str]) -> str | None:
+    """The key in OPENAI_API_KEY, None if there is none. Raises UsageError, which does not show the key."""
+    key = environ.get("OPENAI_API_KEY", "").strip()
+    if not re.fullmatch(r"[\x21-\x7e]*", key):
+        raise UsageError("OPENAI_API_KEY holds a space, or another character that no key has")
+    return key or None
+
+
+def root(url: str) -> str:
+    """The server's root URL, without a trailing slash or /v1. Raises UsageError for one that is not valid."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # no number for a port, or an open bracket
+        good = False
+    if not good:
+        raise UsageError(f"--url {url!r} must look like http://127.0.0.1:8000")
+    if parts.username or parts.password:
+        raise UsageError("--url must hold no password, which others could read off the list of processes")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+class Upload:
+    """A multipart request body with one file, read while it is sent. requests alone would read all of it first."""
+
+    def __init__(self, file: BinaryIO, name: str, fields: Mapping[str, str]) -> None:
+        empty, self.content_type = urllib3.encode_multipart_formdata([*fields.items(), ("file", (name, b""))])
+        end = empty.rindex(b"\r\n--")  # where the file's content belongs
+        self._parts = [empty[:end], empty[end:]]
+        self._file = file
+        self._left = os.fstat(file.fileno()).st_size
+        self._length = len(empty) + self._left
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._parts[0]
+        while self._left:
+            block = self._file.read(min(self._left, BLOCK_BYTES))
+            if not block:
+                raise OSError("the file became shorter while it was read")
+            self._left -= len(block)
+            yield block
+        yield self._parts[1]
+
+
+class Server:
+    """A transcription server. Usable from many threads: each has a session, and so a connection, of its own.
+
+    All methods raise RequestError, and StoppedError once `stop` is set.
+    """
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = root(url)
+        self.stop = threading.Event()
+        # No proxy of the environment has a part in what is on this machine: its 127.0.0.1 is another.
+        self.proxied = urlsplit(self.url).hostname not in LOOPBACK
+        self._key = key
+        self._threads = threading.local()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    def model(self) -> str:
+        """The first model that the server names."""
+
+        def send() -> requests.Response:
+            return self._session().get(f"{self.url}/v1/models", timeout=CONNECT_S, allow_redirects=False)
+
+        response = self._answer(send)
+        try:
+            return str(response.json()["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise RequestError(f"{self.url}/v1/models names no model: {_start(response)}: give --model") from None
+
+    def transcribe(self, path: Path, model: str, form: str, language: str | None) -> bytes:
+        """The content of the file's transcript in the form that was asked for."""
+        # `text` is made of `json` here: stock vLLM answers JSON to either.
+        fields = {"model": model, "response_format": "json" if form == "text" else form}
+        if language:
+            fields["language"] = language
+
+        def send() -> requests.Response:
+            with path.open("rb") as file:
+                upload = Upload(file, shown(Path(path.name)), fields)
+                return self._session().post(
+                    f"{self.url}/v1/audio/transcriptions",
+                    data=upload,
+                    headers={"Content-Type": upload.content_type},
+                    timeout=(CONNECT_S, ANSWER_S),
+                    allow_redirects=False,
+                )
+
+        response = self._answer(send)
+        told_json = response.headers.get("Content-Type", "").startswith("application/json")
+        if form in ("srt", "vtt"):
+            if told_json:
+                raise RequestError(f"200, but JSON instead of {form}: {_start(response)}")
+            return response.content
+        try:
+            text = response.json()["text"]
+        except (ValueError, LookupError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise RequestError(f"200, but no JSON object with a 'text': {_start(response)}")
+        return f"{text.strip()}\n".encode() if form == "text" else response.content
+
+    def _answer(self, send: Callable[[], requests.Response]) -> requests.Response:
+        """What is answered with 200. A server that is busy is asked again, after twice as long each time."""
+        for attempt in itertools.count():
+            try:
+                response = send()
+            except requests.RequestException as error:
+                cause = _cause(error)
+                if _unreached(error):
+                    raise GoneError(f"nothing answers at {self.url}: {cause}") from None
+                raise RequestError(f"no answer: {cause}") from None
+            except OSError as error:
+                raise RequestError(f"cannot be read: {error.strerror or error}") from None
+            if response.status_code not in BUSY or attempt == RETRIES:
+                break
+            told = response.headers.get("Retry-After", "")
+            first_s = float(told) if re.fullmatch(r"[0-9]{1,6}", told) else WAIT_S
+            if self.stop.wait(min(first_s * 2**attempt, LONGEST_WAIT_S)):
+                raise StoppedError
+        if response.status_code != 200:
+            raise RequestError(f"{response.status_code}: {said(response.content) or response.reason}")
+        return response
+
+    def _session(self) -> requests.Session:
+        if not hasattr(self._threads, "session"):
+            self._threads.session = requests.Session()
+            self._threads.session.trust_env = self.proxied
+            # As `auth` rather than as a header, which would silently yield to an entry in ~/.netrc.
+            self._threads.session.auth = self._authorize
+        session: requests.Session = self._threads.session
+        return session
+
+    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers.update(self.headers)
+        return request
+
+
+def said(body: bytes) -> str:
+    """One line from an answer: the message of an error in OpenAI's form, else the first characters."""
+    text = body[:ERROR_BYTES].decode(errors="replace")
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return plain(" ".join(str(json.loads(text)["error"]["message"]).split()))
+    return plain(" ".join(text[:SHOWN].split()))
+
+
+def _start(response: requests.Response) -> str:
+    return repr(response.content[:SHOWN].decode(errors="replace"))
+
+
+def _cause(error: BaseException) -> str:
+    """The words of the error beneath those of the libraries."""
+    while under := error.__cause__ or error.__context__:
+        error = under
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _unreached(error: requests.RequestException) -> bool:
+    """Whether there was no connection to send anything over."""
+    under = error.args[0] if error.args else None
+    never = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
+    return isinstance(error, requests.ConnectTimeout) or isinstance(getattr(under, "reason", None), never)

@@ -1,0 +1,94 @@
+"""Audio for a live session: a file at the pace of speech, or the microphone. Pieces of PCM16, mono, 16 kHz."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import soxr
+
+from voxtral_serve.client.errors import UsageError
+from voxtral_serve.client.text import shown
+
+RATE_HZ = 16000
+PIECE_S = 0.08  # one token of Voxtral Realtime
+POLL_S = 0.1  # how often the microphone looks whether the session ends
+FULL_SCALE = 32767  # of PCM16
+
+
+def spoken(path: Path, ending: threading.Event) -> Iterator[bytes]:
+    """The file; each piece comes when its last sample would have been spoken. Ends early once `ending` is set.
+
+    Raises UsageError at once if the file cannot be decoded.
+    """
+    try:
+        file = soundfile.SoundFile(path)
+    except (OSError, soundfile.SoundFileError) as error:
+        raise UsageError(f"{shown(path)} cannot be decoded: {error}") from None
+    return _spoken(file, ending)
+
+
+def _spoken(file: Any, ending: threading.Event) -> Iterator[bytes]:
+    with file:
+        begun, spoken_s = time.monotonic(), 0.0
+        for samples in _resampled(file):
+            spoken_s += len(samples) / RATE_HZ
+            if ending.wait(max(0, begun + spoken_s - time.monotonic())):
+                return
+            yield (samples.clip(-1, 1) * FULL_SCALE).round().astype("<i2").tobytes()
+
+
+def _resampled(file: Any) -> Iterator[np.ndarray]:
+    """Samples in -1 to 1, mono, 16 kHz, about 80 ms at a time. Raises UsageError for damaged audio."""
+    resampler = soxr.ResampleStream(file.samplerate, RATE_HZ, 1, "float32")
+    size = max(1, round(PIECE_S * file.samplerate))
+    last = False
+    while not last:
+        try:
+            block = file.read(size, dtype="float32", always_2d=True)
+        except soundfile.SoundFileError as error:
+            raise UsageError(f"the audio is damaged: {error}") from None
+        last = len(block) < size
+        mono = block.mean(axis=1)
+        samples = mono if file.samplerate == RATE_HZ else resampler.resample_chunk(mono, last)
+        if len(samples):
+            yield samples
+
+
+def microphone(ending: threading.Event) -> Iterator[bytes]:
+    """The system's default microphone, until `ending` is set. Raises UsageError at once if there is none."""
+    try:
+        import sounddevice
+    except ImportError:
+        raise UsageError(
+            "a microphone needs the package sounddevice: pip install 'voxtral-serve[live]', or give --live a FILE"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"a microphone needs PortAudio ({error}): on Debian, apt install libportaudio2") from None
+    recorded: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    try:
+        stream = sounddevice.RawInputStream(
+            samplerate=RATE_HZ,
+            blocksize=round(PIECE_S * RATE_HZ),
+            channels=1,
+            dtype="int16",
+            callback=lambda samples, *_: recorded.put(bytes(samples)),
+        )
+        stream.start()
+    except (sounddevice.PortAudioError, ValueError) as error:
+        raise UsageError(f"no microphone: {error}") from None
+    return _recorded(stream, recorded, ending)
+
+
+def _recorded(stream: Any, recorded: "queue.SimpleQueue[bytes]", ending: threading.Event) -> Iterator[bytes]:
+    while not ending.is_set():
+        with contextlib.suppress(queue.Empty):
+            yield recorded.get(timeout=POLL_S)
+    stream.close()
+    while not recorded.empty():
+        yield recorded.get()
