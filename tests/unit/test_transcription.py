@@ -11,7 +11,7 @@ from voxtral_serve.audio import decode as audio
 from voxtral_serve.audio import speech
 from voxtral_serve.guard import forms as bodies
 from voxtral_serve.guard.uploads import AT_ONCE, Transcription
-from voxtral_serve.transcript import words as timing
+from voxtral_serve.transcript import formats
 
 RATE = 16000
 PIECES = 20
@@ -22,7 +22,7 @@ def upload(streamed: bool = False, silent: bool = False, form: str = "json") -> 
     count = 1 if silent else PIECES
     samples = np.repeat(np.arange(1, count + 1, dtype=np.float32) / 100, RATE)
     pieces = [speech.Piece(n, n + 1, (n, n + 1)) for n in range(count)]
-    asked = timing.Asked(form, frozenset({"segment"}), None, "transcribe")
+    asked = formats.AnswerFormat(form, frozenset({"segment"}), None, "transcribe")
     return bodies.Upload(
         audio.Clip(samples, RATE), pieces, [None] * count, silent, [], asked, streamed, ["prompt", "language"]
     )

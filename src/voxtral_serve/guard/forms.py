@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from voxtral_serve.audio import decode as audio
-from voxtral_serve.audio import speech
-from voxtral_serve.transcript import words as timing
+from voxtral_serve.audio import level, speech
+from voxtral_serve.transcript import formats
 
 MIB = 1 << 20
 FIELDS_BYTES = MIB  # of a form's fields but the file, and of what else a chat's JSON has beside its audio
@@ -88,7 +88,7 @@ class Upload(NamedTuple):
     loud: list[np.ndarray | None]
     silent: bool
     fields: list["Part"]
-    asked: timing.Asked
+    asked: formats.AnswerFormat
     streamed: bool
     ignored: list[str]
 
@@ -98,7 +98,7 @@ class Upload(NamedTuple):
 
     def form(self, number: int) -> tuple[bytes, bytes]:
         """(content type, form) of a piece."""
-        return _form_of(self.fields, speech.raised(within(self.clip, self.pieces[number])))
+        return _form_of(self.fields, level.raised(within(self.clip, self.pieces[number])))
 
 
 class Part(NamedTuple):
@@ -208,7 +208,7 @@ def upload(body: bytes, content_type: str, rules: Rules, task: str = "transcribe
     clip = _decoded(file.data, rules, rules.bounds, "file")
     pieces, silent = _pieces(clip, rules, form)
     loud = [
-        timing.voiced(within(clip, piece).samples, clip.rate) if form in TIMED and rules.timed else None
+        level.voiced(within(clip, piece).samples, clip.rate) if form in TIMED and rules.timed else None
         for piece in pieces
     ]
     unused = [name for name in ("language", "prompt") if name not in rules.can]
@@ -222,7 +222,7 @@ def upload(body: bytes, content_type: str, rules: Rules, task: str = "transcribe
     kept = [part for part in fields.values() if not any(_named(part, name) for name in ours)]
     if streamed:
         kept.append(Part(b"stream_include_usage", None, b"true"))
-    asked = timing.Asked(form, frozenset(granularities or ("segment",)), texts.get(b"language"), task)
+    asked = formats.AnswerFormat(form, frozenset(granularities or ("segment",)), texts.get(b"language"), task)
     return Upload(clip, pieces, loud, silent, kept, asked, streamed, ignored)
 
 

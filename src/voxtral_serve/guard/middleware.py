@@ -39,8 +39,9 @@ from voxtral_serve.guard import live as realtime
 from voxtral_serve.guard import uploads as transcription
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.forms import RefusedError
+from voxtral_serve.guard.server import recording
 from voxtral_serve.patches import clip_end
-from voxtral_serve.transcript import words as timing
+from voxtral_serve.transcript.words import TokenStream
 
 NAME = "voxtral_serve.guard"
 MIB = 1 << 20
@@ -129,7 +130,7 @@ class Settled(NamedTuple):
     live: bool  # whether vLLM serves /v1/realtime
     chats: bool  # whether the model can chat; one that only transcribes would take the engine down
     verify: Callable[[Any], bool] | None  # of a request's headers: whether they hold a key; None where none is needed
-    stream: timing.Stream | None = None  # None for a model whose tokens have no times
+    stream: TokenStream | None = None  # None for a model whose tokens have no times
 
 
 def settle(state: Any, app: Any) -> Settled:
@@ -149,8 +150,8 @@ def settle(state: Any, app: Any) -> Settled:
     live, chats = (getattr(state, f"openai_serving_{name}", None) is not None for name in ("realtime", "chat"))
     stream = None
     if ours:
-        stream = timing.stream_of(engine.input_processor.tokenizer)
-        engine.generate = timing.recording(engine.generate)
+        stream = TokenStream.of_tokenizer(engine.input_processor.tokenizer)
+        engine.generate = recording(engine.generate)
     can = frozenset({} if ours else {"language"})
     if "Whisper" in config.model_config.architecture:
         can |= {"prompt", "translate"}

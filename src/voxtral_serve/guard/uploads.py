@@ -14,7 +14,9 @@ from voxtral_serve.guard import asgi
 from voxtral_serve.guard import forms as bodies
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.forms import RefusedError
-from voxtral_serve.transcript import words as timing
+from voxtral_serve.guard.server import recorded_tokens
+from voxtral_serve.transcript import formats
+from voxtral_serve.transcript.words import TokenStream
 
 AT_ONCE = 8  # pieces of a clip: as fast as a batch, and others still have their turn
 IGNORED = b"x-voxtral-ignored"  # names what the request asked for and its model cannot do
@@ -66,7 +68,7 @@ class Transcription:
         self.app, self.scope, self.receive, self.upload, self.id = app, scope, receive, upload, request_id
         self.gone = asyncio.Event()
 
-    async def answer(self, stream: timing.Stream | None, send: Send) -> None:
+    async def answer(self, stream: TokenStream | None, send: Send) -> None:
         """Raises RefusedError where the text has no times, if these were asked for."""
         watcher = asyncio.create_task(self._watch())
         try:
@@ -85,7 +87,7 @@ class Transcription:
             pass
         self.gone.set()
 
-    async def _whole(self, stream: timing.Stream | None, send: Send) -> None:
+    async def _whole(self, stream: TokenStream | None, send: Send) -> None:
         room, numbers = asyncio.Semaphore(AT_ONCE), range(len(self.upload.pieces))
 
         async def one(number: int) -> Told:
@@ -100,44 +102,40 @@ class Transcription:
         told = [task.result() for task in tasks]
         try:
             kind, body = self._written(told, stream)
-        except timing.TimeError as error:
-            raise RefusedError(500, f"no times for {self.upload.asked.form}: {error}", "no_times") from error
+        except formats.TimeError as error:
+            raise RefusedError(500, f"no times for {self.upload.asked.name}: {error}", "no_times") from error
         replaced = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *self._ignored()]
         names = {name for name, _ in replaced}
         kept = [(name, value) for name, value in told[0].start["headers"] if name.lower() not in names]
         await send({**told[0].start, "headers": [*kept, *replaced]})
         await send({"type": "http.response.body", "body": body})
 
-    def _written(self, told: list[Told], stream: timing.Stream | None) -> tuple[bytes, bytes]:
+    def _written(self, told: list[Told], stream: TokenStream | None) -> tuple[bytes, bytes]:
         """(content type, body)"""
         upload = self.upload
         if upload.silent:
             told[0].content["text"] = ""
             told[0].tokens.clear()
         usage = {"type": "duration", "seconds": math.ceil(upload.clip.seconds)}
-        if upload.asked.form == "json":
+        if upload.asked.name == "json":
             text = told[0].content["text"] if len(told) == 1 else _joined(each.content["text"] for each in told)
             content = {**told[0].content, "text": text, "usage": usage}
             return b"application/json", json.dumps(content, ensure_ascii=False).encode()
         heard = [
-            timing.Heard(each.content["text"], each.tokens, piece, loud)
+            formats.PieceTranscript(each.content["text"], each.tokens, piece, loud)
             for each, piece, loud in zip(told, upload.pieces, upload.loud, strict=True)
         ]
-        kind, written = timing.answer(upload.asked, heard, stream, upload.clip.seconds, usage)
+        kind, written = formats.written(upload.asked, heard, stream, upload.clip.seconds, usage)
         return kind.encode(), written.encode()
 
     async def _told(self, number: int) -> Told:
         messages: list[Message] = []
-        tokens: list[int] = []
 
         async def send(message: Message) -> None:
             messages.append(message)
 
-        before = timing.RECORDED.set(tokens)
-        try:
+        with recorded_tokens() as tokens:
             await self.app(*await self._asked(number), send)
-        finally:
-            timing.RECORDED.reset(before)
         if self.gone.is_set():
             raise GoneError
         if messages[0]["status"] != 200:
