@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from voxtral_serve.audio import decode as audio
+from voxtral_serve.audio.decode import PYAV
 
 RATE = 16000
 UPLOAD, CHAT = "/v1/audio/transcriptions", "/v1/chat/completions"
@@ -173,7 +173,7 @@ def formats(samples: np.ndarray) -> Iterator[Input]:
 
 def containers(samples: np.ndarray) -> Iterator[Input]:
     """What only PyAV reads; without it, as a phone would have begun it."""
-    if not audio.PYAV:
+    if not PYAV:
         yield refused("M4A", b"\x00\x00\x00\x1cftypM4A \x00\x00\x02\x00M4A isommp42" + bytes(1000), "no audio.*`av`")
         yield refused("WebM", bytes.fromhex("1a45dfa3") + bytes(1000), "no audio.*`av`")
         yield refused("AMR", b"#!AMR\n" + bytes(1000), "no audio.*`av`")

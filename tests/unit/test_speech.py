@@ -10,8 +10,9 @@ import soundfile
 from conftest import DATA
 
 from bench import dataset
-from voxtral_serve.audio import decode as audio
 from voxtral_serve.audio import speech
+from voxtral_serve.audio.decode import Clip, at
+from voxtral_serve.audio.level import raised
 
 RATE = speech.RATE
 SECONDS = 6
@@ -29,9 +30,9 @@ def clips() -> list[dataset.Clip]:
     return dataset.select(dataset.load(DATA).clips, SAMPLES, seed=2)
 
 
-def read(clip: dataset.Clip) -> audio.Clip:
+def read(clip: dataset.Clip) -> Clip:
     samples, rate = soundfile.read(clip.path, dtype="float32")
-    return audio.Clip(samples, rate)
+    return Clip(samples, rate)
 
 
 def sounds() -> dict[str, np.ndarray]:
@@ -54,13 +55,13 @@ def sounds() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("level", LEVELS_DB)
 @pytest.mark.parametrize("name", sounds())
 def test_no_speech(detector: speech.Detector, name: str, level: float) -> None:
-    clip = speech.raised(audio.Clip(sounds()[name] * np.float32(10 ** (level / 20)), RATE))
+    clip = raised(Clip(sounds()[name] * np.float32(10 ** (level / 20)), RATE))
     assert not detector.speaks(clip)
 
 
 def test_silence_is_no_speech(detector: speech.Detector) -> None:
     for samples in (np.zeros(RATE * 9, np.float32), np.zeros(10, np.float32), np.full(RATE, 0.5, np.float32)):
-        clip = speech.raised(audio.Clip(samples, RATE))
+        clip = raised(Clip(samples, RATE))
         assert np.isfinite(clip.samples).all()
         assert not detector.speaks(clip)
 
@@ -68,11 +69,11 @@ def test_silence_is_no_speech(detector: speech.Detector) -> None:
 def test_every_clip_speaks_however_quiet(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
     """As it is, which nothing is done to, and at peaks of -40 and -60 dBFS."""
     for clip in map(read, clips):
-        assert speech.raised(clip) is clip
+        assert raised(clip) is clip
         assert detector.speaks(clip)
         for level in (-40, -60):
             quiet = clip._replace(samples=clip.samples * np.float32(10 ** (level / 20) / np.abs(clip.samples).max()))
-            assert detector.speaks(speech.raised(quiet))
+            assert detector.speaks(raised(quiet))
 
 
 def test_a_clip_takes_less_than_20_ms_of_a_core(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
@@ -81,7 +82,7 @@ def test_a_clip_takes_less_than_20_ms_of_a_core(detector: speech.Detector, clips
     detector.speaks(long[0])
     start = time.thread_time()
     for clip in long:
-        assert detector.speaks(speech.raised(clip))
+        assert detector.speaks(raised(clip))
     took = (time.thread_time() - start) / len(long)
     print(f"{1000 * took:.1f} ms for each of {len(long)} clips")
     assert took < 0.02
@@ -91,11 +92,11 @@ def test_a_click_does_not_keep_a_clip_quiet(clips: list[dataset.Clip]) -> None:
     clip = read(clips[0])
     quiet = clip.samples * np.float32(0.001)
     quiet[100:110] = 1
-    assert np.abs(speech.raised(clip._replace(samples=quiet)).samples[200:]).max() > 0.05
+    assert np.abs(raised(clip._replace(samples=quiet)).samples[200:]).max() > 0.05
 
 
 def test_other_rates(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
-    clip = audio.at(read(clips[0]), 44100)
+    clip = at(read(clips[0]), 44100)
     assert detector.speaks(clip)
     with_pause = clip._replace(samples=np.concatenate([np.zeros(44100 * 5, np.float32), clip.samples]))
     assert detector.speaks(with_pause)  # after the first seconds
@@ -115,7 +116,7 @@ def test_a_long_file_is_cut_between_words(detector: speech.Detector) -> None:
         seconds += heard.seconds
         if seconds > 600:
             break
-    whole = audio.Clip(np.concatenate(samples), RATE)
+    whole = Clip(np.concatenate(samples), RATE)
     pieces = detector.pieces(whole, 30)
     assert all(0 <= piece.start <= piece.spoken[0] < piece.spoken[1] <= piece.end <= seconds for piece in pieces)
     assert all(piece.end - piece.start <= 30 for piece in pieces)
@@ -135,7 +136,7 @@ def test_a_piece_has_one_voice(detector: speech.Detector, clips: list[dataset.Cl
     joints, inside = [], 0
     for first, second in itertools.pairwise(clips):
         both = [read(first).samples, np.zeros(RATE // 2, np.float32), read(second).samples]
-        clip = audio.Clip(np.concatenate(both), RATE)
+        clip = Clip(np.concatenate(both), RATE)
         found = [piece.end for piece in detector.pieces(clip, 60)[:-1]]
         joint = (len(both[0]) + RATE / 4) / RATE
         at_joint = [end for end in found if abs(end - joint) < 0.6]

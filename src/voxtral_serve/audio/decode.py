@@ -1,8 +1,8 @@
-"""Decode what a client calls audio, trusting nothing in it, into one channel of float32; write that as a WAV file.
+"""Decode untrusted audio files to one channel of float32 samples, resample them, and write them as a WAV file.
 
-Decoding goes block by block and stops at a limit, so neither a header that lies nor a file that unpacks to hours takes
-more memory than the longest clip does. libsndfile reads WAV, FLAC, MP3 and Ogg (Opus, Vorbis); the rest (M4A, WebM,
-AMR) needs PyAV, which vLLM's own audio extra installs. Whole frames are averaged to one channel as vLLM does.
+Decoding reads block by block and stops at a limit, so a false header or a small file with hours of audio takes no more
+memory than the longest clip allowed. libsndfile reads WAV, FLAC, MP3 and Ogg (Opus, Vorbis); other formats (M4A, WebM,
+AMR) need PyAV, which vLLM's audio extra installs. Channels are averaged, as vLLM does.
 """
 
 import io
@@ -19,14 +19,14 @@ import soundfile  # type: ignore[import-untyped,unused-ignore]
 BLOCK_SAMPLES = 1 << 18  # of all channels together, decoded at a time
 RATES_HZ = (2000, 384000)
 CHANNELS = 32
-TAGS = 8  # before an MP3; what has more of them is none
-# Of float samples, which should lie within 1. Recordings scaled to 16-bit integers still have room, and a sum of
-# squares of these does not overflow in the spectrogram.
+TAGS = 8  # ID3 tags before an MP3; a file with more of them is refused
+# The largest absolute value of a float sample. Samples should lie between -1 and 1; this leaves room for recordings
+# scaled as 16-bit integers, and the sum of squares does not overflow in the spectrogram.
 LOUDEST = 1e6
-# FFmpeg's names of what PyAV may take. No playlist: those name other files and addresses, which FFmpeg would open.
+# FFmpeg's names of the formats that PyAV may read. No playlists: FFmpeg would open the files and URLs that they name.
 DEMUXERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,amr,amrnb,amrwb,aac,ogg,mp3,asf,caf,aiff,wav,flac"
-# How the files begin that libsndfile is given: WAV, RF64, W64, FLAC, Ogg, AU, CAF; AIFF and MP3. It knows more, and has
-# no end with some of them: 8SVX with many empty chunks takes minutes.
+# First bytes of the files that libsndfile reads here: WAV, RF64, W64, FLAC, Ogg, AU, CAF; AIFF and MP3. Other formats
+# that it knows can take minutes, such as 8SVX with many empty chunks.
 MAGIC = (b"RIFF", b"RF64", b"riff\x2e\x91\xcf\x11", b"fLaC", b"OggS", b".snd", b"caff")
 FORMS = re.compile(rb"FORM.{4}AIF[FC]|\xff[\xe0-\xff]", re.DOTALL)
 PYAV = find_spec("av") is not None
@@ -35,10 +35,7 @@ SOXR = find_spec("soxr") is not None
 
 
 class AudioError(ValueError):
-    """The bytes are no audio that can be transcribed here. The message says why, and is meant for the client.
-
-    `code` is a short name of the problem for programs.
-    """
+    """The file cannot be decoded. The message is for the client; `code` is a short name of the problem."""
 
     def __init__(self, message: str, code: str = "invalid_audio") -> None:
         super().__init__(message)
@@ -46,7 +43,7 @@ class AudioError(ValueError):
 
 
 class Bounds(NamedTuple):
-    """The longest clip to decode: seconds, exact, with the reason for the message; and the most bytes of samples."""
+    """The longest clip to decode, in seconds and in bytes of samples; `because` is the reason in the error message."""
 
     seconds: Fraction
     because: str
@@ -65,10 +62,10 @@ class Clip(NamedTuple):
 
 
 def decode(data: bytes, bounds: Bounds, rate: int) -> Clip:
-    """Raises AudioError for what is no audio, is damaged, or is longer than `bounds`.
+    """The samples of an audio file. Raises AudioError if it is no audio, is damaged, or is longer than `bounds`.
 
-    The clip keeps its own rate where PyAV is there for vLLM to resample it with; elsewhere, and from a container that
-    only PyAV reads, it comes back at `rate` (Hz), the model's.
+    `rate` is the model's, in Hz. The clip keeps the file's rate if PyAV is installed, with which vLLM resamples it;
+    without PyAV, and from a format that only PyAV reads, the clip has the model's rate.
     """
     if not data:
         raise AudioError("the file is empty: expected audio", "empty_file")
@@ -91,12 +88,12 @@ def decode(data: bytes, bounds: Bounds, rate: int) -> Clip:
                 raise AudioError(f"the file's sample rate is {file.samplerate} Hz: expected {low} to {high} Hz")
             if file.channels > CHANNELS:
                 raise AudioError(f"the file has {file.channels} channels: expected at most {CHANNELS}")
-            # A FLAC file made by a pipe does not tell its length; libsndfile then says 2**63 - 1.
-            told = file.frames if file.frames < 1 << 62 else None
-            clip = _joined(_by_libsndfile(file), file.samplerate, bounds, told)
-            if file.format == "FLAC" and told is not None and len(clip.samples) < told:
+            # A FLAC file written to a pipe has no length in its header; libsndfile then says 2**63 - 1.
+            declared = file.frames if file.frames < 1 << 62 else None
+            clip = _joined(_by_libsndfile(file), file.samplerate, bounds, declared)
+            if file.format == "FLAC" and declared is not None and len(clip.samples) < declared:
                 raise AudioError(
-                    f"the file is cut short: it says {told / clip.rate:.2f} s and holds {clip.seconds:.2f} s"
+                    f"the file is cut short: it says {declared / clip.rate:.2f} s and holds {clip.seconds:.2f} s"
                 )
     if not np.isfinite(clip.samples).all():
         raise AudioError("the file has samples that are no numbers (NaN or infinite)")
@@ -106,7 +103,7 @@ def decode(data: bytes, bounds: Bounds, rate: int) -> Clip:
 
 
 def _without_id3(data: bytes) -> bytes:
-    """Without the tags that may stand before an MP3, behind which libsndfile looks for any of its formats."""
+    """The data without ID3 tags at its beginning: behind one, libsndfile accepts any of its formats."""
     start = 0
     for _ in range(TAGS):
         if data[start : start + 3] != b"ID3":
@@ -151,16 +148,20 @@ def _by_pyav(data: bytes, rate: int) -> Iterator[np.ndarray]:
         ) from error
 
 
-def _joined(blocks: Iterator[np.ndarray], rate: int, bounds: Bounds, told: int | None) -> Clip:
-    """All samples, or AudioError as soon as there are more than `bounds` has. `told` is the header's number of them."""
+def _joined(blocks: Iterator[np.ndarray], rate: int, bounds: Bounds, declared: int | None) -> Clip:
+    """All samples. Raises AudioError as soon as there are more than `bounds` allows.
+
+    `declared` is the number of samples in the file's header, for the message.
+    """
     most = min(int(bounds.seconds * rate), bounds.most_bytes // 4)
     kept, count = [], 0
     for block in blocks:
         kept.append(block)
         count += len(block)
         if count > most:
-            lasts = f"{told / rate:.2f} s" if told is not None and told > count else f"more than {most / rate:.2f} s"
-            lasts = f"{count / rate:.2f} s" if told == count else lasts
+            lasts = f"more than {most / rate:.2f} s"
+            if declared is not None and declared >= count:
+                lasts = f"{declared / rate:.2f} s"
             if most < int(bounds.seconds * rate):
                 raise AudioError(
                     f"the clip lasts {lasts} at {rate} Hz and this server decodes at most {most / rate:.2f} s at that "
@@ -188,13 +189,13 @@ def _resampled(clip: Clip, rate: int) -> Clip:
     import soxr  # type: ignore[import-untyped,unused-ignore]
 
     samples = soxr.resample(clip.samples, clip.rate, rate)
-    # As many as vLLM's own resampling gives, on which the number of tokens depends.
+    # The number of samples that vLLM's own resampling gives: the number of tokens depends on it.
     expected = -(-len(clip.samples) * rate // clip.rate)
     return Clip(np.pad(samples, (0, max(0, expected - len(samples))))[:expected], rate)
 
 
 def wav(clip: Clip) -> bytes:
-    """A WAV file of float32 samples, which every reader takes unchanged."""
+    """A WAV file of float32 samples, which readers return bit for bit."""
     samples = clip.samples.astype("<f4", copy=False).tobytes()
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 3, 1, clip.rate, clip.rate * 4, 4, 32)
     data = struct.pack("<4sI", b"data", len(samples))

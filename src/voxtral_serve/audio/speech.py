@@ -1,7 +1,7 @@
-"""Find the speech in a clip, raise it where it is too quiet for the model, and cut long clips where nobody speaks.
+"""Find the speech in a clip, and cut long clips between words.
 
-What is speech is told by Silero VAD (https://github.com/snakers4/silero-vad), which gives each 32 ms a probability. On
-one core that takes about 1 ms for a second of audio, outside of Python's lock.
+Silero VAD (https://github.com/snakers4/silero-vad) gives each 32 ms of audio a probability of speech. On one core that
+takes about 1 ms for each second of audio, outside of Python's global lock.
 """
 
 import itertools
@@ -10,36 +10,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from voxtral_serve.audio import decode as audio
+from voxtral_serve.audio import level
+from voxtral_serve.audio.decode import Clip, at
 
 RATE = 16000  # Hz, what Silero VAD takes
 FRAME = 512  # samples of a probability
-# Silero's own default. In pico's 500 clips, down to the noisiest, there is a moment above it, and in no noise, hum or
-# tone that was tried: what has none is not sent to a model, which would make words of it.
+# Silero's own default for the probability of speech. Each of pico's 500 clips, the noisiest included, has a frame above
+# it; no noise, hum or tone in tests/unit/test_speech.py has one. A clip without one is not sent to the model, which
+# would make words of it.
 SPEECH = 0.5
-# Where probability falls below the first for SILENCE_S, a clip may be cut. What is left out must stay below the second
-# for PAUSE_S: words under noise have no more than that.
+# A clip may be cut where the probability stays below SILENCE for SILENCE_S. A part is left out only if it stays below
+# NOTHING for PAUSE_S: words under noise may reach no more than that.
 SILENCE, NOTHING = 0.35, 0.15
 SILENCE_S, PAUSE_S = 0.1, 1.0
-MARGIN_S = 0.3  # kept of a pause
-FIRST_S = 4
-# Another voice or another noise, if the sound on both sides of a silence differs by so many dB: models that follow one
-# voice may lose the next. Compared are the median and the loudest tenth of AROUND_S, in bands that widen as those of
-# the ear do.
+MARGIN_S = 0.3  # of a pause, kept on each side of speech
+FIRST_S = 4  # searched for speech first
+# A piece ends at a silence if the spectra of AROUND_S before and after it differ by more than CHANGE_DB: that is
+# another voice or another noise, and a model that follows one voice may lose the next. A spectrum is the median and the
+# loudest tenth of its frames, in bands that widen with frequency as those of the ear do.
 CHANGE_DB, AROUND_S = 5.0, 2.0
 BANDS = [3, 5, 7, 10, 14, 19, 26, 36, 50, 70, 98, 140, 256]  # edges, in steps of 31.25 Hz
-# A level is that of the loudest hundredth of frames of 10 ms, in dB below a full-scale square wave. Speech of this
-# level still stands out of the spectrogram's floor, and clips above it go to the model as they came.
-QUIET_DB = -42.0
-# The level that quieter clips are raised to. Higher raises their noise as well: on 160 clips at -40 dBFS pico's WER was
-# 1.96 % with this, 2.29 % with -24 and 2.61 % with -17; 2.02 % as they are.
-NORMAL_DB = -28.0
-MOST_DB = 60.0
-FRAME_S = 0.01
 
 
 class Piece(NamedTuple):
-    """A part of a clip, in seconds from its beginning: what is sent to the model, and where in it somebody speaks."""
+    """A part of a clip that is sent to the model; `spoken` is (start, end) of the speech in it.
+
+    All four are seconds from the clip's beginning.
+    """
 
     start: float
     end: float
@@ -47,7 +44,7 @@ class Piece(NamedTuple):
 
 
 class Detector:
-    """Silero VAD, loaded once a process. Threads may share it."""
+    """Silero VAD. Load it once in a process; threads may share it."""
 
     def __init__(self) -> None:
         """Raises ImportError where silero-vad or onnxruntime is not installed."""
@@ -60,20 +57,20 @@ class Detector:
             self._model = silero_vad.load_silero_vad(sequence=True)
             self._stretches = silero_vad.utils_vad.get_speech_timestamps_from_probs
         finally:
-            torch.set_num_threads(threads)  # which the import sets to 1 for the whole process
+            torch.set_num_threads(threads)  # the import of silero_vad sets it to 1 for the process
 
-    def speaks(self, clip: audio.Clip) -> bool:
-        """Whether there is any speech. Mostly there is, and the first seconds say so."""
+    def speaks(self, clip: Clip) -> bool:
+        """Whether a clip of any rate has speech. It looks at FIRST_S first, which is enough for most clips."""
         first = clip._replace(samples=clip.samples[: clip.rate * FIRST_S])
         return self._spoken(first) or (len(first.samples) < len(clip.samples) and self._spoken(clip))
 
-    def pieces(self, clip: audio.Clip, most_s: float) -> list[Piece]:
-        """What to send of a clip, if each piece may have `most_s`: nothing where nobody speaks."""
-        seconds, clip = clip.seconds, audio.at(clip, RATE)
+    def pieces(self, clip: Clip, most_s: float) -> list[Piece]:
+        """The parts of a clip with speech, in order, each of at most `most_s` seconds; [] for a clip without speech."""
+        seconds, clip = clip.seconds, at(clip, RATE)
         longest = most_s - 2 * MARGIN_S
         probabilities = self._probabilities(clip)
         frames = probabilities.copy()
-        # Doubtful sounds in what would be left out are speech for this purpose.
+        # Keep doubtful sounds: in a pause that would be left out, they count as speech.
         before = 0.0
         for start, end in [*self._speech(frames, seconds, longest), (seconds, seconds)]:
             if start - before > PAUSE_S:
@@ -88,12 +85,12 @@ class Detector:
         pieces = cut(stretches, ends, seconds, most_s)
         return [piece for piece in pieces if (_within(probabilities, piece) >= SPEECH).any()]
 
-    def _spoken(self, clip: audio.Clip) -> bool:
-        return bool((self._probabilities(audio.at(clip, RATE)) >= SPEECH).any())
+    def _spoken(self, clip: Clip) -> bool:
+        return bool((self._probabilities(at(clip, RATE)) >= SPEECH).any())
 
-    def _probabilities(self, clip: audio.Clip) -> np.ndarray:
-        """float [n]: of speech in each 32 ms of a clip at RATE."""
-        found: np.ndarray = self._model.audio_forward(_levelled(clip.samples))
+    def _probabilities(self, clip: Clip) -> np.ndarray:
+        """float [n]: the probability of speech in each FRAME of a clip at RATE."""
+        found: np.ndarray = self._model.audio_forward(level.levelled(clip.samples, RATE))
         return found
 
     def _speech(self, probabilities: np.ndarray, seconds: float, longest: float) -> list[tuple[float, float]]:
@@ -114,52 +111,18 @@ def _within(probabilities: np.ndarray, piece: Piece) -> np.ndarray:
     return probabilities[int(piece.start * RATE / FRAME) : math.ceil(piece.end * RATE / FRAME)]
 
 
-def raised(clip: audio.Clip) -> audio.Clip:
-    """The clip, louder if it is quieter than QUIET_DB; see NORMAL_DB. Silence stays silence."""
-    power = _power(clip.samples, max(1, round(clip.rate * FRAME_S)))
-    if not power.size:
-        return clip
-    level = _decibels(np.percentile(power, 99))
-    if level >= QUIET_DB:
-        return clip
-    gain = 10 ** (min(NORMAL_DB - level, MOST_DB) / 20)
-    return clip._replace(samples=np.clip(clip.samples * np.float32(gain), -1, 1))
-
-
-def _levelled(samples: np.ndarray) -> np.ndarray:
-    """All of it brought to NORMAL_DB, second for second: after a loud voice, Silero VAD passes over a quiet one."""
-    count = -(-len(samples) // RATE)
-    power = _power(np.pad(samples, (0, count * RATE - len(samples))), round(RATE * FRAME_S))
-    seconds = np.pad(power.reshape(count, -1), ((1, 1), (0, 0)), "edge")
-    around = np.concatenate([seconds[:-2], seconds[1:-1], seconds[2:]], axis=1)
-    gain = np.minimum(NORMAL_DB - _decibels(np.percentile(around, 99, axis=1)), MOST_DB)
-    each = np.interp(np.arange(len(samples)), (np.arange(count) + 0.5) * RATE, gain)
-    return np.clip(samples * (10 ** (each / 20)).astype(np.float32), -1, 1)
-
-
-def _power(samples: np.ndarray, hop: int) -> np.ndarray:
-    """float64 [n]: of frames of so many samples."""
-    frames = samples[: len(samples) // hop * hop].reshape(-1, hop)
-    power: np.ndarray = np.einsum("ij,ij->i", frames, frames, dtype=np.float64) / hop
-    return power
-
-
-def _decibels(power: Any) -> Any:
-    return 10 * np.log10(power + 1e-20)
-
-
 def _changes(samples: np.ndarray, end: float, start: float) -> bool:
-    """Whether it sounds otherwise after `start` than before `end`, in seconds."""
+    """Whether the spectrum after `start` differs from the one before `end` (seconds); see CHANGE_DB."""
     before = samples[max(0, round((end - AROUND_S) * RATE)) : round(end * RATE)]
     after = samples[round(start * RATE) : round((start + AROUND_S) * RATE)]
     if min(len(before), len(after)) < FRAME:
         return False
-    return bool(np.sqrt(np.mean((_sound(after) - _sound(before)) ** 2)) > CHANGE_DB)
+    return bool(np.sqrt(np.mean((_spectrum(after) - _spectrum(before)) ** 2)) > CHANGE_DB)
 
 
-def _sound(samples: np.ndarray) -> np.ndarray:
-    """float [2, bands], in dB: the median and the loudest tenth."""
-    frames = np.lib.stride_tricks.sliding_window_view(samples, FRAME)[:: round(RATE * FRAME_S)]
+def _spectrum(samples: np.ndarray) -> np.ndarray:
+    """float [2, bands], in dB: the median of the frames, and their 90th percentile."""
+    frames = np.lib.stride_tricks.sliding_window_view(samples, FRAME)[:: round(RATE * level.FRAME_S)]
     power = np.abs(np.fft.rfft(frames * np.hanning(FRAME), axis=1)) ** 2
     bands = np.stack([power[:, low:high].mean(1) for low, high in itertools.pairwise(BANDS)], axis=1)
     found: np.ndarray = np.percentile(10 * np.log10(bands + 1e-9), (50, 90), axis=0)
@@ -167,10 +130,13 @@ def _sound(samples: np.ndarray) -> np.ndarray:
 
 
 def cut(stretches: list[tuple[float, float]], ends: list[bool], seconds: float, most_s: float) -> list[Piece]:
-    """Pieces of at most `most_s`, in order and apart, with all the speech of a clip of so many seconds.
+    """Pieces of at most `most_s` seconds, in order, without overlap, that hold all the speech of a clip.
 
-    (start, end) of that speech, each less than `most_s` by both margins; `ends` says after which of them, but the last,
-    a piece must end. One that is full ends at the longest silence of its second half.
+    stretches  (start, end) of the speech in seconds, each at most most_s - 2 * MARGIN_S long
+    ends       for each stretch but the last, whether a piece must end after it
+    seconds    the clip's length
+
+    A piece that is full ends at the longest silence of its second half.
     """
     gaps = [after[0] - before[1] for before, after in itertools.pairwise(stretches)]
     pieces: list[Piece] = []

@@ -1,4 +1,4 @@
-"""A request's parts as the ASGI specification has them (https://asgi.readthedocs.io), and one made from another."""
+"""The parts of a request in the ASGI specification (https://asgi.readthedocs.io), and a request with another body."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -8,16 +8,22 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
+# Headers that describe the body or name the request
 REPLACED = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"x-request-id")
 
 
-def request(scope: Message, content_type: bytes, content: bytes, name: str, after: Receive) -> tuple[Message, Receive]:
-    """(scope, receive): that request with another body and request id; after the body it receives what `after` does."""
+def request(
+    scope: Message, content_type: bytes, content: bytes, request_id: str, after: Receive
+) -> tuple[Message, Receive]:
+    """(scope, receive) of the same request with another body and request id.
+
+    `receive` returns the whole body in its first message, and then what `after` returns.
+    """
     kept = [(header, value) for header, value in scope["headers"] if header.lower() not in REPLACED]
     ours = [
         (b"content-type", content_type),
         (b"content-length", b"%d" % len(content)),
-        (b"x-request-id", name.encode()),
+        (b"x-request-id", request_id.encode()),
     ]
     waiting: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
 

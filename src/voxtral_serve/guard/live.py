@@ -1,7 +1,7 @@
-"""What a client of `/v1/realtime` is told by a server of the encode-once model, which needs a clip as a whole.
+"""The answer to a client of `/v1/realtime` from a server that transcribes whole clips only.
 
-vLLM mounts that route only for a model that takes audio in pieces; for any other the WebSocket handshake gets a bare
-403. `WholeClipsOnly`, named under `middleware` in a config, answers it in the protocol's own form.
+vLLM mounts that route only for a model that takes live audio; for any other model the WebSocket handshake gets a bare
+403. `WholeClipsOnly`, named under `middleware` in a config, answers in the form of vLLM's protocol.
 """
 
 import json
@@ -17,7 +17,7 @@ ERROR = {
     ),
     "code": "realtime_not_supported",
 }
-REFUSED = 1008  # the WebSocket status of a policy's violation
+POLICY_VIOLATION = 1008  # a WebSocket close code (RFC 6455)
 
 
 class WholeClipsOnly:
@@ -33,4 +33,4 @@ class WholeClipsOnly:
         await receive()  # the handshake's `websocket.connect`
         await send({"type": "websocket.accept"})
         await send({"type": "websocket.send", "text": json.dumps(ERROR)})
-        await send({"type": "websocket.close", "code": REFUSED, "reason": "whole clips only"})
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "whole clips only"})

@@ -7,24 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxtral_serve.audio import decode as audio
-from voxtral_serve.audio import speech
-from voxtral_serve.guard import forms as bodies
-from voxtral_serve.guard.uploads import AT_ONCE, Transcription
-from voxtral_serve.transcript import words as timing
+from voxtral_serve.audio.decode import Clip
+from voxtral_serve.audio.speech import Piece
+from voxtral_serve.guard.ask import AT_ONCE
+from voxtral_serve.guard.fields import TranscriptRequest
+from voxtral_serve.guard.pieces import ClipPieces
+from voxtral_serve.guard.upload import Upload, answer
+from voxtral_serve.transcript.formats import AnswerFormat
 
 RATE = 16000
 PIECES = 20
 
 
-def upload(streamed: bool = False, silent: bool = False, form: str = "json") -> bodies.Upload:
+def upload(streamed: bool = False, silent: bool = False, form: str = "json") -> Upload:
     """Pieces of a second, whose samples say which they are."""
     count = 1 if silent else PIECES
     samples = np.repeat(np.arange(1, count + 1, dtype=np.float32) / 100, RATE)
-    pieces = [speech.Piece(n, n + 1, (n, n + 1)) for n in range(count)]
-    asked = timing.Asked(form, frozenset({"segment"}), None, "transcribe")
-    return bodies.Upload(
-        audio.Clip(samples, RATE), pieces, [None] * count, silent, [], asked, streamed, ["prompt", "language"]
+    pieces = tuple(Piece(n, n + 1, (n, n + 1)) for n in range(count))
+    answer_format = AnswerFormat(form, frozenset({"segment"}), None, "transcribe")
+    return Upload(
+        TranscriptRequest(answer_format, streamed, (), ("prompt", "language")),
+        ClipPieces(Clip(samples, RATE), pieces, (None,) * count, silent),
     )
 
 
@@ -85,7 +88,7 @@ class Vllm:
         await send({"type": "http.response.body", "body": b""})
 
 
-def run(vllm: Vllm, asked: bodies.Upload, gone_after: float | None = None) -> list[Any]:
+def run(vllm: Vllm, asked: Upload, gone_after: float | None = None) -> list[Any]:
     """What the client is sent."""
     sent: list[Any] = []
 
@@ -99,7 +102,7 @@ def run(vllm: Vllm, asked: bodies.Upload, gone_after: float | None = None) -> li
     async def whole() -> None:
         scope = {"type": "http", "headers": [(b"content-length", b"9"), (b"authorization", b"Bearer x")]}
         before = asyncio.all_tasks()
-        await Transcription(vllm, scope, receive, asked, "abc").answer(None, send)
+        await answer(asked, vllm, scope, receive, send, "abc", None)
         await asyncio.sleep(0)  # in which those that were told to end do
         assert asyncio.all_tasks() == before
 

@@ -1,23 +1,21 @@
-"""Words and their times from made-up token streams; subtitles."""
+"""Words with times from made-up token streams, subtitles, and the response formats."""
 
-import asyncio
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
+from voxtral_serve.audio.level import voiced
 from voxtral_serve.audio.speech import Piece
-from voxtral_serve.transcript import words as timing
-from voxtral_serve.transcript.words import Asked, Heard, Segment, Stream, Word
+from voxtral_serve.transcript.formats import AnswerFormat, PieceTranscript, TimeError, written
+from voxtral_serve.transcript.subtitles import LONGEST_S, Segment, _lines, _stamp, segments, srt, vtt
+from voxtral_serve.transcript.words import TokenStream, Word, refine, words
 
 PAD, WORD = 32, 33
 VOCABULARY = {2: "", 100: " Hello", 101: " wor", 102: "ld", 103: ".", 104: " again"}
-STREAM = Stream(PAD, WORD, 0.08, lambda tokens: "".join(VOCABULARY[token] for token in tokens))
+STREAM = TokenStream(PAD, WORD, 0.08, lambda tokens: "".join(VOCABULARY[token] for token in tokens))
 RATE = 16000
 SILENT = np.zeros(0, bool)
 
@@ -46,23 +44,23 @@ def spoken(*parts: tuple[float, float], seconds: float = 2.0) -> np.ndarray:
     ],
 )
 def test_words(tokens: list[int], expected: list[tuple[str, float, float]]) -> None:
-    found = timing.words(tokens, STREAM)
+    found = words(tokens, STREAM)
     assert [word.text for word in found] == [text for text, *_ in expected]
     assert [word[1:] for word in found] == [pytest.approx(times) for _, *times in expected]
 
 
 def test_a_word_begins_after_the_pause_before_it() -> None:
-    speech = timing.voiced(spoken((0.3, 0.6), (0.6, 0.9), (1.4, 1.8)), RATE)
-    found = timing.refine([Word("a", 0.0, 0.6), Word("b", 0.6, 0.92), Word("c", 0.92, 1.8)], speech)
+    loud = voiced(spoken((0.3, 0.6), (0.6, 0.9), (1.4, 1.8)), RATE)
+    found = refine([Word("a", 0.0, 0.6), Word("b", 0.6, 0.92), Word("c", 0.92, 1.8)], loud)
     assert [word.start for word in found] == pytest.approx([0.3, 0.6, 1.4], abs=0.03)
     assert [word.end for word in found] == [0.6, 0.92, 1.8]
 
 
 def test_words_keep_their_order_where_nothing_is_heard() -> None:
-    found = timing.refine([Word("a", 0.0, 0.04), Word("b", 0.04, 0.2)], timing.voiced(np.zeros(RATE, np.float32), RATE))
+    found = refine([Word("a", 0.0, 0.04), Word("b", 0.04, 0.2)], voiced(np.zeros(RATE, np.float32), RATE))
     for word, after in zip(found, [*found[1:], Word("", 9, 9)], strict=True):
         assert word.start < word.end <= after.start
-    assert timing.voiced(np.zeros(3, np.float32), RATE).size == 0
+    assert voiced(np.zeros(3, np.float32), RATE).size == 0
 
 
 def timed(text: str, each: float = 0.5) -> list[Word]:
@@ -72,41 +70,41 @@ def timed(text: str, each: float = 0.5) -> list[Word]:
 def test_segments_end_with_sentences_and_fit_two_lines() -> None:
     sentence = "one two three four five six seven eight nine ten"
     text = f"Stop. {sentence}. " + " ".join(["something"] * 30)
-    found = timing.segments(timed(text, 0.3))
+    found = segments(timed(text, 0.3))
     assert found[0].text == "Stop."
     assert found[1].text == f"{sentence}."
     assert " ".join(segment.text for segment in found) == text
     for segment, after in itertools.pairwise(found):
         assert segment.end <= after.start
     for segment in found:
-        assert segment.end - segment.start <= timing.LONGEST_S
-        lines = timing._lines(segment).split("\n")
+        assert segment.end - segment.start <= LONGEST_S
+        lines = _lines(segment).split("\n")
         assert len(lines) <= 2 and max(map(len, lines)) <= 42
 
 
 def test_subtitles() -> None:
     found = [Segment("Salt & <pepper>.", 0.04, 3599.9996), Segment("Bye", 3600, 3661.5)]
-    assert timing.srt(found) == (
+    assert srt(found) == (
         "1\n00:00:00,040 --> 01:00:00,000\nSalt & <pepper>.\n\n2\n01:00:00,000 --> 01:01:01,500\nBye\n\n"
     )
-    assert timing.vtt(found) == (
+    assert vtt(found) == (
         "WEBVTT\n\n00:00:00.040 --> 01:00:00.000\nSalt &amp; &lt;pepper&gt;.\n\n01:00:00.000 --> 01:01:01.500\nBye\n\n"
     )
-    assert timing.srt([]) == ""
-    assert timing.vtt([]) == "WEBVTT\n\n"
+    assert srt([]) == ""
+    assert vtt([]) == "WEBVTT\n\n"
 
 
 TOKENS = [PAD, PAD, PAD, WORD, 100, PAD, WORD, 101, 102, 103, PAD, 2]
-WHOLE = Heard(" Hello world.", TOKENS, Piece(0.0, 1.0, (0.0, 1.0)), SILENT)
+WHOLE = PieceTranscript(" Hello world.", TOKENS, Piece(0.0, 1.0, (0.0, 1.0)), SILENT)
 USAGE = {"type": "duration", "seconds": 1}
 
 
-def asked(form: str, *granularities: str) -> Asked:
-    return Asked(form, frozenset(granularities), "en", "transcribe")
+def answer_format(form: str, *granularities: str) -> AnswerFormat:
+    return AnswerFormat(form, frozenset(granularities), "en", "transcribe")
 
 
 def test_verbose_json() -> None:
-    kind, body = timing.answer(asked("verbose_json", "word", "segment"), [WHOLE], STREAM, 1.0, USAGE)
+    kind, body = written(answer_format("verbose_json", "word", "segment"), [WHOLE], STREAM, 1.0, USAGE)
     assert kind == "application/json"
     assert json.loads(body) == {
         **{"task": "transcribe", "language": "en", "duration": 1.0, "text": "Hello world."},
@@ -114,7 +112,7 @@ def test_verbose_json() -> None:
         "segments": [{"id": 0, "seek": 0, "start": 0.0, "end": 0.52, "text": "Hello world.", "temperature": 0.0}],
         "usage": USAGE,
     }
-    assert "words" not in timing.answer(asked("verbose_json", "segment"), [WHOLE], STREAM, 1.0, USAGE)[1]
+    assert "words" not in written(answer_format("verbose_json", "segment"), [WHOLE], STREAM, 1.0, USAGE)[1]
 
 
 @pytest.mark.parametrize(
@@ -126,16 +124,16 @@ def test_verbose_json() -> None:
     ],
 )
 def test_other_forms(form: str, kind: str, begins: str) -> None:
-    found, body = timing.answer(asked(form), [WHOLE], STREAM, 1.0, USAGE)
+    found, body = written(answer_format(form), [WHOLE], STREAM, 1.0, USAGE)
     assert found == kind
     assert body.startswith(begins)
 
 
 def test_pieces_are_joined_in_order() -> None:
     """The second begins while the first's last word is still being written."""
-    pieces = [WHOLE, Heard("", [PAD, 2], Piece(3.0, 4.0, (3.1, 3.9)), SILENT)]
+    pieces = [WHOLE, PieceTranscript("", [PAD, 2], Piece(3.0, 4.0, (3.1, 3.9)), SILENT)]
     pieces.append(WHOLE._replace(piece=Piece(0.4, 1.4, (0.5, 1.3))))
-    content = json.loads(timing.answer(asked("verbose_json", "word"), pieces, STREAM, 5.0, USAGE)[1])
+    content = json.loads(written(answer_format("verbose_json", "word"), pieces, STREAM, 5.0, USAGE)[1])
     assert content["text"] == "Hello world. Hello world."
     assert [word["start"] for word in content["words"]] == pytest.approx([0.0, 0.28, 0.52, 0.68])
     for word, after in itertools.pairwise(content["words"]):
@@ -145,55 +143,16 @@ def test_pieces_are_joined_in_order() -> None:
 def test_without_times_of_words_a_piece_is_a_segment() -> None:
     pieces = [WHOLE, WHOLE._replace(text=" ", piece=Piece(2.0, 3.0, (2.2, 2.8)))]
     pieces.append(WHOLE._replace(text=" Again", piece=Piece(4.0, 5.0, (4.2, 4.8))))
-    written = timing.answer(asked("srt"), pieces, None, 5.0, USAGE)[1]
-    assert written == ("1\n00:00:00,000 --> 00:00:01,000\nHello world.\n\n2\n00:00:04,200 --> 00:00:04,800\nAgain\n\n")
-    assert "words" not in json.loads(timing.answer(asked("verbose_json", "segment"), pieces, None, 5.0, USAGE)[1])
+    text = written(answer_format("srt"), pieces, None, 5.0, USAGE)[1]
+    assert text == ("1\n00:00:00,000 --> 00:00:01,000\nHello world.\n\n2\n00:00:04,200 --> 00:00:04,800\nAgain\n\n")
+    assert "words" not in json.loads(written(answer_format("verbose_json", "segment"), pieces, None, 5.0, USAGE)[1])
 
 
 def test_a_text_that_is_not_its_tokens_has_no_times() -> None:
-    with pytest.raises(timing.TimeError, match="the text has 1 words, and its tokens have 2 with a time"):
-        timing.answer(asked("srt"), [WHOLE._replace(text="Hello")], STREAM, 1.0, USAGE)
-
-
-def test_tokens_are_recorded_for_who_asks() -> None:
-    """Of one request and no other; a generator that is left is closed."""
-    closed = []
-
-    async def generate(pieces: Sequence[list[int]]) -> AsyncIterator[Any]:
-        try:
-            for piece in pieces:
-                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=piece)])
-        finally:
-            closed.append(True)
-
-    recorded = timing.recording(generate)
-
-    async def consume(most: int) -> int:
-        count = 0
-        outputs = recorded([[1, 2], [3], [4]])
-        async for _ in outputs:
-            count += 1
-            if count == most:
-                await outputs.aclose()
-                break
-        return count
-
-    async def run() -> tuple[list[int], list[int]]:
-        first: list[int] = []
-        second: list[int] = []
-
-        async def request(kept: list[int], most: int) -> None:
-            timing.RECORDED.set(kept)
-            await consume(most)
-
-        await asyncio.gather(request(first, 9), request(second, 2))
-        assert await consume(9) == 3  # nobody asked
-        return first, second
-
-    assert asyncio.run(run()) == ([1, 2, 3, 4], [1, 2, 3])
-    assert len(closed) == 3
+    with pytest.raises(TimeError, match="the text has 1 words, and its tokens have 2 with a time"):
+        written(answer_format("srt"), [WHOLE._replace(text="Hello")], STREAM, 1.0, USAGE)
 
 
 def test_times_as_subrip_writes_them() -> None:
-    assert re.fullmatch(r"\d\d:\d\d:\d\d,\d{3}", timing._stamp(0.0004, ","))
-    assert timing._stamp(59.9996, ".") == "00:01:00.000"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d,\d{3}", _stamp(0.0004, ","))
+    assert _stamp(59.9996, ".") == "00:01:00.000"

@@ -1,0 +1,68 @@
+"""Loudness of audio in frames of 10 ms: raise quiet clips, level clips out, and find the loud frames.
+
+Levels are in dB relative to a full-scale square wave, so they are at most 0 for samples between -1 and 1.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from voxtral_serve.audio.decode import Clip
+
+FRAME_S = 0.01
+# The level of a clip is that of the loudest hundredth of its frames. Speech at -42 dB still stands out of the
+# spectrogram's floor; clips at this level and above are not changed.
+QUIET_DB = -42.0
+# The level that quieter clips are raised to. Higher raises their noise as well: on 160 clips at -40 dBFS pico's WER was
+# 1.96 % with this, 2.29 % with -24 and 2.61 % with -17; 2.02 % as they are.
+NORMAL_DB = -28.0
+MOST_DB = 60.0  # of gain
+# `voiced` puts its threshold at this part of the way, in dB, from the quietest frames to the loudest.
+GATE = 0.3
+
+
+def raised(clip: Clip) -> Clip:
+    """The clip at NORMAL_DB if its level is under QUIET_DB, else the same object. Silence stays silence."""
+    power = _power(clip.samples, max(1, round(clip.rate * FRAME_S)))
+    if not power.size:
+        return clip
+    level = _decibels(np.percentile(power, 99))
+    if level >= QUIET_DB:
+        return clip
+    gain = 10 ** (min(NORMAL_DB - level, MOST_DB) / 20)
+    return clip._replace(samples=np.clip(clip.samples * np.float32(gain), -1, 1))
+
+
+def levelled(samples: np.ndarray, rate: int) -> np.ndarray:
+    """float32 [n]: samples [n] at `rate` (Hz) with every second brought to NORMAL_DB.
+
+    Silero VAD needs this: after a loud voice it misses a quiet one.
+    """
+    count = -(-len(samples) // rate)
+    power = _power(np.pad(samples, (0, count * rate - len(samples))), round(rate * FRAME_S))
+    seconds = np.pad(power.reshape(count, -1), ((1, 1), (0, 0)), "edge")
+    around = np.concatenate([seconds[:-2], seconds[1:-1], seconds[2:]], axis=1)
+    gain = np.minimum(NORMAL_DB - _decibels(np.percentile(around, 99, axis=1)), MOST_DB)
+    each = np.interp(np.arange(len(samples)), (np.arange(count) + 0.5) * rate, gain)
+    return np.clip(samples * (10 ** (each / 20)).astype(np.float32), -1, 1)
+
+
+def voiced(samples: np.ndarray, rate: int) -> np.ndarray:
+    """bool [n]: for each FRAME_S of samples at `rate` (Hz), whether there is speech or another sound as loud."""
+    power = _power(samples, round(rate * FRAME_S))
+    smooth = np.convolve(power, np.ones(3) / 3, "same") if power.size else power
+    level = 10 * np.log10(smooth + 1e-12)
+    low, high = np.percentile(level, (5, 95)) if power.size else (0.0, 0.0)
+    loud: np.ndarray = level > low + GATE * (high - low)
+    return loud
+
+
+def _power(samples: np.ndarray, hop: int) -> np.ndarray:
+    """float64 [n]: the mean square of each frame of `hop` samples."""
+    frames = samples[: len(samples) // hop * hop].reshape(-1, hop)
+    power: np.ndarray = np.einsum("ij,ij->i", frames, frames, dtype=np.float64) / hop
+    return power
+
+
+def _decibels(power: Any) -> Any:
+    return 10 * np.log10(power + 1e-20)

@@ -1,0 +1,146 @@
+"""The JSON of a chat (https://platform.openai.com/docs/api-reference/chat) with its audio decoded and its URLs checked.
+
+vLLM gets every clip as a WAV file in base64, and no URL but those of the hosts that the server allows.
+"""
+
+import base64
+import binascii
+import json
+from fractions import Fraction
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from voxtral_serve.audio.decode import wav
+from voxtral_serve.guard.clip import decoded
+from voxtral_serve.guard.errors import RefusedError, too_large
+from voxtral_serve.guard.limits import Rules, check_sequences
+
+PARTS = {"type", "text", "audio_url", "input_audio"}
+PROCESSING = ("media_io_kwargs", "mm_processor_kwargs")
+CONTENT_TYPE = b"application/json"
+
+
+class ChatRequest(NamedTuple):
+    """The JSON that vLLM gets, and how many seconds of audio are in it."""
+
+    content: bytes
+    seconds: float
+
+
+def read(body: bytes, rules: Rules) -> ChatRequest:
+    """The chat in a request's body. Raises RefusedError. For a thread: it takes milliseconds."""
+    chat = _parsed(body)
+    for name in PROCESSING:
+        if chat.get(name) is not None:
+            raise RefusedError(
+                400, f"`{name}` is not taken: how audio is read is this server's choice", "invalid_value", name
+            )
+    check_sequences(chat.get("n"))
+    seconds = Fraction(0)
+    for index, message in enumerate(chat["messages"]):
+        content = message.get("content") if isinstance(message, dict) else message
+        if content is not None and not isinstance(content, str | list):
+            raise RefusedError(
+                400, f"messages[{index}].content is no text and no list", "invalid_json", f"messages[{index}].content"
+            )
+        for part in content if isinstance(content, list) else ():
+            seconds += _clean_part(part, f"messages[{index}].content", rules, seconds)
+    try:
+        written = json.dumps(chat, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # such as half of a surrogate pair
+        raise RefusedError(400, "the body has text that is no Unicode", "invalid_json") from error
+    return ChatRequest(written, float(seconds))
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    """A JSON object with a list `messages` that is not empty."""
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        chat = json.loads(body.decode(), parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(400, f"the body is no JSON: {ascii(str(error))[1:-1][:120]}", "invalid_json") from error
+    if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list) or not chat["messages"]:
+        raise RefusedError(400, "the body has no list `messages`, or an empty one: expected a chat", "invalid_json")
+    return chat
+
+
+def _clean_part(part: Any, where: str, rules: Rules, before: Fraction) -> Fraction:
+    """Check one part of a message at `where` and replace its audio in place; return the seconds of this audio.
+
+    `before` is the seconds of audio in the parts before.
+    """
+    if isinstance(part, str):
+        return Fraction(0)
+    if not isinstance(part, dict):
+        raise RefusedError(400, f"{where} has a part that is no object", "invalid_json", where)
+    if other := sorted(part.keys() - PARTS):
+        raise RefusedError(
+            400,
+            f"{where} has {ascii(other[0])[1:-1][:40]}: this server takes {', '.join(sorted(PARTS - {'type'}))}",
+            "invalid_value",
+            where,
+        )
+    seconds = Fraction(0)
+    for name, key in (("audio_url", "url"), ("input_audio", "data")):
+        if part.get(name) is None:
+            if part.get("type") == name:
+                raise RefusedError(400, f"{where} is of type {name} and has none", "invalid_value", f"{where}.{name}")
+            continue
+        data = _audio_bytes(part[name], name, key, where, rules)
+        if data is None:
+            continue
+        bounds = rules.chat_bounds
+        if before + seconds:
+            left = max(Fraction(0), bounds.seconds - before - seconds)
+            bounds = bounds._replace(seconds=left, because=f"of {float(bounds.seconds):.2f} s a chat")
+        clip = decoded(data, bounds, rules.rate, f"{where}.{name}")
+        seconds += Fraction(len(clip.samples), clip.rate)
+        clean = base64.b64encode(wav(clip)).decode()
+        part[name] = {"url": f"data:audio/wav;base64,{clean}"} if key == "url" else {"data": clean, "format": "wav"}
+    return seconds
+
+
+def _audio_bytes(media: Any, name: str, key: str, where: str, rules: Rules) -> bytes | None:
+    """The audio file in a part's field `name`, in base64 as its text `key`; None for a URL that vLLM may fetch."""
+    field = f"{where}.{name}"
+    text = media.get(key) if isinstance(media, dict) else media
+    if not isinstance(text, str):
+        raise RefusedError(400, f"{field} has no text called {key}", "invalid_value", field)
+    if key == "url" and (text := from_data_url(text, field, rules.hosts)) is None:
+        return None
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RefusedError(400, f"{field} is no base64: {error}", "invalid_value", field) from error
+    if len(data) > rules.file_bytes:
+        raise too_large(field, len(data), rules.file_bytes)
+    return data
+
+
+def from_data_url(url: str, where: str, hosts: frozenset[str]) -> str | None:
+    """The base64 text of a data: URL; None for a URL whose host (with its port, if it has one) is in `hosts`.
+
+    Raises RefusedError for any other URL.
+    """
+    if url[:5].lower() == "data:":
+        form, comma, text = url[5:].partition(",")
+        if not comma or not form.lower().endswith(";base64"):
+            raise RefusedError(
+                400, f"{where} is no data: URL in base64: expected data:audio/wav;base64,…", "invalid_url", where
+            )
+        return text
+    # Parsers disagree about the host of a URL with other characters than these.
+    plain = all("!" <= letter <= "~" and letter not in "\\@" for letter in url)
+    try:
+        parts = urlsplit(url)
+        scheme, host = parts.scheme, parts.netloc.lower()
+    except ValueError:
+        plain = False
+    if plain and scheme in ("http", "https") and host in hosts:
+        return None
+    allowed = f"or URLs of {', '.join(sorted(hosts))}" if hosts else "and fetches none (its VOXTRAL_SERVE_MEDIA_HOSTS)"
+    said = f"the URL {url[:60]!a}" if plain else "no URL that can be read"
+    raise RefusedError(400, f"{where} is {said}: this server takes data: URLs {allowed}", "url_not_allowed", where)

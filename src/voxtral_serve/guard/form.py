@@ -1,0 +1,100 @@
+"""The multipart/form-data body of a request (https://www.rfc-editor.org/rfc/rfc7578), parsed and written."""
+
+import secrets
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from voxtral_serve.guard.errors import RefusedError
+
+FIELDS = 100  # of one form
+
+
+class Part(NamedTuple):
+    """One field of a form; `filename` is None for a field that is not a file."""
+
+    name: bytes
+    filename: bytes | None
+    data: bytes
+
+
+def parse(body: bytes, content_type: str) -> list[Part]:
+    """The fields of a form, in order. Raises RefusedError."""
+    from python_multipart.exceptions import FormParserError
+    from python_multipart.multipart import MultipartParser, parse_options_header
+
+    kind, options = parse_options_header(content_type)
+    if kind != b"multipart/form-data":
+        raise RefusedError(
+            415,
+            f"the body's type is {ascii(content_type)[:80]}: expected multipart/form-data, with the audio as `file`",
+            "invalid_form",
+        )
+    if not options.get(b"boundary"):
+        raise RefusedError(
+            400, "the Content-Type has no boundary: expected multipart/form-data; boundary=…", "invalid_form"
+        )
+    collector = _Collector()
+    try:
+        parser = MultipartParser(options[b"boundary"], collector.callbacks())
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        raise RefusedError(400, f"the body is no multipart form: {error}", "invalid_form") from error
+    if not collector.ended:
+        raise RefusedError(400, "the form is cut short: its last boundary is missing", "invalid_form")
+    return collector.parts
+
+
+class _Collector:
+    """The parts that python_multipart's MultipartParser has found so far; the methods on_… are its callbacks."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.ended = False
+        self._header, self._value, self._disposition = bytearray(), bytearray(), bytearray()
+        self._data: list[bytes] = []
+
+    def callbacks(self) -> Any:
+        return {name: getattr(self, name) for name in dir(self) if name.startswith("on_")}
+
+    def on_part_begin(self) -> None:
+        if len(self.parts) > FIELDS:
+            raise RefusedError(413, f"the form has more than {FIELDS} fields", "form_too_large")
+        self._disposition.clear()
+        self._data.clear()
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header.extend(data[start:end])
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value.extend(data[start:end])
+
+    def on_header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition[:] = self._value
+        self._header.clear()
+        self._value.clear()
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self._data.append(data[start:end])
+
+    def on_part_end(self) -> None:
+        from python_multipart.multipart import parse_options_header
+
+        _, named = parse_options_header(bytes(self._disposition))
+        self.parts.append(Part(named.get(b"name", b""), named.get(b"filename"), b"".join(self._data)))
+
+    def on_end(self) -> None:
+        self.ended = True
+
+
+def write(fields: Iterable[Part], wav: bytes) -> tuple[bytes, bytes]:
+    """(content type, body) of a form with these fields and a WAV file as `file`."""
+    boundary = secrets.token_hex(16).encode()
+    pieces = []
+    for field in fields:
+        pieces += [b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n' % (boundary, field.name)]
+        pieces += [field.data, b"\r\n"]
+    pieces += [b'--%b\r\nContent-Disposition: form-data; name="file"; filename="clip.wav"\r\n' % boundary]
+    pieces += [b"Content-Type: audio/wav\r\n\r\n", wav, b"\r\n--%b--\r\n" % boundary]
+    return b"multipart/form-data; boundary=" + boundary, b"".join(pieces)

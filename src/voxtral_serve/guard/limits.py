@@ -1,0 +1,119 @@
+"""Limits on requests: those of the server's environment, and with them those of the served model.
+
+Environment variables, read when this module is imported; a wrong value ends the server:
+  VLLM_MAX_AUDIO_CLIP_FILESIZE_MB   MiB of one audio file (25)
+  VLLM_MAX_AUDIO_DECODE_DURATION_S  seconds of one clip (600)
+  VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's decoded samples (268435456)
+  VOXTRAL_SERVE_MAX_IN_FLIGHT       requests at a time, waiting ones included (4 x max_num_seqs, at least 16); each
+                                    of `api_server_count` processes takes its share
+  VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from voxtral_serve.audio.decode import Bounds
+from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.units import MIB
+
+FIELDS_BYTES = MIB  # of a form's fields without the file, and of a chat's JSON without its audio
+SEQUENCES = 16  # the largest `n`: each sequence takes a place in vLLM's batch
+
+
+class Limits(NamedTuple):
+    """The values of the environment variables above; `in_flight` is None where its variable is not set."""
+
+    file_bytes: int
+    decode_s: int
+    decode_bytes: int
+    in_flight: int | None
+    hosts: frozenset[str]
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of one clip."""
+        because = "its VLLM_MAX_AUDIO_DECODE_DURATION_S, or 600 where that is not set"
+        return Bounds(Fraction(self.decode_s), because, self.decode_bytes)
+
+
+class LimitError(ValueError):
+    """The value of an environment variable is not valid. The message has both."""
+
+
+def limits(environ: Mapping[str, str]) -> Limits:
+    """The limits that environment variables set. Raises LimitError."""
+
+    def number(name: str, default: int | None) -> Any:
+        text = environ.get(name)
+        if text is None:
+            return default
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
+            raise LimitError(f"{name} is {text!r}: expected a whole number of 1 or more")
+        return int(text)
+
+    hosts = {host.strip().lower() for host in environ.get("VOXTRAL_SERVE_MEDIA_HOSTS", "").split(",") if host.strip()}
+    if wrong := sorted(
+        host for host in hosts if not re.fullmatch(r"[a-z0-9.-]+(:[0-9]+)?|\[[0-9a-f:]+\](:[0-9]+)?", host)
+    ):
+        raise LimitError(f"VOXTRAL_SERVE_MEDIA_HOSTS has {wrong[0]!r}: expected hosts, such as media.example.org")
+    if hosts and environ.get("VLLM_MEDIA_URL_ALLOW_REDIRECTS") != "0":
+        raise LimitError(
+            "VOXTRAL_SERVE_MEDIA_HOSTS allows hosts, which could redirect vLLM to any other: set "
+            "VLLM_MEDIA_URL_ALLOW_REDIRECTS=0 as well"
+        )
+    return Limits(
+        number("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", 25) * MIB,
+        number("VLLM_MAX_AUDIO_DECODE_DURATION_S", 600),
+        number("VLLM_MAX_AUDIO_DECODE_BYTES", 256 * MIB),
+        number("VOXTRAL_SERVE_MAX_IN_FLIGHT", None),
+        frozenset(hosts),
+    )
+
+
+LIMITS = limits(os.environ)
+
+
+class Rules(NamedTuple):
+    """What the body of a request may hold.
+
+    file_bytes   bytes of one audio file
+    bounds       the longest clip to decode
+    chat_bounds  the longest clips of one chat, all together
+    rate         the model's sampling rate in Hz
+    hosts        hosts whose URLs vLLM may fetch
+    piece_s      the most seconds of audio that the model transcribes in one request
+    timed        whether the model's tokens have times
+    can          which of "language", "prompt" and "translate" the model supports
+    """
+
+    file_bytes: int
+    bounds: Bounds
+    chat_bounds: Bounds
+    rate: int
+    hosts: frozenset[str]
+    piece_s: Fraction
+    timed: bool
+    can: frozenset[str]
+
+    @property
+    def upload_bytes(self) -> int:
+        """The most bytes of an upload's body."""
+        return self.file_bytes + FIELDS_BYTES
+
+    @property
+    def chat_bytes(self) -> int:
+        """The most bytes of a chat's body, whose audio is in base64."""
+        return self.file_bytes * 4 // 3 + FIELDS_BYTES
+
+
+def check_sequences(n: Any) -> None:
+    """Raises RefusedError if a request's `n` is given and is not 1 to SEQUENCES."""
+    try:
+        wrong = n is not None and not 1 <= int(n) <= SEQUENCES
+    except (TypeError, ValueError):
+        wrong = True
+    if wrong:
+        raise RefusedError(400, f"n is {ascii(n)[:40]}: expected 1 to {SEQUENCES}", "invalid_value", "n")

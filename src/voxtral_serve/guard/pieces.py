@@ -1,0 +1,63 @@
+"""The pieces of a clip that are sent to the model: those with speech, each as long as the model can take."""
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from voxtral_serve.audio.decode import Clip
+from voxtral_serve.audio.level import voiced
+from voxtral_serve.audio.speech import Detector, Piece
+from voxtral_serve.guard.limits import Rules
+from voxtral_serve.transcript.formats import WITH_TIMES
+
+PIECE_S = Fraction(30)  # of a clip that is longer than the model takes; Whisper takes no more at once
+SEGMENT_S = Fraction(8)  # for a model whose tokens have no times: each piece becomes one segment
+# Of a clip without speech this much is sent, so that vLLM still checks the rest of the request.
+SILENT_S = 0.1
+
+
+class ClipPieces(NamedTuple):
+    """A clip and its pieces, in order.
+
+    voiced  for each piece, the voiced frames of audio.level if words need times, else None
+    silent  whether the clip has no speech: there is one piece then, and its text is not to be used
+    """
+
+    clip: Clip
+    pieces: tuple[Piece, ...]
+    voiced: tuple[np.ndarray | None, ...]
+    silent: bool
+
+    def clip_of(self, number: int) -> Clip:
+        """The samples of a piece."""
+        return _within(self.clip, self.pieces[number])
+
+
+def split(clip: Clip, response_format: str, rules: Rules, detector: Detector) -> ClipPieces:
+    """The pieces of a clip for an answer in `response_format`."""
+    with_times = response_format in WITH_TIMES
+    pieces, silent = _pieces(clip, rules.piece_s, with_times and not rules.timed, detector)
+    return ClipPieces(
+        clip,
+        tuple(pieces),
+        tuple(
+            voiced(_within(clip, piece).samples, clip.rate) if with_times and rules.timed else None for piece in pieces
+        ),
+        silent,
+    )
+
+
+def _pieces(clip: Clip, piece_s: Fraction, by_segment: bool, detector: Detector) -> tuple[list[Piece], bool]:
+    """(pieces, whether there is no speech in the clip)"""
+    whole = Piece(0.0, clip.seconds, (0.0, clip.seconds))
+    silent = [Piece(0.0, min(clip.seconds, SILENT_S), (0.0, 0.0))]
+    if len(clip.samples) <= piece_s * clip.rate and not by_segment:
+        return ([whole], False) if detector.speaks(clip) else (silent, True)
+    most = min(piece_s, SEGMENT_S if by_segment else PIECE_S)
+    pieces = detector.pieces(clip, float(most))
+    return (pieces, False) if pieces else (silent, True)
+
+
+def _within(clip: Clip, piece: Piece) -> Clip:
+    return clip._replace(samples=clip.samples[round(piece.start * clip.rate) : round(piece.end * clip.rate)])

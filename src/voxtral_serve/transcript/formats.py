@@ -1,0 +1,109 @@
+"""A transcript in the response formats of OpenAI's speech API (https://platform.openai.com/docs/api-reference/audio).
+
+All but `json`, which is vLLM's own answer: the guard writes that one.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from voxtral_serve.audio.speech import Piece
+from voxtral_serve.transcript.subtitles import Segment, segments, srt, vtt
+from voxtral_serve.transcript.words import LEAST_S, TokenStream, Word, refine, words
+
+WITH_TIMES = ("verbose_json", "srt", "vtt")
+FORMATS = ("json", "text", *WITH_TIMES)
+GRANULARITIES = ("word", "segment")
+
+
+class AnswerFormat(NamedTuple):
+    """How to write a transcript: `name` is OpenAI's response_format, one of FORMATS; the other three are for
+    verbose_json. `task` is "transcribe" or "translate"."""
+
+    name: str
+    granularities: frozenset[str]
+    language: str | None
+    task: str
+
+
+class PieceTranscript(NamedTuple):
+    """A piece of the clip, its text and the tokens of that text. `voiced` is that of the piece's samples, see
+    audio.level; None if no times of words are needed."""
+
+    text: str
+    tokens: Sequence[int]
+    piece: Piece
+    voiced: np.ndarray | None
+
+
+class TimeError(RuntimeError):
+    """The tokens of a piece do not make its text, so its words have no times."""
+
+
+def written(
+    form: AnswerFormat,
+    pieces: Sequence[PieceTranscript],
+    stream: TokenStream | None,
+    seconds: float,
+    usage: Mapping[str, Any],
+) -> tuple[str, str]:
+    """(content type, body) of a transcript.
+
+    pieces   in the clip's order
+    stream   how to read the tokens; None for a model whose tokens have no times: each piece is a segment then
+    seconds  the clip's length
+    usage    for verbose_json
+
+    Raises TimeError.
+    """
+    text = " ".join(filter(None, (each.text.strip() for each in pieces)))
+    if form.name == "text":
+        return "text/plain; charset=utf-8", text + "\n"
+    timed: list[Word] = []
+    if stream is None:
+        found = [Segment(each.text.strip(), *each.piece.spoken) for each in pieces if each.text.strip()]
+    else:
+        timed = _all_words(pieces, stream)
+        found = segments(timed)
+    if form.name == "verbose_json":
+        content = _verbose(form, text, timed, found, seconds) | {"usage": usage}
+        return "application/json", json.dumps(content, ensure_ascii=False)
+    return ("text/vtt; charset=utf-8", vtt(found)) if form.name == "vtt" else ("application/x-subrip", srt(found))
+
+
+def _all_words(pieces: Sequence[PieceTranscript], stream: TokenStream) -> list[Word]:
+    timed: list[Word] = []
+    for each in pieces:
+        for word in _piece_words(each, stream):
+            # A piece's last word may end after the next piece's first word starts.
+            start = max(word.start, timed[-1].end if timed else 0.0)
+            timed.append(Word(word.text, start, max(word.end, start + LEAST_S)))
+    return timed
+
+
+def _piece_words(piece: PieceTranscript, stream: TokenStream) -> list[Word]:
+    assert piece.voiced is not None
+    timed = refine(words(piece.tokens, stream), piece.voiced)
+    if [word.text for word in timed] != piece.text.split():
+        raise TimeError(f"the text has {len(piece.text.split())} words, and its tokens have {len(timed)} with a time")
+    offset = piece.piece.start
+    return [word._replace(start=word.start + offset, end=word.end + offset) for word in timed]
+
+
+def _verbose(
+    form: AnswerFormat, text: str, timed: Sequence[Word], found: Sequence[Segment], seconds: float
+) -> dict[str, Any]:
+    """OpenAI's `verbose_json`; its segments lack the fields that are not known here. `language` is the request's,
+    because vLLM does not say which language it recognized."""
+    content: dict[str, Any] = {"task": form.task, "language": form.language, "duration": round(seconds, 3)}
+    content["text"] = text
+    if "word" in form.granularities:
+        content["words"] = [{"word": w.text, "start": round(w.start, 3), "end": round(w.end, 3)} for w in timed]
+    if "segment" in form.granularities:
+        content["segments"] = [
+            {"id": n, "seek": 0, "start": round(s.start, 3), "end": round(s.end, 3), "text": s.text, "temperature": 0.0}
+            for n, s in enumerate(found)
+        ]
+    return content

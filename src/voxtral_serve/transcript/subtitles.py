@@ -1,0 +1,65 @@
+"""Segments of at most two lines of subtitles, and their files: SubRip and WebVTT."""
+
+import html
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from voxtral_serve.transcript.words import Word
+
+LINE, LINES = 42, 2  # characters and lines, the usual limits of subtitles
+LONGEST_S = 7.0
+SENTENCE = re.compile(r"[.?!]$")
+
+
+class Segment(NamedTuple):
+    """Text with its start and end in seconds from the clip's beginning."""
+
+    text: str
+    start: float
+    end: float
+
+
+def segments(timed: Iterable[Word]) -> list[Segment]:
+    """A segment ends with a sentence, and before it would need more than LINES or last longer than LONGEST_S."""
+    found: list[Segment] = []
+    for word in timed:
+        last = found[-1] if found else None
+        if (
+            last is None
+            or SENTENCE.search(last.text)
+            or word.end - last.start > LONGEST_S
+            or len(textwrap.wrap(f"{last.text} {word.text}", LINE)) > LINES
+        ):
+            found.append(Segment(*word))
+        else:
+            found[-1] = Segment(f"{last.text} {word.text}", last.start, word.end)
+    return found
+
+
+def srt(found: Sequence[Segment]) -> str:
+    """A SubRip file."""
+    return "".join(
+        f"{number}\n{_stamp(each.start, ',')} --> {_stamp(each.end, ',')}\n{_lines(each)}\n\n"
+        for number, each in enumerate(found, 1)
+    )
+
+
+def vtt(found: Sequence[Segment]) -> str:
+    """A WebVTT file (https://www.w3.org/TR/webvtt1/), in which &, < and > are escaped."""
+    cues = (
+        f"{_stamp(each.start, '.')} --> {_stamp(each.end, '.')}\n{html.escape(_lines(each), quote=False)}\n\n"
+        for each in found
+    )
+    return "WEBVTT\n\n" + "".join(cues)
+
+
+def _stamp(seconds: float, mark: str) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}{mark}{milliseconds % 1000:03}"
+
+
+def _lines(segment: Segment) -> str:
+    return "\n".join(textwrap.wrap(segment.text, LINE))
