@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,14 @@ import yaml
 from conftest import PICO, ROOT
 
 from bench import serve
-from voxtral_serve.patches.live_server import RECORDED, EngineDeadError, FileLimit, GracefulStop, TokenRecording
+from voxtral_serve.patches.live_server import (
+    EngineDeadError,
+    FileLimit,
+    GracefulStop,
+    TokenRecording,
+    recorded_tokens,
+    recording,
+)
 from voxtral_serve.shims import PatchError
 from voxtral_serve.units import MIB
 
@@ -63,35 +70,57 @@ def test_vllm_ends_with_status_0_where_its_engine_has_died(tmp_path: Path) -> No
 
 
 class Engine:
-    def __init__(self, chunks: list[list[int]], grace_s: int = 7) -> None:
-        self.chunks = chunks
+    def __init__(self, grace_s: int = 7) -> None:
         self.errored = False
         self.vllm_config = SimpleNamespace(shutdown_timeout=grace_s)
 
-    async def generate(self, prompt: str) -> AsyncIterator[Any]:
-        for tokens in self.chunks:
-            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens)])
 
+def test_tokens_are_recorded_for_who_asks() -> None:
+    """Of one request and no other; a generator that is left is closed."""
+    closed = []
 
-async def consumed(engine: Any) -> int:
-    return len([output async for output in engine.generate("prompt")])
+    async def generate(pieces: Sequence[list[int]]) -> AsyncIterator[Any]:
+        try:
+            for piece in pieces:
+                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=piece)])
+        finally:
+            closed.append(True)
 
+    recorded = recording(generate)
 
-def test_tokens_go_into_the_list_of_the_caller() -> None:
-    engine: Any = Engine([[1, 2], [3]])
-    TokenRecording().settle_on(engine)
+    async def consume(most: int) -> int:
+        count = 0
+        outputs = recorded([[1, 2], [3], [4]])
+        async for _ in outputs:
+            count += 1
+            if count == most:
+                await outputs.aclose()
+                break
+        return count
 
-    async def two() -> tuple[list[int], list[int]]:
-        async def one(kept: list[int]) -> list[int]:
-            RECORDED.set(kept)
-            assert await consumed(engine) == 2
-            return kept
+    async def run() -> tuple[list[int], list[int]]:
+        async def request(most: int) -> list[int]:
+            with recorded_tokens() as tokens:
+                await consume(most)
+            return tokens
 
-        first, second = await asyncio.gather(one([]), one([9]))
-        assert await consumed(engine) == 2  # asked for by nobody
+        first, second = await asyncio.gather(request(9), request(2))
+        assert await consume(9) == 3  # nobody asked
         return first, second
 
-    assert asyncio.run(two()) == ([1, 2, 3], [9, 1, 2, 3])
+    assert asyncio.run(run()) == ([1, 2, 3, 4], [1, 2, 3])
+    assert len(closed) == 3
+
+
+def test_an_engine_records_once() -> None:
+    async def generate(prompt: str) -> AsyncIterator[Any]:
+        yield prompt
+
+    engine = SimpleNamespace(generate=generate)
+    TokenRecording().settle_on(engine)
+    once = engine.generate
+    assert once is not generate
+    assert not TokenRecording().probe(engine)
 
 
 def test_an_engine_without_generate_has_drifted() -> None:
@@ -122,7 +151,7 @@ class Server:
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_stop_drains_and_tells_a_dead_engine(dies: bool) -> None:
     server: Any = Server()
-    engine: Any = Engine([])
+    engine = Engine()
 
     async def run() -> None:
         GracefulStop(engine).settle_on(server)
@@ -146,9 +175,12 @@ def test_a_stop_drains_and_tells_a_dead_engine(dies: bool) -> None:
 
 def test_an_engine_that_does_not_tell_whether_it_lives_has_drifted() -> None:
     engine: Any = SimpleNamespace(vllm_config=SimpleNamespace(shutdown_timeout=7))
+    server: Any = Server()
+    stock = server.shutdown
 
     async def run() -> None:
-        GracefulStop(engine).settle_on(Server())
+        GracefulStop(engine).settle_on(server)
 
     with pytest.raises(PatchError, match=r"patch graceful_stop .*AttributeError.*errored"):
         asyncio.run(run())
+    assert server.shutdown == stock and server.config.timeout_graceful_shutdown is None

@@ -1,8 +1,6 @@
 """What the guard reads from vLLM's live objects and changes in them."""
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Sequence
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -15,43 +13,6 @@ from voxtral_serve.guard import server
 from voxtral_serve.guard.limits import LIMITS
 
 
-def test_tokens_are_recorded_for_who_asks() -> None:
-    """Of one request and no other; a generator that is left is closed."""
-    closed = []
-
-    async def generate(pieces: Sequence[list[int]]) -> AsyncIterator[Any]:
-        try:
-            for piece in pieces:
-                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=piece)])
-        finally:
-            closed.append(True)
-
-    recorded = server.recording(generate)
-
-    async def consume(most: int) -> int:
-        count = 0
-        outputs = recorded([[1, 2], [3], [4]])
-        async for _ in outputs:
-            count += 1
-            if count == most:
-                await outputs.aclose()
-                break
-        return count
-
-    async def run() -> tuple[list[int], list[int]]:
-        async def request(most: int) -> list[int]:
-            with server.recorded_tokens() as tokens:
-                await consume(most)
-            return tokens
-
-        first, second = await asyncio.gather(request(9), request(2))
-        assert await consume(9) == 3  # nobody asked
-        return first, second
-
-    assert asyncio.run(run()) == ([1, 2, 3, 4], [1, 2, 3])
-    assert len(closed) == 3
-
-
 class Uvicorn:
     def __init__(self) -> None:
         self.config = SimpleNamespace(timeout_graceful_shutdown=None)
@@ -61,19 +22,6 @@ class Uvicorn:
         self.stopped = True
 
 
-def test_a_dead_engine_ends_the_server_with_an_error() -> None:
-    for errored in (False, True):
-        uvicorn, engine = Uvicorn(), SimpleNamespace(errored=False)
-        server.end_with_engine(uvicorn, engine)
-        engine.errored = errored
-        if errored:
-            with pytest.raises(server.EngineDeadError, match="vLLM's engine has died"):
-                asyncio.run(uvicorn.shutdown(sockets=[]))
-        else:
-            asyncio.run(uvicorn.shutdown(sockets=[]))
-        assert uvicorn.stopped
-
-
 def test_a_start_that_fails_ends_with_its_reason() -> None:
     uvicorn = Uvicorn()
     server.abort_start(uvicorn, AttributeError("no attribute 'errored'"))
@@ -81,24 +29,6 @@ def test_a_start_that_fails_ends_with_its_reason() -> None:
     with pytest.raises(shims.PatchError, match=r"voxtral_serve\.guard has drifted on .*: AttributeError: no attribute"):
         asyncio.run(uvicorn.shutdown())
     assert uvicorn.stopped
-
-
-def test_what_cannot_be_read_changes_nothing() -> None:
-    uvicorn = Uvicorn()
-    stock = uvicorn.shutdown
-    with pytest.raises(AttributeError, match="errored"):
-        server.end_with_engine(uvicorn, SimpleNamespace())
-    with pytest.raises(AttributeError, match="vllm_config"):
-        server.finish_requests(uvicorn, SimpleNamespace())
-    assert uvicorn.shutdown == stock and uvicorn.config.timeout_graceful_shutdown is None
-
-
-def test_vllm_takes_files_as_large_as_decoded_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", "25")
-    handler = SimpleNamespace(max_audio_filesize_mb=25)
-    server.lift_file_limit(SimpleNamespace(openai_serving_transcription=handler, openai_serving_translation=None))
-    assert handler.max_audio_filesize_mb == 257
-    assert os.environ["VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"] == "257"
 
 
 def state_of(architecture: str, max_model_len: int, chunking: bool = False) -> Any:

@@ -15,7 +15,7 @@ from voxtral_serve.guard import asgi, form
 from voxtral_serve.guard.asgi import App, Message, Receive
 from voxtral_serve.guard.form import Part
 from voxtral_serve.guard.pieces import ClipPieces
-from voxtral_serve.guard.server import recorded_tokens
+from voxtral_serve.patches.live_server import recorded_tokens
 
 AT_ONCE = 8  # pieces of one clip: enough for vLLM's batch, and other requests still have their turn
 

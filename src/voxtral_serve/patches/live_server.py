@@ -10,7 +10,7 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
@@ -19,8 +19,8 @@ from voxtral_serve.shims import Patch
 from voxtral_serve.units import MIB
 
 log = logging.getLogger("vllm.voxtral_serve.guard")  # under vLLM's own, whose handler and format it then has
-# The generated tokens of the request that is being served; None where nobody asked for them
-RECORDED: ContextVar[list[int] | None] = ContextVar("RECORDED", default=None)
+# The list for the tokens of the request that is being served; None if nobody needs them
+_TOKENS: ContextVar[list[int] | None] = ContextVar("_TOKENS", default=None)
 
 
 class EngineDeadError(RuntimeError):
@@ -62,12 +62,23 @@ class TokenRecording(ServerPatch):
         module.generate = recording(module.generate)
 
 
+@contextlib.contextmanager
+def recorded_tokens() -> Iterator[list[int]]:
+    """A list that gets the tokens of calls of `recording` within this context, and in no other task."""
+    tokens: list[int] = []
+    before = _TOKENS.set(tokens)
+    try:
+        yield tokens
+    finally:
+        _TOKENS.reset(before)
+
+
 def recording(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's EngineClient.generate, with its tokens put into the list that RECORDED holds at the call."""
+    """vLLM's EngineClient.generate, whose tokens also go to the list of `recorded_tokens` at the time of the call."""
 
     @functools.wraps(generate)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        outputs, kept = generate(*args, **kwargs), RECORDED.get()
+        outputs, kept = generate(*args, **kwargs), _TOKENS.get()
         return outputs if kept is None else _kept(outputs, kept)
 
     recorded.records_tokens = True  # type: ignore[attr-defined]
@@ -77,7 +88,7 @@ def recording(generate: Callable[..., Any]) -> Callable[..., Any]:
 async def _kept(outputs: Any, kept: list[int]) -> AsyncIterator[Any]:
     async with contextlib.aclosing(outputs):
         async for output in outputs:
-            # All at once, or those since the last time: what a transcription asks vLLM for.
+            # Either all tokens at once or the new ones of each output: vLLM's transcription asks for one of these.
             kept.extend(output.outputs[0].token_ids)
             yield output
 
@@ -139,10 +150,13 @@ class GracefulStop(ServerPatch):
         return not hasattr(module.shutdown, "tells_a_dead_engine")
 
     def apply(self, module: Any) -> None:
-        grace_s = self.engine.vllm_config.shutdown_timeout
+        grace_s, stock = self.engine.vllm_config.shutdown_timeout, module.shutdown
+
+        def errored() -> Any:
+            return self.engine.errored
+
+        errored()  # so that an AttributeError is raised now and not at the shutdown
         module.config.timeout_graceful_shutdown = grace_s
-        stock, errored = module.shutdown, lambda: self.engine.errored
-        errored()  # an AttributeError is for now, not for then
 
         async def shutdown(*args: Any, **kwargs: Any) -> None:
             died = errored()
