@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import BenchError, metrics, report, results
-from bench.client import Row
+from bench.answers import Row
 from bench.page import one_line
 
 FEW_CLIPS = 20

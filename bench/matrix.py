@@ -48,7 +48,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError, loads, report, results
-from bench.client import Row
+from bench.answers import Row
 
 MATRIX, TABLE, CONFIG = "matrix.json", "matrix.md", "config.yaml"
 KINDS: dict[str, Any] = {"string": str, "whole number": int, "list": list, "mapping": dict}

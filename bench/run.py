@@ -18,7 +18,8 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
 from bench import BenchError, dataset, environment, loads, results, serve
-from bench.client import Client, Row, clean_url, mime
+from bench.answers import Row
+from bench.client import Client, clean_url, mime
 from bench.dataset import Clip, Dataset
 from bench.loads import Load
 from bench.memory import MemorySampler

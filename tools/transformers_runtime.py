@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bench import dataset, environment, memory, metrics, results
-from bench.client import Row
+from bench.answers import Row
 from pico import evaluate, huggingface
 from tools.compare_layouts import ROOT
 

@@ -23,7 +23,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError
-from bench.client import Row
+from bench.answers import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEST = "vllm_config.yaml"

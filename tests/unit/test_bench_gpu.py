@@ -19,7 +19,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from safetensors import safe_open
 
 from bench import BenchError, dataset
-from bench.client import Row
+from bench.answers import Row
 from bench.gpu import __main__ as cli
 from bench.gpu import checkpoint, rows
 from pico import tokenizer
