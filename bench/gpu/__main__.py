@@ -33,6 +33,7 @@ from bench.client import Client
 from bench.dataset import Clip
 from bench.gpu import checkpoint, rows
 from bench.memory import Gpus
+from mistral_layout.audio import SAMPLE_RATE
 
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "triton", "nvidia-ml-py", "requests")
 SEED = 0
@@ -207,21 +208,21 @@ def decode(clip: Clip, directory: Path, sources: Sequence[Clip]) -> Clip:
 
     def read(path: Path) -> Any:
         samples, rate = soundfile.read(path, dtype="int16")
-        if rate != rows.SAMPLE_RATE or samples.ndim != 1:
-            raise BenchError(f"{path.name} has {rate} Hz: expected mono of {rows.SAMPLE_RATE} Hz")
+        if rate != SAMPLE_RATE or samples.ndim != 1:
+            raise BenchError(f"{path.name} has {rate} Hz: expected mono of {SAMPLE_RATE} Hz")
         return samples
 
     if clip.path.is_absolute():
         samples = read(clip.path)
     else:
-        wanted = round(clip.duration_s * rows.SAMPLE_RATE)
+        wanted = round(clip.duration_s * SAMPLE_RATE)
         parts: list[Any] = []
         while sum(part.size for part in parts) < wanted:
             parts.append(read(sources[len(parts) % len(sources)].path))
         samples = np.concatenate(parts)[:wanted]
     path = directory / f"{clip.id}.wav"
-    soundfile.write(path, samples, rows.SAMPLE_RATE, subtype="PCM_16")
-    return Clip(clip.id, path, clip.text, len(samples) / rows.SAMPLE_RATE, {"tokens": rows.tokens(len(samples))})
+    soundfile.write(path, samples, SAMPLE_RATE, subtype="PCM_16")
+    return Clip(clip.id, path, clip.text, len(samples) / SAMPLE_RATE, {"tokens": rows.tokens(len(samples))})
 
 
 # ---- Starting
@@ -458,7 +459,7 @@ def _print_plan(tasks: Sequence[Task], configs: dict[str, dict[str, Any]]) -> No
     requests = 0
     for task in tasks:
         audio_s = sum(clip.duration_s for clip in task.clips)
-        made = sum(rows.tokens(round(clip.duration_s * rows.SAMPLE_RATE)) for clip in task.clips)
+        made = sum(rows.tokens(round(clip.duration_s * SAMPLE_RATE)) for clip in task.clips)
         requests += len(task.warm_up) + len(task.clips)
         print(
             f"{task.row:>24} at {task.concurrency:>3}: {len(task.warm_up):>3} to warm up, {len(task.clips):>4} to "

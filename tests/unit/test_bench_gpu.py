@@ -22,7 +22,9 @@ from bench import BenchError, dataset
 from bench.answers import Row
 from bench.gpu import __main__ as cli
 from bench.gpu import checkpoint, rows
-from pico import tokenizer
+from mistral_layout import tensors
+from mistral_layout.audio import PROMPT_TOKENS
+from mistral_layout.tekken import CONTROL_TOKENS
 
 RESULT = ROOT / "bench/results/gpu.json"
 KEYS = {
@@ -42,7 +44,7 @@ def test_tokens_are_those_of_mistral_common(samples: int) -> None:
     request = TranscriptionRequest(audio=audio, streaming=StreamingMode.OFFLINE, language=None)
     encoded = mistral.encode_transcription(request)
     positions = mistral.audio_encoder.audio_config.num_audio_tokens(len(encoded.audios[0].audio_array))
-    assert len(encoded.tokens) == rows.PROMPT
+    assert len(encoded.tokens) == PROMPT_TOKENS
     assert rows.tokens(samples) == positions - len(encoded.tokens) + 1
 
 
@@ -52,28 +54,28 @@ def test_the_checkpoint_is_of_full_size() -> None:
     def shape(value: Any) -> Any:
         return {key: shape(each) for key, each in value.items()} if isinstance(value, dict) else type(value)
 
-    assert shape(checkpoint.SHAPES) == shape(pico)
-    sizes = [math.prod(each) for each in checkpoint.tensors(checkpoint.SHAPES).values()]
+    assert shape(checkpoint.PARAMS) == shape(pico)
+    sizes = [math.prod(each) for each in tensors.shapes(checkpoint.PARAMS).values()]
     assert sum(sizes) == pytest.approx(4.43e9, rel=0.01)
 
 
 def test_its_tensors_are_named_and_shaped_as_picos() -> None:
     with safe_open(PICO / "consolidated.safetensors", "np") as held:
         found = {name: tuple(held.get_slice(name).get_shape()) for name in held.keys()}  # noqa: SIM118
-    assert checkpoint.tensors(json.loads((PICO / "params.json").read_text())) == found
+    assert tensors.shapes(json.loads((PICO / "params.json").read_text())) == found
 
 
 def test_the_checkpoint_of_one_layer_each(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, layers=1)
     params = json.loads((tmp_path / "params.json").read_text())
     with safe_open(tmp_path / "consolidated.safetensors", "pt") as held:
-        assert set(held.keys()) == set(checkpoint.tensors(params))
+        assert set(held.keys()) == set(tensors.shapes(params))
         weight = held.get_tensor("layers.0.attention.wk.weight")
     assert (str(weight.dtype), tuple(weight.shape)) == ("torch.bfloat16", (1024, 3072))
     assert weight.float().std() == pytest.approx(0.02, rel=0.05)
     tekken = MistralTokenizer.from_file(tmp_path / "tekken.json").instruct_tokenizer.tokenizer
     assert tekken.n_words == params["vocab_size"] == 131072
-    assert {token.value for token in SpecialTokens} <= set(tokenizer.CONTROL_TOKENS)
+    assert {token.value for token in SpecialTokens} <= set(CONTROL_TOKENS)
     assert tekken.decode(tekken.encode("Hello there, Sam.", bos=False, eos=False)) == "Hello there, Sam."
 
 
