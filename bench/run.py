@@ -5,7 +5,6 @@ Ctrl-C or a kill loses only what is in flight; --resume sends that, what is miss
 
 import hashlib
 import os
-import re
 import sys
 import time
 from argparse import Namespace
@@ -17,7 +16,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
-from bench import BenchError, dataset, environment, loads, results, serve
+from bench import BenchError, dataset, environment, loads, prometheus, results, serve
 from bench.answers import Row
 from bench.client import Client, clean_url, mime
 from bench.dataset import Clip, Dataset
@@ -31,6 +30,7 @@ SAME = (
     *("url", "serve", "config_sha256", "dir", "model", "manifest_sha256", "server_version"),
     *("api", "mode", "language", "prompt", "loads", "seed"),
 )
+QUEUE = "vllm:request_queue_time_seconds"  # vLLM's histogram
 SETTLE_S = 0.2  # the server's counters follow its answers
 KILLED = {
     "joules": None,
@@ -227,20 +227,11 @@ def _server(flags: Namespace, startup_s: float | None, log: Path, version: Any) 
 
 
 def _queue(client: Client) -> dict[float, float] | None:
-    """How many requests waited at most so many seconds in vLLM's queue, until now; null where that is not told.
-
-    The buckets of the Prometheus histogram vllm:request_queue_time_seconds, summed over engines.
-    """
-    name = "vllm:request_queue_time_seconds_bucket"
-    if name not in (client.get_text("/metrics") or ""):
+    """How many requests waited at most so many seconds in vLLM's queue, until now; null where that is not told."""
+    if f"{QUEUE}_bucket" not in (client.get_text("/metrics") or ""):
         return None
     time.sleep(SETTLE_S)
-    text = client.get_text("/metrics") or ""
-    buckets: dict[float, float] = {}
-    pattern = rf"^{name}\{{(?:[^}}]*,)?le=\"([^\"]+)\"[^}}]*\}} (\S+)$"
-    for edge, count in re.findall(pattern, text, re.MULTILINE):
-        buckets[float(edge)] = buckets.get(float(edge), 0.0) + float(count)
-    return buckets or None
+    return prometheus.buckets(client.get_text("/metrics") or "", QUEUE)
 
 
 def _queued(before: dict[float, float] | None, after: dict[float, float] | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import psutil
 import pynvml  # type: ignore[import-untyped,unused-ignore]
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError, dataset, environment, memory, results, serve
+from bench import BenchError, dataset, environment, memory, prometheus, results, serve
 from bench.client import Client
 from bench.dataset import Clip
 from bench.gpu import checkpoint, rows
@@ -154,8 +154,7 @@ class Server:
             text = serve.get(f"{self.url}/metrics", timeout_s=10).text
         except OSError:  # as all of requests' are
             return None
-        found = re.findall(rf"^vllm:{name}(?:_total)?(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-        return sum(map(float, found)) if found else None
+        return prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")
 
 
 # ---- Clips
