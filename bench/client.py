@@ -10,14 +10,14 @@ import json
 import math
 import threading
 import time
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 import urllib3
 
 from bench import BenchError, stream
+from bench.answers import Answer, Api, Mode, Row, wait_until
 from bench.dataset import Clip
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -31,38 +31,6 @@ MIME = {
     **{".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".m4a": "audio/mp4", ".mp4": "audio/mp4"},
     **{".ogg": "audio/ogg", ".oga": "audio/ogg", ".opus": "audio/ogg", ".webm": "audio/webm"},
 }
-Api = Literal["transcriptions", "chat"]
-Mode = Literal["whole", "stream", "realtime"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """What became of one request: a line of requests.jsonl.
-
-    `start` and `end` are unix seconds; `status` is null when no answer came; `text` and `latency_ms` are null
-    unless the request completed, and then `error` is null. `part` counts the invocations of a run: 1, and one
-    more for every --resume that sent something.
-
-    `load` is the level of load: "c16" for so many requests in flight, "r2.5" for Poisson arrivals of so many a
-    second, of which `due` is the intended start. With --stream or --realtime, `first_text_ms` and `deltas_ms` are
-    the arrivals of the first and of all pieces of text; `words_ms` is each recognised word's delay after its end.
-    """
-
-    id: str
-    duration_s: float
-    part: int
-    start: float
-    end: float
-    latency_ms: float | None
-    status: int | None
-    text: str | None
-    reference: str
-    error: str | None
-    load: str = "c1"
-    due: float | None = None
-    first_text_ms: float | None = None
-    deltas_ms: list[float] | None = None
-    words_ms: list[float] | None = None
 
 
 def clean_url(url: str) -> str:
@@ -77,30 +45,6 @@ def clean_url(url: str) -> str:
     if parts.username or parts.password:
         raise BenchError("--url is written to the results, so it must hold no password: use --api-key-env")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-@dataclass
-class Answer:
-    """What came back, with times on the clock of time.perf_counter, in seconds.
-
-    Unless the request completed, `error` says why. `pieces` are the arrivals of non-empty text, null where the answer
-    came whole. Live audio alone has `spoken`, when its last piece was sent, and `words_ms` as in Row.
-    """
-
-    start: float
-    end: float
-    status: int | None = None
-    text: str | None = None
-    error: str | None = None
-    pieces: list[tuple[float, str]] | None = None
-    spoken: float | None = None
-    words_ms: list[float] | None = None
-
-
-def wait_until(due: float | None) -> None:
-    """Sleep until this time of time.perf_counter, if it is still to come."""
-    if due is not None and (left := due - time.perf_counter()) > 0:
-        time.sleep(left)
 
 
 class Client:

@@ -6,7 +6,6 @@ the clips (Efron and Tibshirani 1993, chapter 13). They know nothing of a machin
 `python -m bench matrix` spreads its repeats over the time for that.
 """
 
-import argparse
 import itertools
 import json
 import string
@@ -21,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import BenchError, metrics, report, results
-from bench.client import Row
+from bench.answers import Row
 from bench.page import one_line
+from bench.plan import ComparePlan
 
 FEW_CLIPS = 20
 CAVEAT = (
@@ -45,24 +45,21 @@ Picks = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("compare", help="compare runs clip by clip, without a server")
-    parser.add_argument("baseline", metavar="A", type=Path, help="directory of the run to compare with")
-    parser.add_argument("others", metavar="B", type=Path, nargs="+", help="directories of the runs to compare with A")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
+def main(plan: ComparePlan) -> int:
+    """Print how each run differs from the baseline. Returns the exit status, 0.
 
-
-def main(flags: argparse.Namespace) -> int:
-    directories = [flags.baseline, *flags.others]
+    Raises BenchError for a run that cannot be read, and for two that cannot be compared.
+    """
+    directories = [plan.baseline, *plan.others]
     if len(directories) > (most := len(string.ascii_uppercase)):
         raise BenchError(f"{len(directories)} directories: at most {most} can be compared at once")
     runs = [read(directory, name) for name, directory in zip(string.ascii_uppercase, directories, strict=False)]
     pairs = [compare(runs[0], run) for run in runs[1:]]
-    if flags.json:
+    if plan.json:
         try:
-            results.write_json(flags.json, {"schema_version": 1, "pairs": pairs})
+            results.write_json(plan.json, {"schema_version": 1, "pairs": pairs})
         except OSError as error:
-            raise BenchError(f"cannot write --json {flags.json} ({error.strerror})") from None
+            raise BenchError(f"cannot write --json {plan.json} ({error.strerror})") from None
     for run in runs:
         print(f"{run.name}  {run.directory}{'  (baseline)' if run is runs[0] else ''}")
     for pair in pairs:

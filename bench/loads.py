@@ -14,7 +14,7 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 
 from bench import BenchError
-from bench.client import Row
+from bench.answers import Row
 from bench.dataset import Clip
 
 LEAD_S = 0.2  # before a request is due, its body is built

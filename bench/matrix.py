@@ -33,22 +33,23 @@ geometric mean over the clips that completed in both. If it is above 1 in one ro
 machine told the two apart, not the configurations.
 """
 
-import argparse
 import dataclasses
 import difflib
 import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError, loads, report, results
-from bench.client import Row
+from bench import BenchError, arguments, loads, report, results
+from bench.answers import Row
+from bench.plan import MatrixPlan, RunPlan, ServedConfig
+from bench.run import execute
 
 MATRIX, TABLE, CONFIG = "matrix.json", "matrix.md", "config.yaml"
 KINDS: dict[str, Any] = {"string": str, "whole number": int, "list": list, "mapping": dict}
@@ -93,7 +94,7 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Matrix:
     """What the file asks for; `samples` null for all clips."""
 
     dataset: str
@@ -109,67 +110,54 @@ class Plan:
         return [(number, each) for number in rounds for each in self.configurations[:: 1 if number % 2 else -1]]
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("matrix", help="serve several configurations in turn, and measure each several times")
-    parser.add_argument("file", metavar="FILE.yaml", type=Path, help="see `pydoc bench.matrix`")
-    parser.add_argument("--out", required=True, type=Path, help="directory for the results")
-    parser.add_argument("--resume", action="store_true", help="continue the matrix in --out: what is not finished")
+def main(plan: MatrixPlan) -> int:
+    """Make all runs, and the table of them. Raises BenchError for a mistake that all runs share.
 
-
-def main(
-    flags: argparse.Namespace,
-    parse: Callable[[Sequence[str]], argparse.Namespace],
-    run: Callable[[argparse.Namespace], bool],
-) -> int:
-    """Make all runs, and the table of them. `parse` and `run` are those of `bench run`.
-
-    Exit status 1 when a configuration or a request failed, 130 when Ctrl-C stopped it.
+    Returns the exit status: 1 when a configuration or a request failed, 130 when Ctrl-C stopped it, else 0.
     """
-    plan = read(flags.file)
+    matrix = read(plan.file)
     # All flags are parsed before the first server, for which a wrong one would come late.
     order = [
-        (number, each, parse(_arguments(plan, each, flags.out / each.name / str(number))))
-        for number, each in plan.order()
+        (number, each, _run_plan(matrix, each, plan.out / each.name / str(number))) for number, each in matrix.order()
     ]
-    _claim(flags.out, plan, flags.resume)
+    _claim(plan.out, matrix, plan.resume)
     runs: list[dict[str, Any]] = [
         {"name": each.name, "round": number, "directory": f"{each.name}/{number}", "status": "not run", "reason": None}
         for number, each, _ in order
     ]
-    for state, (_, _, settings) in zip(runs, order, strict=True):
-        if _finished(settings.out):
-            report.score(settings.out)  # a kill may have come before its score
+    for state, (_, _, planned) in zip(runs, order, strict=True):
+        if _finished(planned.out):
+            report.score(planned.out)  # a kill may have come before its score
             state["status"] = "finished"
-    _write(flags.out, plan, runs)
+    _write(plan.out, matrix, runs)
     failed: set[str] = set()
-    for state, (number, configuration, settings) in zip(runs, order, strict=True):
+    for state, (number, configuration, planned) in zip(runs, order, strict=True):
         if state["status"] == "finished":
             continue
         if configuration.name in failed:
             state["reason"] = "left out: it failed in an earlier round"
             continue
-        print(f"round {number} of {plan.repeats}: {configuration.name}", file=sys.stderr)
-        settings.server_command, settings.server_environment = configuration.command, configuration.env
-        state["status"], state["reason"] = _run(run, settings)
+        print(f"round {number} of {matrix.repeats}: {configuration.name}", file=sys.stderr)
+        state["status"], state["reason"] = _run(planned)
         if state["status"] == "interrupted":
             break
         if state["status"] == "failed":
             failed.add(configuration.name)
             print(f"{configuration.name} failed: {state['reason']}", file=sys.stderr)
-        _write(flags.out, plan, runs)
-    table = _write(flags.out, plan, runs)
+        _write(plan.out, matrix, runs)
+    table = _write(plan.out, matrix, runs)
     print(table)
-    print(f"report: {flags.out / TABLE}")
+    print(f"report: {plan.out / TABLE}")
     if any(state["status"] == "interrupted" for state in runs):
         print("Interrupted. To make the runs that are left, add --resume.", file=sys.stderr)
         return 130
-    return int(bool(failed) or any(row["failed"] for row in tabulate(flags.out, plan, runs)))
+    return int(bool(failed) or any(row["failed"] for row in tabulate(plan.out, matrix, runs)))
 
 
 # ---- The file
 
 
-def read(path: Path) -> Plan:
+def read(path: Path) -> Matrix:
     """Raises BenchError with all that is wrong with the file at once."""
     content = _yaml(path)
     problems = list(_problems(content, KEYS, ("dataset", "configurations"), "the file"))
@@ -219,7 +207,7 @@ def read(path: Path) -> Plan:
         problems.append("'configurations' is empty")
     if problems:
         raise _refusal(path, problems)
-    return Plan(
+    return Matrix(
         dataset=content["dataset"],
         samples=content.get("samples"),
         loads=levels,
@@ -296,13 +284,13 @@ def _refusal(path: Path, problems: list[str]) -> BenchError:
 # ---- Runs
 
 
-def _run(run: Callable[[argparse.Namespace], bool], settings: argparse.Namespace) -> tuple[str, str | None]:
+def _run(plan: RunPlan) -> tuple[str, str | None]:
     """Make and score one run, or make what is left of it. Returns its status, and the reason of a failure."""
-    settings.resume = (settings.out / results.ROWS).exists()
-    log = settings.out / results.LOG
+    plan = dataclasses.replace(plan, resume=(plan.out / results.ROWS).exists())
+    log = plan.out / results.LOG
     log.unlink(missing_ok=True)
     try:
-        if run(settings):
+        if execute(plan):
             return "interrupted", None
     except KeyboardInterrupt:
         return "interrupted", None
@@ -310,23 +298,34 @@ def _run(run: Callable[[argparse.Namespace], bool], settings: argparse.Namespace
         if not log.exists():
             raise  # before a server was started: a mistake in the usage or the data, and so in all of them
         return "failed", str(error)
-    report.score(settings.out)
+    report.score(plan.out)
     return "finished", None
 
 
-def _arguments(plan: Plan, configuration: Configuration, directory: Path) -> list[str]:
+def _run_plan(matrix: Matrix, configuration: Configuration, directory: Path) -> RunPlan:
+    """The plan of one run of a configuration, into `directory`. Raises SystemExit for a wrong flag in the file."""
+    served = ServedConfig(
+        config=directory.parent / CONFIG,
+        directory=Path(configuration.dir),
+        command=tuple(configuration.command),
+        environment=configuration.env,
+    )
+    return dataclasses.replace(arguments.parse_run(_arguments(matrix, configuration, directory)), server=served)
+
+
+def _arguments(matrix: Matrix, configuration: Configuration, directory: Path) -> list[str]:
     """Of `bench run`."""
-    arguments = ["run", *plan.flags, "--serve", str(directory.parent / CONFIG), "--dir", configuration.dir]
-    arguments += ["--dataset", plan.dataset, "--out", str(directory)]
-    if plan.samples is not None:
-        arguments += ["--samples", str(plan.samples)]
+    found = [*matrix.flags, "--serve", str(directory.parent / CONFIG), "--dir", configuration.dir]
+    found += ["--dataset", matrix.dataset, "--out", str(directory)]
+    if matrix.samples is not None:
+        found += ["--samples", str(matrix.samples)]
     for flag, kind in (("--concurrency", "c"), ("--rate", "r")):
-        if levels := [load[1:] for load in plan.loads if load[0] == kind]:
-            arguments += [flag, ",".join(levels)]
-    return arguments
+        if levels := [load[1:] for load in matrix.loads if load[0] == kind]:
+            found += [flag, ",".join(levels)]
+    return found
 
 
-def _claim(out: Path, plan: Plan, resume: bool) -> None:
+def _claim(out: Path, matrix: Matrix, resume: bool) -> None:
     """Make the directory, with the configurations to serve; refuse one that holds another matrix."""
     path = out / MATRIX
     if any(out.glob(f"*/*/{results.ROWS}")):
@@ -336,7 +335,7 @@ def _claim(out: Path, plan: Plan, resume: bool) -> None:
             written = path.read_bytes()
         except OSError as error:
             raise BenchError(f"cannot read {path}, which says what was to be measured ({error.strerror})") from None
-        before, now = (json.loads(each)["plan"] for each in (written, json.dumps({"plan": _plan_json(plan)})))
+        before, now = (json.loads(each)["plan"] for each in (written, json.dumps({"plan": _plan_json(matrix)})))
         # More rounds and more configurations may come; what is there must be what would be measured now.
         then, new = ({each.pop("name"): each for each in side.pop("configurations")} for side in (before, now))
         both = [(f"{name}: ", then[name], new[name]) for name in then if name in new]
@@ -351,7 +350,7 @@ def _claim(out: Path, plan: Plan, resume: bool) -> None:
         if differences:
             raise BenchError("\n  ".join([f"--resume: the matrix in {out} was another one:", *differences]))
     try:
-        for each in plan.configurations:
+        for each in matrix.configurations:
             (out / each.name).mkdir(parents=True, exist_ok=True)
             results.write(out / each.name / CONFIG, yaml.safe_dump(each.settings, sort_keys=False, allow_unicode=True))
     except OSError as error:
@@ -370,15 +369,17 @@ def _finished(directory: Path) -> bool:
 # ---- The table
 
 
-def _plan_json(plan: Plan) -> dict[str, Any]:
-    return dataclasses.asdict(plan)
+def _plan_json(matrix: Matrix) -> dict[str, Any]:
+    return dataclasses.asdict(matrix)
 
 
-def _write(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> str:
+def _write(out: Path, matrix: Matrix, runs: list[dict[str, Any]]) -> str:
     """Write both files, and return the table."""
-    rows = tabulate(out, plan, runs)
+    rows = tabulate(out, matrix, runs)
     described = [{**run, "environment": _environment(out, run)} for run in runs]
-    results.write_json(out / MATRIX, {"schema_version": 1, "plan": _plan_json(plan), "runs": described, "table": rows})
+    results.write_json(
+        out / MATRIX, {"schema_version": 1, "plan": _plan_json(matrix), "runs": described, "table": rows}
+    )
     table = _markdown(rows)
     text = [f"# Matrix {out.resolve().name}", table]
     for line in dict.fromkeys(_machine(run["environment"]) for run in described if run["environment"]):
@@ -388,7 +389,7 @@ def _write(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> str:
         for run in runs
         if run["status"] == "failed"
     ]
-    text += [f"## {each.name}\n\n```\n{_described(each)}\n```" for each in plan.configurations]
+    text += [f"## {each.name}\n\n```\n{_described(each)}\n```" for each in matrix.configurations]
     results.write(out / TABLE, "\n\n".join(text) + "\n")
     return table
 
@@ -414,21 +415,21 @@ def _described(configuration: Configuration) -> str:
     return str(yaml.safe_dump({key: value for key, value in described.items() if value}, sort_keys=False)).strip()
 
 
-def tabulate(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def tabulate(out: Path, matrix: Matrix, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per configuration and load, over its finished runs: of each measure its median, extremes and values."""
     table = []
-    first = plan.configurations[0].name
+    first = matrix.configurations[0].name
     baseline = {run["round"]: run["directory"] for run in runs if run["name"] == first}
-    for configuration in plan.configurations:
+    for configuration in matrix.configurations:
         own = [run for run in runs if run["name"] == configuration.name]
         finished = [run for run in own if run["status"] == "finished"]
         summaries = [_summary(out / run["directory"]) for run in finished]
-        for load in plan.loads:
+        for load in matrix.loads:
             found = [_numbers(summary, load) for summary in summaries]
             for numbers, run in zip(found, finished, strict=True):
                 numbers["latency_ratio"] = _ratio(out / baseline[run["round"]], out / run["directory"], load)
             row: dict[str, Any] = {"name": configuration.name, "load": load, "runs": len(found)}
-            row["planned"] = plan.repeats
+            row["planned"] = matrix.repeats
             row["headline"] = summaries[0]["quality"]["headline"] if summaries else None
             for key, *_ in MEASURES:
                 values = [numbers[key] for numbers in found]

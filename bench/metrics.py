@@ -12,7 +12,7 @@ import numpy.typing as npt
 from whisper_normalizer.basic import BasicTextNormalizer  # type: ignore[import-untyped,unused-ignore]
 from whisper_normalizer.english import EnglishTextNormalizer  # type: ignore[import-untyped,unused-ignore]
 
-from bench.client import Row
+from bench.answers import Row
 from bench.loads import parse
 
 PACKAGE = f"whisper-normalizer {version('whisper-normalizer')}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, tostring
 
 from bench import plots
-from bench.client import Row
+from bench.answers import Row
 from bench.plots import tag
 
 # Matching words shown on either side of an error.

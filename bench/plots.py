@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from bench.client import Row
+from bench.answers import Row
 
 # In the picture's own units; a phone shows them at 0.85, a wide screen at 1.3.
 WIDTH, HEIGHT = 400, 270

@@ -23,7 +23,8 @@ import soxr
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from bench import BenchError, client
+from bench import BenchError
+from bench.answers import Answer, wait_until
 from bench.dataset import Clip
 
 SAMPLE_RATE = 16000
@@ -36,10 +37,10 @@ class LiveError(Exception):
 
 def transcribe(
     url: str, model: str, clip: Clip, due: float | None, timeout_s: float, headers: Mapping[str, str], *, proxy: bool
-) -> "client.Answer":
+) -> Answer:
     """Hold one session. Decoding the clip and opening the session come before its start, the first audio sent."""
     audio = pcm16(clip)
-    answer = client.Answer(start := time.perf_counter(), start, pieces=[])
+    answer = Answer(start := time.perf_counter(), start, pieces=[])
     try:
         # Base64 of sound hardly shrinks, and a ping that a busy server leaves unanswered would end the session.
         with connect(
@@ -56,7 +57,7 @@ def transcribe(
             socket.socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("ll", *divmod(round(timeout_s * 1e6), 10**6)))
             session = _Session(socket, answer, timeout_s)
             session.open(model)
-            client.wait_until(due)
+            wait_until(due)
             session.speak(audio)
             answer.text = session.text()
     except InvalidStatus as problem:
@@ -79,7 +80,7 @@ def transcribe(
 
 
 class _Session:
-    def __init__(self, socket: ClientConnection, answer: "client.Answer", timeout_s: float) -> None:
+    def __init__(self, socket: ClientConnection, answer: Answer, timeout_s: float) -> None:
         self._socket, self._answer, self._timeout_s = socket, answer, timeout_s
         self._done: str | None = None
 

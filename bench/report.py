@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import BenchError, metrics, page, results
-from bench.client import Row
+from bench.answers import Row
 from bench.page import Section, one_line
 
 # Alignments and long texts are cut to what can be read; summary.json and requests.jsonl have all of them.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import BenchError
-from bench.client import Row
+from bench.answers import Row
 
 SCHEMA_VERSION = 2
 RUN = "run.json"

@@ -5,23 +5,23 @@ Ctrl-C or a kill loses only what is in flight; --resume sends that, what is miss
 
 import hashlib
 import os
-import re
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
-from bench import BenchError, dataset, environment, loads, results, serve
-from bench.client import Client, Row, clean_url, mime
+from bench import BenchError, dataset, environment, loads, prometheus, results, serve
+from bench.answers import Row
+from bench.client import Client, clean_url, mime
 from bench.dataset import Clip, Dataset
 from bench.loads import Load
 from bench.memory import MemorySampler
+from bench.plan import RunPlan
 
 # No clip can succeed after one of these: no answer at all, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)
@@ -30,6 +30,7 @@ SAME = (
     *("url", "serve", "config_sha256", "dir", "model", "manifest_sha256", "server_version"),
     *("api", "mode", "language", "prompt", "loads", "seed"),
 )
+QUEUE = "vllm:request_queue_time_seconds"  # vLLM's histogram
 SETTLE_S = 0.2  # the server's counters follow its answers
 KILLED = {
     "joules": None,
@@ -40,8 +41,55 @@ KILLED = {
 }
 
 
-def claim(out: Path, resume: bool) -> Path:
-    """Make the run's directory and return the path of its rows; refuse one that holds another run."""
+class Selection(NamedTuple):
+    """What a run sends: the clips that it picks of a dataset, in the dataset's order."""
+
+    data: Dataset
+    clips: list[Clip]
+
+
+def execute(plan: RunPlan) -> bool:
+    """Measure what the plan asks for, starting a server where it names a config. Returns whether Ctrl-C stopped it.
+
+    Raises BenchError for what cannot be measured: wrong data or settings, another run in `out`, no server.
+    """
+    selection = check(plan)  # before vLLM takes its half minute
+    server = plan.server
+    if isinstance(server, str):
+        url = clean_url(server)
+        claim(plan.out, plan.resume)
+        return measure(plan, selection, url)
+    claim(plan.out, plan.resume)
+    port, begun = serve.free_port(), time.monotonic()
+    log, command, variables = plan.out / results.LOG, server.command, server.environment
+    with serve.server(server.config, server.directory, port, log, command=command, environment=variables):
+        return measure(plan, selection, f"http://127.0.0.1:{port}", startup_s=round(time.monotonic() - begun, 3))
+
+
+def check(plan: RunPlan) -> Selection:
+    """Read the dataset, and refuse what no server is needed to refuse. Raises BenchError."""
+    if plan.api_key_env and not os.environ.get(plan.api_key_env):
+        raise BenchError(f"--api-key-env: the environment variable {plan.api_key_env} is empty or not set")
+    data = dataset.load(plan.dataset)
+    selection = Selection(data, dataset.select(data.clips, plan.samples, plan.seed))
+    # What would come to light when the clip's turn comes.
+    if plan.api == "chat":
+        for clip in selection.clips:
+            mime(clip)
+    if plan.mode == "realtime":
+        from bench import realtime  # which needs libraries that the other modes do without
+
+        for clip in selection.clips:
+            realtime.check(clip)
+    if plan.resume and (plan.out / results.ROWS).exists():
+        _refuse_differences(plan.out, results.read_run(plan.out), _settings(plan, selection))
+    if not plan.language and not data.language and data.format != "manifest":
+        print(f"--dataset {plan.dataset} tells no language: scored as English (see --language)", file=sys.stderr)
+    return selection
+
+
+def claim(out: Path, resume: bool) -> None:
+    """Make the run's directory. Raises BenchError for one that holds another run, or that cannot be made."""
     rows_path = out / results.ROWS
     if rows_path.exists() and not resume:
         raise BenchError(f"{rows_path} exists: continue that run with --resume, or choose another --out")
@@ -49,29 +97,6 @@ def claim(out: Path, resume: bool) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BenchError(f"cannot make the directory --out {out} ({error.strerror})") from None
-    return rows_path
-
-
-def check(flags: Namespace) -> tuple[Dataset, list[Clip]]:
-    """Refuse what no server is needed to refuse. Returns the dataset, and the clips that --samples picks."""
-    if flags.api_key_env and not os.environ.get(flags.api_key_env):
-        raise BenchError(f"--api-key-env: the environment variable {flags.api_key_env} is empty or not set")
-    data = dataset.load(flags.dataset)
-    chosen = dataset.select(data.clips, flags.samples, flags.seed)
-    # What would come to light when the clip's turn comes.
-    if flags.api == "chat":
-        for clip in chosen:
-            mime(clip)
-    if flags.mode == "realtime":
-        from bench import realtime  # which needs libraries that the other modes do without
-
-        for clip in chosen:
-            realtime.check(clip)
-    if flags.resume and (flags.out / results.ROWS).exists():
-        _refuse_differences(flags.out, results.read_run(flags.out), _settings(flags, data, chosen))
-    if not flags.language and not data.language and data.format != "manifest":
-        print(f"--dataset {flags.dataset} tells no language: scored as English (see --language)", file=sys.stderr)
-    return data, chosen
 
 
 def _sha256(config: Path) -> str:
@@ -81,55 +106,46 @@ def _sha256(config: Path) -> str:
         raise BenchError(f"--serve: cannot read {config} ({error.strerror})") from None
 
 
-def _settings(flags: Namespace, data: Dataset, chosen: Sequence[Clip]) -> dict[str, Any]:
+def _settings(plan: RunPlan, selection: Selection) -> dict[str, Any]:
     """What run.json says of the run itself, but for the model's name, which the server may tell."""
+    served = plan.served
     return {
         # a server of our own gets a new port every time
-        "url": None if flags.serve else clean_url(flags.url),
-        "serve": flags.serve and str(flags.serve),
-        "config_sha256": flags.serve and _sha256(flags.serve),
-        "dir": str(flags.dir) if flags.serve else None,
-        "dataset": flags.dataset,
-        "dataset_format": data.format,
-        "manifest_sha256": data.manifest_sha256,
-        "api": flags.api,
-        "mode": flags.mode,
+        "url": clean_url(plan.server) if isinstance(plan.server, str) else None,
+        "serve": str(served.config) if served else None,
+        "config_sha256": _sha256(served.config) if served else None,
+        "dir": str(served.directory) if served else None,
+        "dataset": plan.dataset,
+        "dataset_format": selection.data.format,
+        "manifest_sha256": selection.data.manifest_sha256,
+        "api": plan.api,
+        "mode": plan.mode,
         # Texts are scored in the dataset's language unless another is asked for.
-        "language": flags.language or data.language,
-        "prompt": flags.prompt if flags.api == "chat" else None,
-        "loads": [load.name for load in flags.loads],
-        **{name: getattr(flags, name) for name in ("seed", "warmup", "timeout_s")},
-        "ids": [clip.id for clip in chosen],
+        "language": plan.language or selection.data.language,
+        "prompt": plan.prompt if plan.api == "chat" else None,
+        "loads": [load.name for load in plan.loads],
+        "seed": plan.seed,
+        "warmup": plan.warmup,
+        "timeout_s": plan.timeout_s,
+        "ids": [clip.id for clip in selection.clips],
     }
 
 
-def measure(flags: Namespace, startup_s: float | None = None) -> bool:
+def measure(plan: RunPlan, selection: Selection, url: str, startup_s: float | None = None) -> bool:
     """Send every clip that has no completed row yet, load by load. Returns whether Ctrl-C stopped it.
 
-    `startup_s`: how long the server of --serve took to come up, whose log is --out/server.log.
+    `url` is the server's root; `startup_s` how long a server of the plan's own took to come up, whose log is
+    server.log in `plan.out`. Raises BenchError for a server with which no request can succeed.
     """
-    data, chosen = check(flags)
-    key = os.environ[flags.api_key_env] if flags.api_key_env else None
-    asked = {name: getattr(flags, name) for name in ("language", "prompt", "api", "mode")}
-    client = Client(clean_url(flags.url), flags.timeout_s, key, **asked)
-    rows_path = claim(flags.out, flags.resume)
+    key = os.environ[plan.api_key_env] if plan.api_key_env else None
+    client = Client(url, plan.timeout_s, key, api=plan.api, mode=plan.mode, language=plan.language, prompt=plan.prompt)
     version = client.get("/version")
-    client.model = flags.model or _first_model(client)
-    log = flags.out / results.LOG
-    record: dict[str, Any] = {
-        "schema_version": results.SCHEMA_VERSION,
-        "run": {**_settings(flags, data, chosen), "model": client.model},
-        "loads": {},
-        "environment": {
-            **environment.describe(version.get("version") if isinstance(version, dict) else None),
-            "server": _server(flags, startup_s, log, version),
-        },
-        "memory": None,
-    }
-    attempts: list[Row] = []
+    client.model = plan.model or _first_model(client)
+    record = _record(plan, selection, client.model, version, startup_s)
+    rows_path, attempts = plan.out / results.ROWS, list[Row]()
     if rows_path.exists():
-        before = results.read_run(flags.out)
-        _refuse_differences(flags.out, before, record["run"] | record["environment"])
+        before = results.read_run(plan.out)
+        _refuse_differences(plan.out, before, record["run"] | record["environment"])
         record = before
         attempts = results.read_rows(rows_path)
         # Written anew without a cut last line, so that the next row starts on a line of its own.
@@ -137,109 +153,127 @@ def measure(flags: Namespace, startup_s: float | None = None) -> bool:
     finished = {(row.id, row.load) for row in attempts if row.error is None}
     part = 1 + max((row.part for row in attempts), default=0)
     del attempts
-    pending = {load: [clip for clip in chosen if (clip.id, load.name) not in finished] for load in flags.loads}
+    clips = selection.clips
+    pending = {load: [clip for clip in clips if (clip.id, load.name) not in finished] for load in plan.loads}
     if not any(pending.values()):
         return False
-
-    warm_ups = [chosen[number % len(chosen)] for number in range(flags.warmup)]
-    sampler = MemorySampler(client.url)
-    sampler.start()
-    bar = tqdm(total=len(chosen) * len(flags.loads), initial=len(finished), unit="clip", file=sys.stderr)
-    try:
-        for load, clips in pending.items():
-            if clips:
-                bar.set_description(load.name)
-                _one_load(client, load, clips, warm_ups, flags, part, record, sampler, bar)
-    except KeyboardInterrupt:
-        if not rows_path.exists():
-            raise  # still warming up
-        return True
-    finally:
-        bar.close()
-        gpus, memory = sampler.gpus(), sampler.stop()
-        if rows_path.exists():
-            # With several GPUs each process logs its own share, or one does for all.
-            split = serve.logged_memory(log) if flags.serve and gpus <= 1 else dict.fromkeys(serve.MEMORY)
-            record["memory"] = _memory(record["memory"], memory, split)
-            results.write_json(flags.out / results.RUN, record)
+    with _Measurement(plan, selection, client, record, part, done=len(finished)) as measurement:
+        try:
+            for load, left in pending.items():
+                if left:
+                    measurement.run(load, left)
+        except KeyboardInterrupt:
+            if not rows_path.exists():
+                raise  # still warming up
+            return True
     return False
 
 
-def _one_load(
-    client: Client,
-    load: Load,
-    clips: Sequence[Clip],
-    warm_ups: Sequence[Clip],
-    flags: Namespace,
-    part: int,
-    record: dict[str, Any],
-    sampler: MemorySampler,
-    bar: Any,
-) -> None:
-    """Warm up, send the clips, write their rows, and then what this load took into `record` and run.json."""
-    run = flags.out / results.RUN
-    before = record["loads"].get(load.name)
-    pool = loads.pool(load, max(len(clips), len(warm_ups)))
-    try:
-        _warm_up(pool, client, warm_ups)
-        record["loads"][load.name] = KILLED  # which is what a kill leaves
-        results.write_json(run, record)
-        waits = _queue(client)
-        joules, cpu_s = sampler.meter(), time.process_time()
+def _record(plan: RunPlan, selection: Selection, model: str, version: Any, startup_s: float | None) -> dict[str, Any]:
+    """What run.json holds before the first load; `version` is the server's answer to GET /version."""
+    return {
+        "schema_version": results.SCHEMA_VERSION,
+        "run": {**_settings(plan, selection), "model": model},
+        "loads": {},
+        "environment": {
+            **environment.describe(version.get("version") if isinstance(version, dict) else None),
+            "server": _server(plan, startup_s, version),
+        },
+        "memory": None,
+    }
+
+
+class _Measurement:
+    """The sending of a part of a run: its memory is sampled, and a bar shows how far it is, until the `with` ends."""
+
+    def __init__(
+        self, plan: RunPlan, selection: Selection, client: Client, record: dict[str, Any], part: int, done: int
+    ) -> None:
+        """`record` is what run.json holds, and is added to; `done` are the rows that earlier parts completed."""
+        self._plan, self._client, self._record, self._part = plan, client, record, part
+        self._warm_ups = [selection.clips[number % len(selection.clips)] for number in range(plan.warmup)]
+        self._sampler = MemorySampler(client.url)
+        total = len(selection.clips) * len(plan.loads)
+        self._bar = tqdm(total=total, initial=done, unit="clip", file=sys.stderr)
+
+    def __enter__(self) -> "_Measurement":
+        self._sampler.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        gpus, memory = self._sampler.gpus(), self._sampler.stop()
+        out = self._plan.out
+        if (out / results.ROWS).exists():
+            # With several GPUs each process logs its own share, or one does for all.
+            split = (
+                serve.logged_memory(out / results.LOG)
+                if self._plan.served and gpus <= 1
+                else dict.fromkeys(serve.MEMORY)
+            )
+            self._record["memory"] = _memory(self._record["memory"], memory, split)
+            results.write_json(out / results.RUN, self._record)
+
+    def run(self, load: Load, clips: Sequence[Clip]) -> None:
+        """Warm up, send the clips, write their rows, and then what this load took into run.json."""
+        self._bar.set_description(load.name)
+        before = self._record["loads"].get(load.name)
+        pool = loads.pool(load, max(len(clips), len(self._warm_ups)))
         try:
-            with (flags.out / results.ROWS).open("a", encoding="ascii") as file:
-                for row in loads.send(load, pool, clips, _sender(client, part, load), flags.seed):
-                    file.write(results.row_line(row))
-                    file.flush()
-                    bar.update()
+            _warm_up(pool, self._client, self._warm_ups)
+            self._write(load, KILLED)  # which is what a kill leaves
+            waits = _queue(self._client)
+            joules, cpu_s = self._sampler.meter(), time.process_time()
+            try:
+                self._send(load, pool, clips)
+            finally:
+                energy, reason = joules()
+                cpu_s = time.process_time() - cpu_s
+                now = {
+                    "joules": energy,
+                    "joules_reason": reason,
+                    **_queued(waits, _queue(self._client) if waits else None),
+                    "harness_cpu_s": round(cpu_s, 3),
+                }
+                self._write(load, _sum(before, now))
         finally:
-            energy, reason = joules()
-            cpu_s = time.process_time() - cpu_s
-            now = {
-                "joules": energy,
-                "joules_reason": reason,
-                **_queued(waits, _queue(client) if waits else None),
-                "harness_cpu_s": round(cpu_s, 3),
-            }
-            record["loads"][load.name] = _sum(before, now)
-            results.write_json(run, record)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _send(self, load: Load, pool: ThreadPoolExecutor, clips: Sequence[Clip]) -> None:
+        def one(clip: Clip, due: float | None) -> Row:
+            return self._client.transcribe(clip, self._part, load.name, due)
+
+        with (self._plan.out / results.ROWS).open("a", encoding="ascii") as file:
+            for row in loads.send(load, pool, clips, one, self._plan.seed):
+                file.write(results.row_line(row))
+                file.flush()
+                self._bar.update()
+
+    def _write(self, load: Load, took: dict[str, Any]) -> None:
+        self._record["loads"][load.name] = took
+        results.write_json(self._plan.out / results.RUN, self._record)
 
 
-def _sender(client: Client, part: int, load: Load) -> Callable[[Clip, float | None], Row]:
-    return lambda clip, due: client.transcribe(clip, part, load.name, due)
-
-
-def _server(flags: Namespace, startup_s: float | None, log: Path, version: Any) -> dict[str, Any]:
+def _server(plan: RunPlan, startup_s: float | None, version: Any) -> dict[str, Any]:
     """What is known of the server; null is what is not."""
     known: dict[str, Any] = {"startup_s": startup_s, "patches": None, "versions": None, "config": None}
     if isinstance(version, dict) and "version" in version:  # and not what says that there is no such page
         known["versions"] = {name: value for name, value in version.items() if isinstance(value, str)}
-    if flags.serve is not None:
-        if serve.is_own(flags.server_command):
+    if plan.served is not None:
+        if serve.is_own(plan.served.command):
             installed = environment.versions(serve.LIBRARIES)
             known["versions"] = {name: found for name, found in installed.items() if found}
-        known["patches"] = serve.logged_patches(log)
-        known["config"] = yaml.safe_load(flags.serve.read_bytes())
+        known["patches"] = serve.logged_patches(plan.out / results.LOG)
+        known["config"] = yaml.safe_load(plan.served.config.read_bytes())
     return known
 
 
 def _queue(client: Client) -> dict[float, float] | None:
-    """How many requests waited at most so many seconds in vLLM's queue, until now; null where that is not told.
-
-    The buckets of the Prometheus histogram vllm:request_queue_time_seconds, summed over engines.
-    """
-    name = "vllm:request_queue_time_seconds_bucket"
-    if name not in (client.get_text("/metrics") or ""):
+    """How many requests waited at most so many seconds in vLLM's queue, until now; null where that is not told."""
+    if f"{QUEUE}_bucket" not in (client.get_text("/metrics") or ""):
         return None
     time.sleep(SETTLE_S)
-    text = client.get_text("/metrics") or ""
-    buckets: dict[float, float] = {}
-    pattern = rf"^{name}\{{(?:[^}}]*,)?le=\"([^\"]+)\"[^}}]*\}} (\S+)$"
-    for edge, count in re.findall(pattern, text, re.MULTILINE):
-        buckets[float(edge)] = buckets.get(float(edge), 0.0) + float(count)
-    return buckets or None
+    return prometheus.buckets(client.get_text("/metrics") or "", QUEUE)
 
 
 def _queued(before: dict[float, float] | None, after: dict[float, float] | None) -> dict[str, Any]:

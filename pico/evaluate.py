@@ -16,7 +16,7 @@ import soxr
 import torch
 
 from bench import dataset, metrics, results
-from bench.client import Row
+from bench.answers import Row
 from pico import model
 from pico.tokenizer import TextTokenizer
 

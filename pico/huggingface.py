@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mistral_layout.tensors import EMBEDDINGS, ENCODER
+
 PICO = Path(__file__).parent / "checkpoint"
-_PREFIX = "mm_streams_embeddings.embedding_module."
 _LAYER = {
     "attention.wq": "self_attn.q_proj",
     "attention.wk": "self_attn.k_proj",
@@ -32,12 +33,12 @@ _LAYER = {
 _ENCODER_NORMS = {"attention_norm": "self_attn_layer_norm", "ffn_norm": "final_layer_norm"}
 _LM_NORMS = {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _OTHER = {
-    f"{_PREFIX}whisper_encoder.conv_layers.0.conv": "audio_tower.embedder.conv1",
-    f"{_PREFIX}whisper_encoder.conv_layers.1.conv": "audio_tower.embedder.conv2",
-    f"{_PREFIX}whisper_encoder.transformer.norm": "audio_tower.norm",
-    f"{_PREFIX}audio_language_projection.0": "multi_modal_projector.linear_1",
-    f"{_PREFIX}audio_language_projection.2": "multi_modal_projector.linear_2",
-    f"{_PREFIX}tok_embeddings": "language_model.model.embed_tokens",
+    f"{ENCODER}conv_layers.0.conv": "audio_tower.embedder.conv1",
+    f"{ENCODER}conv_layers.1.conv": "audio_tower.embedder.conv2",
+    f"{ENCODER}transformer.norm": "audio_tower.norm",
+    f"{EMBEDDINGS}audio_language_projection.0": "multi_modal_projector.linear_1",
+    f"{EMBEDDINGS}audio_language_projection.2": "multi_modal_projector.linear_2",
+    f"{EMBEDDINGS}tok_embeddings": "language_model.model.embed_tokens",
     "norm": "language_model.model.norm",
 }
 
@@ -52,7 +53,7 @@ def hf_name(name: str) -> str:
     module, kind = name.rsplit(".", 1)
     if module in _OTHER:
         return f"{_OTHER[module]}.{kind}"
-    encoder = f"{_PREFIX}whisper_encoder.transformer.layers."
+    encoder = f"{ENCODER}transformer.layers."
     root, norms = ("audio_tower", _ENCODER_NORMS) if module.startswith(encoder) else ("language_model.model", _LM_NORMS)
     number, part = module.removeprefix(encoder).removeprefix("layers.").split(".", 1)
     return f"{root}.layers.{number}.{(_LAYER | norms)[part]}.{kind}"

@@ -22,15 +22,19 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-SAMPLE_RATE = 16000  # Hz
-SAMPLES_PER_TOKEN = 1280  # 80 ms
+from mistral_layout.audio import (
+    DELAY_TOKENS,
+    LEFT_PAD_TOKENS,
+    PROMPT_TOKENS,
+    SAMPLE_RATE,
+    SAMPLES_PER_TOKEN,
+    SPECTROGRAM,
+    n_tokens,
+)
+from mistral_layout.tensors import EMBEDDINGS, ENCODER
+
 FRAMES_PER_TOKEN = 4  # encoder frames of 20 ms; the adapter concatenates them
-LEFT_PAD_TOKENS = 32
-DELAY_TOKENS = 6  # 480 ms
-# mistral-common pads the right by the delay, one for BOS, and ten for the longest word
-RIGHT_PAD_TOKENS = DELAY_TOKENS + 1 + 10
-PROMPT_TOKENS = 1 + LEFT_PAD_TOKENS + DELAY_TOKENS
-N_FFT, HOP, MEL_BINS = 400, 160, 128
+MEL_BINS, HOP, N_FFT = SPECTROGRAM["num_mel_bins"], SPECTROGRAM["hop_length"], SPECTROGRAM["window_size"]
 LOG_MEL_MAX = 1.5  # log10; everything 8 below it is the floor
 ENCODER_NORM_EPS = 1e-5
 BOS, EOS, STREAMING_PAD, STREAMING_WORD = 1, 2, 32, 33
@@ -85,11 +89,6 @@ class Config:
             params["norm_eps"],
         )
         return cls(encoder, lm, params["vocab_size"], params["ada_rms_norm_t_cond_dim"])
-
-
-def n_tokens(n_samples: int) -> int:
-    """Audio rows, and so the most text tokens, of a clip of `n_samples`, padding included."""
-    return LEFT_PAD_TOKENS + math.ceil(n_samples / SAMPLES_PER_TOKEN) + RIGHT_PAD_TOKENS
 
 
 def pad_audio(audio: np.ndarray) -> np.ndarray:
@@ -308,17 +307,14 @@ class Voxtral(nn.Module):
         return outputs
 
 
-_PREFIX = "mm_streams_embeddings.embedding_module."
-
-
 def _checkpoint_name(name: str) -> str:
     if name.startswith("encoder.conv_layers."):
         _, _, i, kind = name.split(".")
-        return f"{_PREFIX}whisper_encoder.conv_layers.{i}.conv.{kind}"
+        return f"{ENCODER}conv_layers.{i}.conv.{kind}"
     if name.startswith("encoder."):
-        return f"{_PREFIX}whisper_encoder.transformer.{name.removeprefix('encoder.')}"
+        return f"{ENCODER}transformer.{name.removeprefix('encoder.')}"
     if name.startswith(("tok_embeddings.", "audio_language_projection.")):
-        return _PREFIX + name
+        return EMBEDDINGS + name
     return name
 
 

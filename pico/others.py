@@ -20,13 +20,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mistral_layout import tensors
+from mistral_layout.audio import FRAME_RATE, SAMPLE_RATE, SPECTROGRAM
+from mistral_layout.tekken import N_SPECIAL
 from pico import tokenizer
 
 PICO = Path(__file__).parent / "checkpoint"
 SEED = 0
 LOUD = 4.0  # the rows of what may come out, against the others'
 FRAMES = 1500  # of the encoder, in 30 s
-MISTRAL_AUDIO = {"sampling_rate": 16000, "num_mel_bins": 128, "hop_length": 160, "window_size": 400}
+MISTRAL_AUDIO = {"sampling_rate": SAMPLE_RATE, **SPECTROGRAM}
 
 # ---- Voxtral-Mini-3B-2507
 
@@ -67,11 +70,10 @@ def write_voxtral_3b(directory: Path) -> None:
     for token in tekken["special_tokens"]:
         if "STREAMING" in token["token_str"]:  # which that generation has not
             token["token_str"] = f"<SPECIAL_{token['rank']}>"
-    spectrogram = {name: MISTRAL_AUDIO[name] for name in ("num_mel_bins", "hop_length", "window_size")}
     tekken["audio"] = {
-        "sampling_rate": MISTRAL_AUDIO["sampling_rate"],
-        "frame_rate": 12.5,
-        "audio_encoding_config": spectrogram,
+        "sampling_rate": SAMPLE_RATE,
+        "frame_rate": FRAME_RATE,
+        "audio_encoding_config": SPECTROGRAM,
         "chunk_length_s": 30.0,
     }
     _write_json(directory / "tekken.json", tekken)
@@ -83,20 +85,9 @@ def voxtral_3b_shapes(params: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     encoder = params["multimodal"]["whisper_model_args"]["encoder_args"]
     factor = params["multimodal"]["whisper_model_args"]["downsample_args"]["downsample_factor"]
     dim, wide = params["dim"], encoder["dim"]
-    heads, kv_heads = (params[name] * params["head_dim"] for name in ("n_heads", "n_kv_heads"))
     shapes: dict[str, tuple[int, ...]] = {"norm.weight": (dim,), "output.weight": (params["vocab_size"], dim)}
     for number in range(params["n_layers"]):
-        layer = f"layers.{number}."
-        shapes |= {f"{layer}{name}.weight": (dim,) for name in ("attention_norm", "ffn_norm")}
-        shapes |= {
-            f"{layer}attention.wq.weight": (heads, dim),
-            f"{layer}attention.wk.weight": (kv_heads, dim),
-            f"{layer}attention.wv.weight": (kv_heads, dim),
-            f"{layer}attention.wo.weight": (dim, heads),
-            f"{layer}feed_forward.w1.weight": (params["hidden_dim"], dim),
-            f"{layer}feed_forward.w2.weight": (dim, params["hidden_dim"]),
-            f"{layer}feed_forward.w3.weight": (params["hidden_dim"], dim),
-        }
+        shapes |= {f"layers.{number}.{name}": shape for name, shape in tensors.layer(params).items()}
     audio = "mm_whisper_embeddings."
     shapes |= {
         f"{audio}tok_embeddings.weight": (params["vocab_size"], dim),
@@ -122,7 +113,7 @@ def voxtral_3b_shapes(params: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _words(name: str, tensor: Tensor) -> None:
     if name == "output.weight":
-        tensor[tokenizer.N_SPECIAL + 256 :] *= LOUD  # bytes by themselves are mostly no text
+        tensor[N_SPECIAL + 256 :] *= LOUD  # bytes by themselves are mostly no text
 
 
 # ---- Whisper

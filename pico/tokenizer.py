@@ -1,4 +1,4 @@
-"""A small tekken.json, in the format that mistral-common reads (version v13, 1,000 special tokens, an `audio` block).
+"""Learn the vocabulary of a small tekken.json (see mistral_layout/tekken.py), and read it without mistral-common.
 
 The vocabulary is byte-pair encoding learned from pico's own sentences, of a size that makes a word take about 1.3
 tokens with its punctuation, as the real 131,072-token vocabulary does for English. That keeps the share of
@@ -12,66 +12,11 @@ from pathlib import Path
 
 import tiktoken
 
-N_SPECIAL = 1000
-# The rank is the position. Where mistral-common names a token that real checkpoints do not number publicly, it gets
-# a free place here: the file must name every control token, but pico emits only EOS and the two STREAMING ones.
-CONTROL_TOKENS = [
-    "<unk>",
-    "<s>",
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]",
-    "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]",
-    "[TOOL_CALLS]",
-    "[IMG]",
-    "<pad>",
-    "[IMG_BREAK]",
-    "[IMG_END]",
-    "[PREFIX]",
-    "[MIDDLE]",
-    "[SUFFIX]",
-    "[SYSTEM_PROMPT]",
-    "[/SYSTEM_PROMPT]",
-    "[TOOL_CONTENT]",
-    "<SPECIAL_20>",
-    "<SPECIAL_21>",
-    "<SPECIAL_22>",
-    "<SPECIAL_23>",
-    "[AUDIO]",
-    "[BEGIN_AUDIO]",
-    "<SPECIAL_26>",
-    "<SPECIAL_27>",
-    "<SPECIAL_28>",
-    "<SPECIAL_29>",
-    "<SPECIAL_30>",
-    "<SPECIAL_31>",
-    "[STREAMING_PAD]",
-    "[STREAMING_WORD]",
-    "[TRANSCRIBE]",
-    "[ARGS]",
-    "[CALL_ID]",
-    "[THINK]",
-    "[/THINK]",
-    "[REPEAT_AUDIO_TEXT]",
-    "[NEXT_AUDIO_TEXT]",
-    "[MODEL_SETTINGS]",
-    "[/MODEL_SETTINGS]",
-]
+from mistral_layout import tekken
+from mistral_layout.tekken import N_SPECIAL
+
 # A word with the space before it, a run of punctuation, or space: what no token may span.
 PATTERN = r" ?[A-Za-z']+| ?[^\sA-Za-z']+|\s+"
-AUDIO = {
-    "sampling_rate": 16000,
-    "frame_rate": 12.5,
-    "transcription_format": "streaming",
-    "transcription_delay_ms": 480,
-    "streaming_look_ahead_ms": 2.5,
-    "streaming_look_back_ms": 52.5,
-    "streaming_n_left_pad_tokens": 32,
-    "audio_encoding_config": {"num_mel_bins": 128, "hop_length": 160, "window_size": 400},
-}
 
 
 def train(sentences: Iterable[str], n_tokens: int) -> dict:
@@ -97,25 +42,11 @@ def train(sentences: Iterable[str], n_tokens: int) -> dict:
     )
     if len(tokens) != n_tokens:
         raise ValueError(f"{n_tokens} text tokens were asked for, and the sentences gave {len(tokens)}")
-    return {
-        "config": {
-            "pattern": PATTERN,
-            "num_vocab_tokens": n_tokens,
-            "default_vocab_size": N_SPECIAL + n_tokens,
-            "default_num_special_tokens": N_SPECIAL,
-            "version": "v13",
-        },
-        "vocab": [
-            {
-                "rank": i,
-                "token_bytes": base64.b64encode(t).decode(),
-                "token_str": t.decode("utf-8", "replace"),
-            }
-            for i, t in enumerate(tokens)
-        ],
-        "special_tokens": [{"rank": i, "token_str": t, "is_control": True} for i, t in enumerate(CONTROL_TOKENS)],
-        "audio": AUDIO,
-    }
+    vocabulary = [
+        {"rank": i, "token_bytes": base64.b64encode(t).decode(), "token_str": t.decode("utf-8", "replace")}
+        for i, t in enumerate(tokens)
+    ]
+    return tekken.content(PATTERN, vocabulary)
 
 
 def byte_level_characters() -> dict[int, str]:
@@ -128,10 +59,11 @@ def byte_level_characters() -> dict[int, str]:
 class TextTokenizer:
     """Words to token ids and back, from the text part of a tekken.json (mistral-common is not needed to train)."""
 
-    def __init__(self, tekken: dict):
-        ranks = {base64.b64decode(t["token_bytes"]): t["rank"] for t in tekken["vocab"]}
+    def __init__(self, content: dict):
+        """`content` is that of a tekken.json."""
+        ranks = {base64.b64decode(t["token_bytes"]): t["rank"] for t in content["vocab"]}
         self._bpe = tiktoken.Encoding(
-            "pico", pat_str=tekken["config"]["pattern"], mergeable_ranks=ranks, special_tokens={}
+            "pico", pat_str=content["config"]["pattern"], mergeable_ranks=ranks, special_tokens={}
         )
         self.vocab_size = N_SPECIAL + len(ranks)
 

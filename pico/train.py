@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mistral_layout.tekken import N_SPECIAL
 from pico import model, text, tokenizer
 
 PAD_WEIGHT = 0.5  # weight of [STREAMING_PAD] in the loss: half of all targets, and the easy half
@@ -199,7 +200,7 @@ def main() -> None:
     if not tekken.exists():
         rng = Random(args.seed)
         sentences = [" " + text.sentence(rng) for _ in range(100_000)]
-        tekken.write_text(json.dumps(tokenizer.train(sentences, vocab_size - tokenizer.N_SPECIAL), indent=0))
+        tekken.write_text(json.dumps(tokenizer.train(sentences, vocab_size - N_SPECIAL), indent=0))
     if args.hours and any(args.data.glob("shard-*")):
         parser.error(f"{args.data} holds shards already: train on them with --hours 0, or name another --data")
     if args.hours:

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from bench import results
-from bench.client import Row
+from bench.answers import Row
 
 WORDS = [
     "alpha",

@@ -19,7 +19,8 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
 from bench import dataset, environment, metrics, results, serve
-from bench.client import Client, Row
+from bench.answers import Row
+from bench.client import Client
 from pico import huggingface
 
 ROOT = Path(__file__).resolve().parent.parent

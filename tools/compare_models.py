@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import dataset, environment, metrics, results, serve
+from mistral_layout.tekken import CONTROL_TOKENS
 from pico import evaluate, huggingface, model
-from pico.tokenizer import CONTROL_TOKENS, TextTokenizer
+from pico.tokenizer import TextTokenizer
 from tools.compare_layouts import LIBRARIES, ROOT, transcribe
 
 STOCK_ROWS = ROOT / "bench/results/pico-cpu" / results.ROWS

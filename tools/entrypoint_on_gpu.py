@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 import requests
 
-from bench import dataset, environment, results, serve
+from bench import dataset, environment, prometheus, results, serve
 from bench.gpu import checkpoint
 from bench.memory import Gpus
 from tools.compare_layouts import LIBRARIES, ROOT
@@ -144,7 +144,7 @@ class Server:
         answers: list[int | None] = []
         asking = threading.Thread(target=lambda: answers.append(self.ask(self.key)))
         asking.start()
-        while not re.search(r"^vllm:num_requests_running{.*} [1-9]", self.metrics(), re.M):
+        while not prometheus.total(self.metrics(), "vllm:num_requests_running"):
             if answers:
                 sys.exit(f"error: the request ended ({answers[0]}) before it was seen to run: see {self.log}")
             time.sleep(0.01)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jiwer
 import numpy as np
 import soundfile
 
@@ -81,13 +82,9 @@ def plain(text: str) -> list[str]:
 
 
 def differing(expected: list[str], heard: list[str]) -> int:
-    """Word errors: substitutions, deletions and insertions."""
-    row = list(range(len(heard) + 1))
-    for i, word in enumerate(expected, 1):
-        last, row[0] = row[0], i
-        for j, other in enumerate(heard, 1):
-            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (word != other))
-    return row[-1]
+    """Word errors: substitutions, deletions and insertions. No word may have a space in it."""
+    found = jiwer.process_words(" ".join(expected), " ".join(heard))
+    return found.substitutions + found.deletions + found.insertions
 
 
 def encoded(samples: np.ndarray, rate: int = RATE, form: str = "WAV", subtype: str | None = None) -> bytes:

@@ -30,7 +30,7 @@ import psutil
 import requests
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import dataset, environment, metrics, results, serve
+from bench import dataset, environment, metrics, prometheus, results, serve
 from pico import huggingface
 from tools import inputs
 from tools.compare_layouts import LIBRARIES, ROOT
@@ -58,7 +58,7 @@ NEAR_TIES = 2
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentRequest:
     """One request: seconds since the start, what was sent, seconds until its end, and what was wrong with it."""
 
     start: float
@@ -76,7 +76,7 @@ class Soak:
         self.texts = {row.id: inputs.plain(row.text or "") for row in rows}
         clip = ROOT / "bench/data/clips/001.opus"
         self.inputs = [each for each in inputs.inputs(clip) if not each.slow]
-        self.sent: list[Sent] = []
+        self.sent: list[SentRequest] = []
         self.memory: list[tuple[float, dict[str, int]]] = []
 
     def now(self) -> float:
@@ -101,7 +101,7 @@ class Soak:
                 problem = getattr(self, kind)(session, choose)
             except requests.RequestException as error:
                 problem = f"no answer: {error}"
-            self.sent.append(Sent(start, kind, self.now() - start, problem))
+            self.sent.append(SentRequest(start, kind, self.now() - start, problem))
 
     def upload(self, session: requests.Session, clip: dataset.Clip, timeout_s: float) -> requests.Response:
         return session.post(
@@ -206,7 +206,7 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
         version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
         run = Soak(url, minutes)
         run.run(psutil.Process(process.pid))
-        running = re.findall(r"^vllm:num_requests_running{.*} (\S+)$", serve.get(f"{url}/metrics", 10).text, re.M)
+        running = prometheus.total(serve.get(f"{url}/metrics", 10).text, "vllm:num_requests_running")
         alive = process.poll() is None
     first, _, last = parts = thirds(run)
     problems = [asdict(sent) for sent in run.sent if sent.problem]
@@ -225,7 +225,7 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
         "verdict": {
             "no_failure": not problems,
             "still_up": alive,
-            "no_request_left": sum(map(float, running)) == 0,
+            "no_request_left": running == 0,
             "no_growth": last["rss_mean_bytes"] - first["rss_mean_bytes"] <= GROWN_BYTES,
             "not_slower": last["latency_s"]["p50"] <= SLOWER * first["latency_s"]["p50"],
         },

@@ -10,14 +10,16 @@ no server in it, so no upload and no HTTP.
 import argparse
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from bench import dataset, environment, memory, metrics, results
-from bench.client import Row
+from bench.answers import Row
+from bench.dataset import Clip
 from pico import evaluate, huggingface
 from tools.compare_layouts import ROOT
 
@@ -35,31 +37,24 @@ def transcribe(model: Any, processor: Any, audio: Any) -> tuple[str, int]:
     return processor.batch_decode(tokens, skip_special_tokens=True)[0].strip(), made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", type=Path, required=True, help="checkpoint in Mistral's layout")
-    parser.add_argument("--clips", type=int, default=60, help="of the 500, the same for the same number")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--random", action="store_true", help="the weights are random: no WER is worked out")
-    parser.add_argument("--out", type=Path, required=True)
-    flags = parser.parse_args()
+class Measurement(NamedTuple):
+    """What the clips took, one after the other: a row each; of all, tokens, seconds, and joules where a GPU counts."""
 
-    gpus = memory.Gpus() if flags.device == "cuda" else None
-    before = gpus.in_use(set(gpus.handles)) if gpus else None
-    begun = time.perf_counter()
-    model, processor = huggingface.load(flags.model, flags.device)
-    model.eval()
-    loaded_s = time.perf_counter() - begun
-    everything = dataset.load(ROOT / "bench/data").clips
-    clips = random.Random(SEED).sample(everything, flags.clips + WARM_UPS)
+    rows: list[Row]
+    tokens: int
+    wall_s: float
+    joules: float | None
+
+
+def measure(model: Any, processor: Any, clips: Sequence[Clip], gpus: memory.Gpus | None) -> Measurement:
+    """Transcribe WARM_UPS clips, the last ones, for nothing, and then the others. `gpus` is null on a CPU."""
     audio = {clip.id: evaluate.read_audio(clip.path) for clip in clips}
-    for clip in clips[flags.clips :]:
+    for clip in clips[-WARM_UPS:]:
         transcribe(model, processor, audio[clip.id])
-
     rows, tokens = [], 0
-    energy = memory.joules(gpus.handles.values()) if gpus else None
+    before = memory.joules(gpus.handles.values()) if gpus else None
     start = time.perf_counter()
-    for clip in clips[: flags.clips]:
+    for clip in clips[:-WARM_UPS]:
         sent = time.perf_counter()
         text, made = transcribe(model, processor, audio[clip.id])
         end = time.perf_counter()
@@ -80,9 +75,43 @@ def main() -> None:
         )
     wall_s = time.perf_counter() - start
     after = memory.joules(gpus.handles.values()) if gpus else None
-    audio_s = sum(row.duration_s for row in rows)
-    latencies = [row.latency_ms for row in rows if row.latency_ms is not None]
+    return Measurement(rows, tokens, wall_s, None if before is None or after is None else after - before)
+
+
+def figures(measurement: Measurement) -> dict[str, Any]:
+    """Latency in ms, tokens, real-time factor and energy, as the JSON file has them."""
+    audio_s = sum(row.duration_s for row in measurement.rows)
+    latencies = [row.latency_ms for row in measurement.rows if row.latency_ms is not None]
     p50, p90, p95 = np.percentile(latencies, (50, 90, 95)).tolist()
+    return {
+        "clips": len(measurement.rows),
+        "p50_ms": p50,
+        "p90_ms": p90,
+        "p95_ms": p95,
+        "tokens": measurement.tokens,
+        "ms_per_token": sum(latencies) / measurement.tokens,
+        "rtfx": audio_s / measurement.wall_s,
+        "joules_per_audio_second": None if measurement.joules is None else measurement.joules / audio_s,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint in Mistral's layout")
+    parser.add_argument("--clips", type=int, default=60, help="of the 500, the same for the same number")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--random", action="store_true", help="the weights are random: no WER is worked out")
+    parser.add_argument("--out", type=Path, required=True)
+    flags = parser.parse_args()
+
+    gpus = memory.Gpus() if flags.device == "cuda" else None
+    before = gpus.in_use(set(gpus.handles)) if gpus else None
+    begun = time.perf_counter()
+    model, processor = huggingface.load(flags.model, flags.device)
+    model.eval()
+    loaded_s = time.perf_counter() - begun
+    clips = random.Random(SEED).sample(dataset.load(ROOT / "bench/data").clips, flags.clips + WARM_UPS)
+    measurement = measure(model, processor, clips, gpus)
     outcome = {
         "schema_version": 1,
         "environment": environment.describe(None, LIBRARIES),
@@ -90,18 +119,11 @@ def main() -> None:
         "dtype": str(model.dtype),
         "attention": model.config._attn_implementation,
         "weights": "random, of full size: no text is right" if flags.random else flags.model.name,
-        "clips": len(rows),
-        "p50_ms": p50,
-        "p90_ms": p90,
-        "p95_ms": p95,
-        "tokens": tokens,
-        "ms_per_token": sum(latencies) / tokens,
-        "rtfx": audio_s / wall_s,
-        "joules_per_audio_second": None if energy is None or after is None else (after - energy) / audio_s,
+        **figures(measurement),
         "peak_vram_bytes": gpus.in_use(set(gpus.handles)) - before if gpus and before is not None else None,
         "load_s": loaded_s,
-        "wer": None if flags.random else metrics.wer(rows),
-        "texts": None if flags.random else {row.id: row.text for row in rows},
+        "wer": None if flags.random else metrics.wer(measurement.rows),
+        "texts": None if flags.random else {row.id: row.text for row in measurement.rows},
     }
     results.write_json(flags.out, outcome)
     print({name: value for name, value in outcome.items() if name not in ("environment", "texts")})

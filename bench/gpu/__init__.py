@@ -5,4 +5,15 @@
 Weights are random and of full size, so that nothing is fetched: speed, energy and memory do not depend on their values,
 and of the texts nothing is said. Servers are resident together and measured one at a time, turn by turn, so that what
 changes on the machine meanwhile changes for all of them.
+
+It is not part of `bench matrix`, which serves one configuration at a time and scores its texts. Here servers stay up
+together; a start is timed with empty and with filled caches; GPU memory counts from a server's start on, and by growth
+where NVML names no process; drafts are accepted at given rates; tokens are those of the server's counters. `matrix` has
+none of these figures and gpu.json has no quality, so that one command for both would be two commands behind a flag.
+
+arguments  the command line, made into a plan      plan      what is to be done
+rows       configurations, figures, merging        tasks     which clips each row sends
+servers    starting servers                        readings  GPU memory and energy
+measure    one row of one server                   run       all of it, in order
+checkpoint random weights of full size
 """

@@ -23,7 +23,8 @@ import numpy as np
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError
-from bench.client import Row
+from bench.answers import Row
+from mistral_layout.audio import PROMPT_TOKENS, n_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEST = "vllm_config.yaml"
@@ -59,10 +60,6 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
 LONG = re.compile(r"long-(\d+)$")
 SHARE = "gpu_memory_utilization"
 
-SAMPLE_RATE = 16000
-SAMPLES_PER_TOKEN = 1280
-LEFT_PAD, RIGHT_PAD, PROMPT = 32, 17, 39  # tokens; the prompt is BOS, the left padding and 6 of delay
-
 # What is compared, and whether more is better.
 COMPARED = {"p50_ms": False, "p90_ms": False, "p95_ms": False, "rtfx": True, "joules_per_audio_second": False}
 
@@ -70,7 +67,7 @@ COMPARED = {"p50_ms": False, "p90_ms": False, "p95_ms": False, "rtfx": True, "jo
 def tokens(samples: int) -> int:
     """Tokens that a clip of so many samples at 16 kHz gets: its audio tokens N, as mistral-common pads and vLLM counts
     them, less the prompt's P positions, and one more, since position P - 1 gives the first: N - P + 1."""
-    return LEFT_PAD + -(-samples // SAMPLES_PER_TOKEN) + RIGHT_PAD - PROMPT + 1
+    return n_tokens(samples) - PROMPT_TOKENS + 1
 
 
 # ---- Configurations

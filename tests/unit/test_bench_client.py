@@ -12,7 +12,8 @@ from fakeserver import MODEL, Answer, FakeServer, write_dataset
 
 from bench import BenchError, dataset, stream
 from bench.__main__ import main
-from bench.client import Client, Row
+from bench.answers import Row
+from bench.client import Client
 from bench.dataset import Clip
 
 TEXTS = {f"c{number:02}": f"alpha beta gamma number {number}" for number in range(4)}

@@ -19,10 +19,15 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from safetensors import safe_open
 
 from bench import BenchError, dataset
-from bench.client import Row
-from bench.gpu import __main__ as cli
-from bench.gpu import checkpoint, rows
-from pico import tokenizer
+from bench.answers import Row
+from bench.gpu import checkpoint, measure, readings, rows
+from bench.gpu.__main__ import main
+from bench.gpu.run import RANDOM
+from bench.gpu.servers import Server
+from bench.gpu.tasks import tasks_of
+from mistral_layout import tensors
+from mistral_layout.audio import PROMPT_TOKENS
+from mistral_layout.tekken import CONTROL_TOKENS
 
 RESULT = ROOT / "bench/results/gpu.json"
 KEYS = {
@@ -42,7 +47,7 @@ def test_tokens_are_those_of_mistral_common(samples: int) -> None:
     request = TranscriptionRequest(audio=audio, streaming=StreamingMode.OFFLINE, language=None)
     encoded = mistral.encode_transcription(request)
     positions = mistral.audio_encoder.audio_config.num_audio_tokens(len(encoded.audios[0].audio_array))
-    assert len(encoded.tokens) == rows.PROMPT
+    assert len(encoded.tokens) == PROMPT_TOKENS
     assert rows.tokens(samples) == positions - len(encoded.tokens) + 1
 
 
@@ -52,28 +57,28 @@ def test_the_checkpoint_is_of_full_size() -> None:
     def shape(value: Any) -> Any:
         return {key: shape(each) for key, each in value.items()} if isinstance(value, dict) else type(value)
 
-    assert shape(checkpoint.SHAPES) == shape(pico)
-    sizes = [math.prod(each) for each in checkpoint.tensors(checkpoint.SHAPES).values()]
+    assert shape(checkpoint.PARAMS) == shape(pico)
+    sizes = [math.prod(each) for each in tensors.shapes(checkpoint.PARAMS).values()]
     assert sum(sizes) == pytest.approx(4.43e9, rel=0.01)
 
 
 def test_its_tensors_are_named_and_shaped_as_picos() -> None:
     with safe_open(PICO / "consolidated.safetensors", "np") as held:
         found = {name: tuple(held.get_slice(name).get_shape()) for name in held.keys()}  # noqa: SIM118
-    assert checkpoint.tensors(json.loads((PICO / "params.json").read_text())) == found
+    assert tensors.shapes(json.loads((PICO / "params.json").read_text())) == found
 
 
 def test_the_checkpoint_of_one_layer_each(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, layers=1)
     params = json.loads((tmp_path / "params.json").read_text())
     with safe_open(tmp_path / "consolidated.safetensors", "pt") as held:
-        assert set(held.keys()) == set(checkpoint.tensors(params))
+        assert set(held.keys()) == set(tensors.shapes(params))
         weight = held.get_tensor("layers.0.attention.wk.weight")
     assert (str(weight.dtype), tuple(weight.shape)) == ("torch.bfloat16", (1024, 3072))
     assert weight.float().std() == pytest.approx(0.02, rel=0.05)
     tekken = MistralTokenizer.from_file(tmp_path / "tekken.json").instruct_tokenizer.tokenizer
     assert tekken.n_words == params["vocab_size"] == 131072
-    assert {token.value for token in SpecialTokens} <= set(tokenizer.CONTROL_TOKENS)
+    assert {token.value for token in SpecialTokens} <= set(CONTROL_TOKENS)
     assert tekken.decode(tekken.encode("Hello there, Sam.", bos=False, eos=False)) == "Hello there, Sam."
 
 
@@ -144,7 +149,7 @@ def test_speculation_at_a_given_acceptance(profiles: Path) -> None:
 
 @pytest.mark.parametrize("name", ["stock", "fastest", "long", "long-", "long-1m", "fastest:dtype=half"])
 def test_an_unknown_row_is_refused_with_the_known_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--out", "never.json", "--rows", f"stock-eager,{name}"]) == 2
+    assert main(["run", "--out", "never.json", "--rows", f"stock-eager,{name}"]) == 2
     error = capsys.readouterr().err
     assert (
         f"{name.partition(':')[0]!r} is no known row: expected one of stock-eager, stock-piecewise, stock-full" in error
@@ -162,7 +167,7 @@ def test_an_unknown_row_is_refused_with_the_known_ones(name: str, capsys: pytest
     ],
 )
 def test_a_wrong_change_is_refused(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "--out", "never.json", "--rows", name]) == 2
+    assert main(["run", "--out", "never.json", "--rows", name]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -178,7 +183,7 @@ def test_a_profile_that_is_missing(profiles: Path) -> None:
 def test_the_plan_takes_turns_and_repeats_no_clip(profiles: Path) -> None:
     names = ["stock-eager", "stock-piecewise", "long-10", "fast", "long-1"]
     configs = {name: rows.config(name, profiles) for name in ("stock-eager", "stock-piecewise", "fast", "long")}
-    tasks = cli.plan(names, {1: 12, 16: 48, 64: 128}, configs)
+    tasks = tasks_of(names, {1: 12, 16: 48, 64: 128}, configs)
     assert [(task.row, task.concurrency) for task in tasks] == [
         *(("stock-eager", 1), ("stock-piecewise", 1), ("fast", 1)),
         *(("stock-piecewise", 16), ("fast", 16), ("stock-piecewise", 64), ("fast", 64)),
@@ -194,7 +199,7 @@ def test_the_plan_takes_turns_and_repeats_no_clip(profiles: Path) -> None:
     assert [clip.duration_s for clip in tasks[-2].clips] == [600]
     assert {task.server for task in tasks[-2:]} == {"long"}
     with pytest.raises(BenchError, match="617 clips with the warm-ups, and the dataset has 500"):
-        cli.plan(names, {1: 100, 64: 450}, configs)
+        tasks_of(names, {1: 100, 64: 450}, configs)
 
 
 # ---- Figures
@@ -322,7 +327,7 @@ def test_merge_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     for name, part in (("a", measured("stock-eager", 1000, **start)), ("b", measured("fast", 100, **start))):
         (tmp_path / f"{name}.json").write_text(json.dumps(outcome(part)))
     out = tmp_path / "out.json"
-    assert cli.main(["merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(out)]) == 0
+    assert main(["merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(out)]) == 0
     assert [ratio["p50_ms"] for ratio in json.loads(out.read_text())["ratios"]] == [10, 10]
     assert "best stock" in capsys.readouterr().out
 
@@ -344,12 +349,12 @@ class FakeGpus:
         return self._whole.pop(0) if len(self._whole) > 1 else self._whole[0]
 
 
-def memory(gpus: Any, held: int | None, peak: int = 0) -> tuple[dict[str, Any], cli.Server]:
-    server = cli.Server("fast", {"served_model_name": "voxtral"}, "http://127.0.0.1:9", 0, "cold", held=held, peak=peak)
-    watch = cli.Watch(gpus, set)
+def memory(gpus: Any, held: int | None, peak: int = 0) -> tuple[dict[str, Any], Server]:
+    server = Server("fast", {"served_model_name": "voxtral"}, "http://127.0.0.1:9", 0, "cold", held=held, peak=peak)
+    watch = readings.MemoryWatch(gpus, set)
     watch.start()
     watch.stop()
-    return cli._memory(server, watch), server
+    return measure.memory(server, watch, gpus), server
 
 
 def test_memory_of_the_servers_processes() -> None:
@@ -375,14 +380,14 @@ def test_no_gpu_is_null() -> None:
 
 def test_energy_is_the_counters_joules(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus: Any = FakeGpus(0, 0)
-    monkeypatch.setattr(cli.pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: 12_500)
-    assert cli.joules(gpus) == 12.5
+    monkeypatch.setattr(readings.pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: 12_500)
+    assert readings.joules(gpus) == 12.5
 
     def refuse(handle: Any) -> None:
-        raise cli.pynvml.NVMLError_NotSupported
+        raise readings.pynvml.NVMLError_NotSupported
 
-    monkeypatch.setattr(cli.pynvml, "nvmlDeviceGetTotalEnergyConsumption", refuse)
-    assert (cli.joules(gpus), cli.watts(gpus)) == (None, None)
+    monkeypatch.setattr(readings.pynvml, "nvmlDeviceGetTotalEnergyConsumption", refuse)
+    assert (readings.joules(gpus), readings.watts(gpus)) == (None, None)
 
 
 # ---- A whole run
@@ -442,7 +447,7 @@ class Case:
 
     def run(self, *more: str) -> int:
         paths = ["--out", str(self.out), "--model", str(self.model), "--command", f"{sys.executable} {self.engine}"]
-        return cli.main(["run", *paths, "--concurrency", "1,2", "--clips", "3,4", *more])
+        return main(["run", *paths, "--concurrency", "1,2", "--clips", "3,4", *more])
 
     def result(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(self.out.read_text())
@@ -480,7 +485,7 @@ def test_a_whole_run(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert (run["vllm"], run["idle_watts"], run["gpu"], run["not_measured"]) == ("0.0.fake", None, None, {})
     assert str(case.out.parent) not in run["command"].partition("--command")[0]
     assert run["settings"]["HF_HUB_OFFLINE"] == "1"
-    assert cli.RANDOM not in run["notes"]  # it was given a checkpoint
+    assert RANDOM not in run["notes"]  # it was given a checkpoint
     sent = [line.split() for line in (case.model / "requests.txt").read_text().splitlines()]
     assert len({port for port, *_ in sent}) == 2
     assert len(sent) == len({(port, name) for port, name, *_ in sent}) == 2 * (3 + 3) + 3 + 4
@@ -494,7 +499,7 @@ def test_a_whole_run(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_failing_request_and_a_server_that_does_not_start(case: Case) -> None:
-    sent = cli.plan(["stock-eager"], {1: 3, 2: 4}, {"stock-eager": rows.config("stock-eager")})[0].clips
+    sent = tasks_of(["stock-eager"], {1: 3, 2: 4}, {"stock-eager": rows.config("stock-eager")})[0].clips
     (case.model / "fails").write_text(f"{sent[1].id}.wav")
     (case.model / "piecewise fails").touch()
     assert case.run("--rows", "stock-eager,stock-piecewise", "--together") == 1

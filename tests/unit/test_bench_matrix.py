@@ -13,7 +13,7 @@ import pytest
 import yaml
 from fakeserver import write_dataset
 
-from bench import BenchError, compare, matrix
+from bench import BenchError, compare, dataset, matrix
 from bench.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -178,6 +178,14 @@ def test_a_configuration_that_does_not_start(bed: Bed, capsys: pytest.CaptureFix
     assert bed.found()["table"][0]["runs"] == 2
 
 
+def test_each_run_reads_the_dataset_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, sources = dataset.load, []
+    monkeypatch.setattr(dataset, "load", lambda source: sources.append(source) or read(source))
+    bed.write(bed.entry("a"), repeats=2)
+    assert bed.run() == 0
+    assert sources == [str(bed.data)] * 2
+
+
 def test_a_command_that_is_not_there(bed: Bed) -> None:
     bed.write(bed.entry("missing") | {"command": ["/no/such/server"]}, bed.entry("good"))
     assert bed.run() == 1
@@ -257,7 +265,7 @@ def test_a_mistake_that_all_share_stops_it(bed: Bed, capsys: pytest.CaptureFixtu
 def test_the_table_of_summaries(tmp_path: Path) -> None:
     """Two loads, CER as the headline, energy and start-up measured, in two of three rounds."""
     configurations = [matrix.Configuration("a", {}, ".", {}, [])]
-    plan = matrix.Plan("data", None, ["c1", "c16"], 3, [], configurations)
+    plan = matrix.Matrix("data", None, ["c1", "c16"], 3, [], configurations)
     runs = [{"name": "a", "round": number, "directory": f"a/{number}", "status": "finished"} for number in (1, 2, 3)]
     runs[2] |= {"status": "failed", "reason": "it died\nno cause"}
     for number in (1, 2):
@@ -291,7 +299,7 @@ def test_the_table_of_summaries(tmp_path: Path) -> None:
 
 def test_order() -> None:
     configurations = [matrix.Configuration(name, {}, ".", {}, []) for name in "ABC"]
-    plan = matrix.Plan("data", None, ["c1"], 4, [], configurations)
+    plan = matrix.Matrix("data", None, ["c1"], 4, [], configurations)
     order = [(number, each.name) for number, each in plan.order()]
     assert "".join(name for _, name in order) == "ABCCBAABCCBA"
     assert [number for number, _ in order] == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
@@ -315,7 +323,7 @@ def test_loads_become_flags(bed: Bed, loads: list[str], flags: list[str]) -> Non
     plan = matrix.read(bed.file)
     arguments = matrix._arguments(plan, plan.configurations[0], bed.out / "a/1")
     assert arguments == [
-        *("run", "--warmup", "0", "--serve", str(bed.out / "a/config.yaml"), "--dir", str(bed.root / "checkpoint")),
+        *("--warmup", "0", "--serve", str(bed.out / "a/config.yaml"), "--dir", str(bed.root / "checkpoint")),
         *("--dataset", str(bed.data), "--out", str(bed.out / "a/1"), "--samples", "3", *flags),
     ]
 

@@ -7,7 +7,7 @@ import pytest
 from runs import fail, make_rows
 
 from bench import BenchError, loads, metrics
-from bench.client import Row
+from bench.answers import Row
 
 
 def row(reference: str = "hello", text: str | None = "hello", **changes: Any) -> Row:

@@ -15,7 +15,8 @@ from fakeserver import FakeServer, write_dataset
 
 from bench import BenchError, realtime
 from bench.__main__ import main
-from bench.client import Client, Row
+from bench.answers import Row
+from bench.client import Client
 from bench.dataset import Clip
 
 WORDS = [["Alpha,", 0.05, 0.3], ["beta", 0.35, 0.62]]

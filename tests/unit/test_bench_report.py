@@ -18,7 +18,7 @@ from runs import SCHEMAS, all_valid, fail, is_valid, make_rows, write_run
 
 from bench import BenchError, report, results
 from bench.__main__ import main
-from bench.client import Row
+from bench.answers import Row
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)> & "quoted" | \x1b[31m \ud800\u2028end'
 

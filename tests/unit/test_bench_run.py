@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fakeserver import MODEL, Answer, FakeServer, write_dataset
 
+from bench import dataset
 from bench.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +118,13 @@ def test_a_whole_run(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert "c00 (first)" in printed
     assert "c11 (longest)" in printed
     assert f"report: {case.out / 'report.md'}" in printed
+
+
+def test_the_dataset_is_read_once(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, sources = dataset.load, []
+    monkeypatch.setattr(dataset, "load", lambda source: sources.append(source) or read(source))
+    assert case.run("--samples", "1") == 0
+    assert sources == [str(case.data)]
 
 
 def test_samples_are_a_seeded_choice(case: Case) -> None:

@@ -1,0 +1,66 @@
+"""What a request asks for, what comes back, and what is written of it.
+
+Below both ways of asking, over HTTP (bench/client.py) and over a WebSocket (bench/realtime.py), and below everything
+that reads or scores requests.jsonl.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+Api = Literal["transcriptions", "chat"]
+Mode = Literal["whole", "stream", "realtime"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one request: a line of requests.jsonl.
+
+    `start` and `end` are unix seconds; `status` is null when no answer came; `text` and `latency_ms` are null
+    unless the request completed, and then `error` is null. `part` counts the invocations of a run: 1, and one
+    more for every --resume that sent something.
+
+    `load` is the level of load: "c16" for so many requests in flight, "r2.5" for Poisson arrivals of so many a
+    second, of which `due` is the intended start. With --stream or --realtime, `first_text_ms` and `deltas_ms` are
+    the arrivals of the first and of all pieces of text; `words_ms` is each recognised word's delay after its end.
+    """
+
+    id: str
+    duration_s: float
+    part: int
+    start: float
+    end: float
+    latency_ms: float | None
+    status: int | None
+    text: str | None
+    reference: str
+    error: str | None
+    load: str = "c1"
+    due: float | None = None
+    first_text_ms: float | None = None
+    deltas_ms: list[float] | None = None
+    words_ms: list[float] | None = None
+
+
+@dataclass
+class Answer:
+    """What came back, with times on the clock of time.perf_counter, in seconds.
+
+    Unless the request completed, `error` says why. `pieces` are the arrivals of non-empty text, null where the answer
+    came whole. Live audio alone has `spoken`, when its last piece was sent, and `words_ms` as in Row.
+    """
+
+    start: float
+    end: float
+    status: int | None = None
+    text: str | None = None
+    error: str | None = None
+    pieces: list[tuple[float, str]] | None = None
+    spoken: float | None = None
+    words_ms: list[float] | None = None
+
+
+def wait_until(due: float | None) -> None:
+    """Sleep until this time of time.perf_counter, if it is still to come."""
+    if due is not None and (left := due - time.perf_counter()) > 0:
+        time.sleep(left)

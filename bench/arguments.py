@@ -1,0 +1,166 @@
+"""The command line of `python -m bench`, parsed into a plan. A wrong one ends the program with status 2."""
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import loads
+from bench.client import CHAT_PROMPT
+from bench.plan import ComparePlan, MatrixPlan, Plan, ReportPlan, RunPlan, ServedConfig, ServePlan
+
+DATA = Path(__file__).parent / "data"
+# Flag of `bench run`, and the least that it may be
+LOWEST = (("samples", 1), ("warmup", 0), ("timeout_s", 1))
+
+
+def parse(arguments: Sequence[str] | None = None) -> Plan:
+    """The plan of a command line (default: this process's). Raises SystemExit."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure a transcription server.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_run(commands)
+    _add_serve(commands)
+    _add_report(commands)
+    _add_compare(commands)
+    _add_matrix(commands)
+    flags = parser.parse_args(arguments)
+    if flags.command == "run":
+        return _run_plan(parser, flags)
+    if flags.command == "serve":
+        return ServePlan(flags.config, flags.dir, flags.port)
+    if flags.command == "report":
+        return ReportPlan(flags.out)
+    if flags.command == "compare":
+        return ComparePlan(flags.baseline, tuple(flags.others), flags.json)
+    return MatrixPlan(flags.file, flags.out, flags.resume)
+
+
+def parse_run(arguments: Sequence[str]) -> RunPlan:
+    """The plan of `run` and its flags. Raises SystemExit."""
+    plan = parse(["run", *arguments])
+    assert isinstance(plan, RunPlan)
+    return plan
+
+
+def _run_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> RunPlan:
+    for name, lowest in LOWEST:
+        if (value := getattr(flags, name)) is not None and value < lowest:
+            parser.error(f"--{name.removesuffix('_s')} {value}: must be at least {lowest}")
+    if flags.api == "chat" and flags.mode == "realtime":
+        parser.error("--api chat: not allowed with --realtime")
+    if flags.prompt is not None and flags.api != "chat":
+        parser.error("--prompt: only with --api chat")
+    return RunPlan(
+        server=flags.url if flags.serve is None else ServedConfig(flags.serve, flags.dir),
+        dataset=flags.dataset,
+        out=flags.out,
+        samples=flags.samples,
+        seed=flags.seed,
+        loads=tuple(flags.loads),
+        warmup=flags.warmup,
+        mode=flags.mode,
+        api=flags.api,
+        prompt=CHAT_PROMPT if flags.prompt is None else flags.prompt,
+        language=flags.language,
+        model=flags.model,
+        timeout_s=flags.timeout_s,
+        api_key_env=flags.api_key_env,
+        resume=flags.resume,
+    )
+
+
+# ---- Commands
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser("run", help="send clips, time and score the answers")
+    _add_server(run)
+    add = run.add_argument
+    clips = "directory, manifest or .tsv of clips, or hf:OWNER/NAME[:CONFIG]:SPLIT (default: bench/data)"
+    add("--dataset", default=os.path.relpath(DATA), metavar="DATA", help=clips)
+    add("--out", required=True, type=Path, help="directory for the results")
+    add("--samples", type=int, metavar="N", help="clips to pick with --seed (default: all)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the pick (default: 0)")
+    _add_loads(run)
+    _add_request(run)
+    silence = "seconds without a byte from the server until a request fails (default: 600)"
+    add("--timeout", dest="timeout_s", type=int, default=600, metavar="S", help=silence)
+    add("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
+    add("--resume", action="store_true", help="continue the run in --out: what failed or is missing")
+
+
+def _add_server(run: argparse.ArgumentParser) -> None:
+    where = run.add_mutually_exclusive_group(required=True)
+    where.add_argument("--url", help="root of the server, such as http://127.0.0.1:8000")
+    where.add_argument("--serve", type=Path, metavar="YAML", help="vLLM config: serve it for the time of the run")
+    _add_directory(run)
+
+
+def _add_directory(parser: argparse.ArgumentParser) -> None:
+    place = "directory to serve in, the config's `model: .` (default: this one)"
+    parser.add_argument("--dir", type=Path, default=Path(), help=place)
+
+
+def _add_loads(run: argparse.ArgumentParser) -> None:
+    load = run.add_mutually_exclusive_group().add_argument
+    one = "requests in flight; several numbers are measured one after the other, as in 1,4,16 (default: 1)"
+    load("--concurrency", dest="loads", type=_loads(loads.closed), metavar="N,...", help=one, default="1")
+    open_loop = "instead: requests a second, starting at random times (Poisson, --seed) whatever is in flight"
+    load("--rate", dest="loads", type=_loads(loads.open_loop), metavar="R,...", help=open_loop)
+    warmup = "uncounted requests sent first at each load (default: 2)"
+    run.add_argument("--warmup", type=int, default=2, metavar="N", help=warmup)
+
+
+def _add_request(run: argparse.ArgumentParser) -> None:
+    """What a request asks for."""
+    mode = run.add_mutually_exclusive_group().add_argument
+    mode("--stream", dest="mode", action="store_const", const="stream", help="ask for the text as it is made")
+    live = "send audio at the pace of speech to vLLM's WebSocket /v1/realtime"
+    mode("--realtime", dest="mode", action="store_const", const="realtime", help=live)
+    run.set_defaults(mode="whole")
+    add = run.add_argument
+    api = "/v1/audio/transcriptions or /v1/chat/completions with audio_url (default: transcriptions)"
+    add("--api", choices=("transcriptions", "chat"), default="transcriptions", help=api)
+    add("--prompt", metavar="TEXT", help=f"what --api chat asks for (default: {CHAT_PROMPT!r})")
+    language = "such as en, to score by and to send to /v1/audio/transcriptions (default: the dataset's, and not sent)"
+    add("--language", metavar="CODE", help=language)
+    add("--model", metavar="NAME", help="model to ask for (default: the first of /v1/models)")
+
+
+def _add_serve(commands: Any) -> None:
+    parser = commands.add_parser("serve", help="serve on this machine until Ctrl-C, with a request to paste")
+    parser.add_argument("--config", required=True, type=Path, metavar="YAML", help="vLLM config")
+    _add_directory(parser)
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of 127.0.0.1 (default: 8000)")
+
+
+def _add_report(commands: Any) -> None:
+    parser = commands.add_parser("report", help="score a run's directory again, without a server")
+    parser.add_argument("out", metavar="DIR", type=Path)
+
+
+def _add_compare(commands: Any) -> None:
+    parser = commands.add_parser("compare", help="compare runs clip by clip, without a server")
+    parser.add_argument("baseline", metavar="A", type=Path, help="directory of the run to compare with")
+    parser.add_argument("others", metavar="B", type=Path, nargs="+", help="directories of the runs to compare with A")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
+
+
+def _add_matrix(commands: Any) -> None:
+    parser = commands.add_parser("matrix", help="serve several configurations in turn, and measure each several times")
+    parser.add_argument("file", metavar="FILE.yaml", type=Path, help="see `pydoc bench.matrix`")
+    parser.add_argument("--out", required=True, type=Path, help="directory for the results")
+    parser.add_argument("--resume", action="store_true", help="continue the matrix in --out: what is not finished")
+
+
+def _loads(read: Callable[[str], list[loads.Load]]) -> Callable[[str], list[loads.Load]]:
+    """The type of an argument that lists loads."""
+
+    def convert(text: str) -> list[loads.Load]:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers as in 1,4,16 ({error})") from None
+
+    return convert

@@ -1,0 +1,87 @@
+"""Measure one row: warm the server up, send the clips, and read its counters and the GPU."""
+
+import contextlib
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+
+from bench.answers import Row
+from bench.dataset import Clip
+from bench.gpu import rows
+from bench.gpu.readings import MemoryWatch, in_use, joules, processes
+from bench.gpu.servers import Server
+from bench.gpu.tasks import Task
+from bench.memory import Gpus
+
+SETTLE_S = 0.2  # the server's counters follow its answers
+
+
+def measure(server: Server, task: Task, gpus: Gpus, vllm: str) -> dict[str, Any]:
+    """Warm up, send the clips with `task.concurrency` in flight, and return the row as gpu.json has it.
+
+    The clips are those of bench.gpu.tasks.decode; `vllm` is the server's version.
+    """
+
+    def send(clip: Clip) -> Row:
+        return server.client.transcribe(clip, part=1, max_completion_tokens=str(clip.extra["tokens"]))
+
+    drafts = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+    pids: set[int] = set()
+    with contextlib.suppress(psutil.Error):  # it ended: its requests will say so
+        pids = processes(server.pid)
+    watch = MemoryWatch(gpus, lambda: pids)
+    watch.start()
+    with ThreadPoolExecutor(task.concurrency) as pool:
+        for answer in pool.map(send, task.warm_up):
+            if answer.error:
+                print(f"warm-up of {task.row} failed: {answer.error}", file=sys.stderr)
+        time.sleep(SETTLE_S)
+        counters = {name: server.counter(name) for name in ("generation_tokens", *drafts)}
+        energy = joules(gpus)
+        answers = list(pool.map(send, task.clips))
+        after = joules(gpus)
+    time.sleep(SETTLE_S)
+    made = {name: _difference(before, server.counter(name)) for name, before in counters.items()}
+    watch.stop()
+    proposed, accepted = (made[name] for name in drafts)
+    clip_tokens = {clip.id: clip.extra["tokens"] for clip in task.clips}
+    return {
+        "name": task.row,
+        "vllm": vllm,
+        "concurrency": task.concurrency,
+        **rows.figures(answers, clip_tokens, made["generation_tokens"], _difference(energy, after)),
+        **memory(server, watch, gpus),
+        "start_s": server.start_s,
+        "start_caches": server.cache,
+        "start_cold_s": server.starts.get("cold"),
+        "start_warm_s": server.starts.get("warm"),
+        "acceptance": rows.acceptance_of(server.config),
+        "accepted_drafts": accepted / proposed if proposed and accepted is not None else None,
+        "config_sha256": server.sha256,
+        "run": 0,
+    }
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
+
+
+def memory(server: Server, watch: MemoryWatch, gpus: Gpus) -> dict[str, Any]:
+    """`peak_vram_bytes`, from the server's start on, and where it is from.
+
+    `nvml_process_tree`: what NVML counts for the server's processes. Where it names none, as in many containers,
+    `nvml_growth`: by how much the memory in use grew when the server started, alone, and while it was measured;
+    `nvml_device`, where servers started together: all that is in use, theirs included.
+    """
+    if not watch.whole:
+        return {"peak_vram_bytes": None, "peak_vram_source": None}
+    if watch.theirs:
+        return {"peak_vram_bytes": max(watch.theirs, server.peak), "peak_vram_source": "nvml_process_tree"}
+    if server.held is None:
+        return {"peak_vram_bytes": watch.whole, "peak_vram_source": "nvml_device"}
+    server.peak = max(server.peak, server.held + watch.whole - watch.before)
+    server.held += in_use(gpus) - watch.before
+    return {"peak_vram_bytes": server.peak, "peak_vram_source": "nvml_growth"}

@@ -1,0 +1,174 @@
+"""Start a `vllm serve` for each configuration, and time it."""
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+from bench import BenchError, prometheus, serve
+from bench.client import Client
+from bench.gpu.clock import Clock
+from bench.gpu.plan import GpuPlan
+from bench.gpu.readings import MemoryWatch, in_use, processes
+from bench.memory import Gpus
+
+# Each cache that a start can find filled: vLLM's graphs, Triton's and PyTorch's kernels, what the driver compiled.
+CACHES = (
+    "VLLM_CACHE_ROOT",
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "CUDA_CACHE_PATH",
+    "FLASHINFER_WORKSPACE_BASE",
+)
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1024",  # an hour of WAV is 115 MB, and vLLM takes 25 by default
+    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3601",  # 0.32.0 takes 600 by default
+}
+
+
+@dataclass
+class Server:
+    """One `vllm serve`. `held` is the GPU memory that came with its start and its own measurements, where it started
+    alone; `peak` is the most that its start took, by NVML's count of its processes and else in that way."""
+
+    name: str
+    config: dict[str, Any]
+    url: str
+    pid: int
+    cache: str
+    start_s: float = 0.0
+    starts: dict[str, float] = field(default_factory=dict)
+    held: int | None = None
+    peak: int = 0
+    client: Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = Client(self.url, timeout_s=1800)
+        self.client.model = self.config["served_model_name"]
+
+    @property
+    def text(self) -> str:
+        text: str = yaml.safe_dump(self.config, sort_keys=False)
+        return text
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def counter(self, name: str) -> float | None:
+        """A counter of vLLM's /metrics; null where there is none."""
+        try:
+            text = serve.get(f"{self.url}/metrics", timeout_s=10).text
+        except OSError:  # as all of requests' are
+            return None
+        return prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A server that was started and may not answer yet. `begun` is the time of its start, by time.monotonic."""
+
+    server: Server
+    process: subprocess.Popen[bytes]
+    log: Path
+    watch: MemoryWatch
+    begun: float
+
+
+def variables() -> dict[str, str]:
+    """The servers' environment variables; what is set already stays."""
+    settings = dict(SETTINGS)
+    if importlib.util.find_spec("flashinfer") is None:
+        settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM 0.32.0 takes it for granted
+    settings |= {name: os.environ[name] for name in ("PYTORCH_CUDA_ALLOC_CONF",) if name in os.environ}
+    return {name: os.environ.get(name, value) for name, value in settings.items()}
+
+
+def start(
+    configs: Mapping[str, dict[str, Any]],
+    plan: GpuPlan,
+    model: Path,
+    places: Path,
+    up: contextlib.ExitStack,
+    clock: Clock,
+) -> tuple[dict[str, Server], dict[str, str]]:
+    """Start a server for each config; returns those that are up, and why the others are not, both by their names.
+
+    `model` is the checkpoint's directory, `places` one for files that need not stay. `up` ends the servers.
+    """
+    gpus = Gpus()
+    apart = not plan.together or len(configs) == 1
+    waiting: dict[str, tuple[Server, Future[str | None]]] = {}
+    with ThreadPoolExecutor(len(configs)) as pool:
+        for name, content in configs.items():
+            started = _start(name, content, plan, model, places, up, gpus)
+            waiting[name] = started.server, pool.submit(_wait, started, gpus, apart, clock)
+            if not plan.together:
+                waiting[name][1].result()
+    servers, failures = {}, {}
+    for name, (server, future) in waiting.items():
+        if error := future.result():
+            failures[name] = error
+            clock.say(f"{name} did not start: {error}")
+        else:
+            servers[name] = server
+    return servers, failures
+
+
+def _start(
+    name: str,
+    content: dict[str, Any],
+    plan: GpuPlan,
+    model: Path,
+    places: Path,
+    up: contextlib.ExitStack,
+    gpus: Gpus,
+) -> _Started:
+    plain = re.sub(r"[^\w.-]", "_", name)  # a colon would part it in two in a list of paths
+    cache = (plan.cache or places / "cache").resolve() / plain
+    caches = {variable: str(cache / variable.lower()) for variable in CACHES}
+    port, log = serve.free_port(), (plan.logs or places) / f"{plain}.log"
+    state = "warm" if cache.exists() and any(cache.iterdir()) else "cold"
+    file = places / f"{plain}.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    begun = time.monotonic()
+    environment = variables() | caches
+    process = up.enter_context(
+        serve.server(file, model, port, log, command=plan.command, environment=environment, wait=False)
+    )
+    server = Server(name, content, f"http://127.0.0.1:{port}", process.pid, state)
+    watch = MemoryWatch(gpus, functools.partial(processes, process.pid))
+    watch.start()
+    return _Started(server, process, log, watch, begun)
+
+
+def _wait(started: _Started, gpus: Gpus, apart: bool, clock: Clock) -> str | None:
+    """Wait until it answers, and note its time and memory. Returns why it never will, else null.
+
+    `apart`: no other server started meanwhile, so that what the GPUs hold more is this one's.
+    """
+    server, watch = started.server, started.watch
+    try:
+        serve.wait_until_up(started.process, server.url, started.log, show=False)
+    except BenchError as error:
+        return str(error)
+    finally:
+        watch.stop()
+    server.start_s = time.monotonic() - started.begun
+    server.held = in_use(gpus) - watch.before if apart else None
+    server.peak = watch.theirs or (0 if server.held is None else watch.whole - watch.before)
+    clock.say(f"{server.name} is up after {server.start_s:.1f} s, {server.cache} caches")
+    return None

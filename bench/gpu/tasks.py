@@ -1,0 +1,94 @@
+"""Which clips each row sends to which server, in what order, and the clips as WAV."""
+
+import dataclasses
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import BenchError, dataset
+from bench.dataset import Clip
+from bench.gpu import rows
+from mistral_layout.audio import SAMPLE_RATE
+
+SEED = 0
+WARM_UPS = 3  # requests before each measurement, at least
+
+
+@dataclass(frozen=True)
+class Task:
+    """One measurement: the clips that it sends, after those that warm the server up."""
+
+    row: str
+    server: str
+    concurrency: int
+    warm_up: list[Clip]
+    clips: list[Clip]
+
+
+def tasks_of(names: Sequence[str], counts: Mapping[int, int], configs: Mapping[str, Mapping[str, Any]]) -> list[Task]:
+    """Every measurement in order: a concurrency for all servers in turn, then the next; long clips last.
+
+    A config is not measured with more requests in flight than it takes sequences: the others would only wait.
+    """
+    everything = dataset.load(rows.ROOT / "bench/data").clips
+    warming = {concurrency: max(WARM_UPS, concurrency) for concurrency in counts}
+    if (needed := sum(counts.values()) + sum(warming.values())) > len(everything):
+        raise BenchError(f"--clips: {needed} clips with the warm-ups, and the dataset has {len(everything)}")
+    order = random.Random(SEED).sample(everything, len(everything))
+    chosen: dict[int, list[Clip]] = {}
+    for concurrency, count in counts.items():
+        chosen[concurrency], order = order[:count], order[count:]
+    # The shortest of the rest: a warm-up is there for code and caches, not for a figure.
+    order.sort(key=lambda clip: clip.duration_s, reverse=True)
+    warm = {concurrency: [order.pop() for _ in range(count)] for concurrency, count in warming.items()}
+    tasks, long = [], []
+    for name in names:
+        server, minutes = rows.server_of(name)
+        if minutes is not None:
+            first = min(counts)
+            clip = Clip(f"{minutes}min", Path(f"{minutes}min.wav"), "", 60.0 * minutes, {})
+            long.append(Task(name, server, 1, warm[first], [clip]))
+            continue
+        most = configs[server].get("max_num_seqs", max(counts))
+        tasks += [Task(name, server, n, warm[n], chosen[n]) for n in counts if n <= most]
+    return sorted(tasks, key=lambda task: task.concurrency) + long
+
+
+def decode(clip: Clip, directory: Path, sources: Sequence[Clip]) -> Clip:
+    """The clip as 16 kHz 16-bit WAV in `directory`; one without a file is made of the sources, over and over."""
+    import numpy as np
+    import soundfile
+
+    def read(path: Path) -> Any:
+        samples, rate = soundfile.read(path, dtype="int16")
+        if rate != SAMPLE_RATE or samples.ndim != 1:
+            raise BenchError(f"{path.name} has {rate} Hz: expected mono of {SAMPLE_RATE} Hz")
+        return samples
+
+    if clip.path.is_absolute():
+        samples = read(clip.path)
+    else:
+        wanted = round(clip.duration_s * SAMPLE_RATE)
+        parts: list[Any] = []
+        while sum(part.size for part in parts) < wanted:
+            parts.append(read(sources[len(parts) % len(sources)].path))
+        samples = np.concatenate(parts)[:wanted]
+    path = directory / f"{clip.id}.wav"
+    soundfile.write(path, samples, SAMPLE_RATE, subtype="PCM_16")
+    return Clip(clip.id, path, clip.text, len(samples) / SAMPLE_RATE, {"tokens": rows.tokens(len(samples))})
+
+
+def decoded(tasks: Sequence[Task], directory: Path) -> list[Task]:
+    """The tasks with every clip of theirs decoded into `directory`, which is made."""
+    directory.mkdir()
+    needed = {clip.id: clip for task in tasks for clip in (*task.warm_up, *task.clips)}
+    sources = [clip for clip in needed.values() if clip.path.is_absolute()]
+    ready = {name: decode(clip, directory, sources) for name, clip in needed.items()}
+    return [
+        dataclasses.replace(
+            task, warm_up=[ready[clip.id] for clip in task.warm_up], clips=[ready[clip.id] for clip in task.clips]
+        )
+        for task in tasks
+    ]
