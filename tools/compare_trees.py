@@ -22,15 +22,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench import BenchError, dataset, environment, results
+from bench.gpu import checkpoint, rows, servers
 from bench.gpu.clock import Clock
 from bench.gpu.measure import measure
 from bench.gpu.plan import GpuPlan
 from bench.gpu.run import LIBRARIES
 from bench.gpu.servers import Server
 from bench.gpu.tasks import SEED, WARM_UPS, Task, decoded
-
-from bench import BenchError, dataset, environment, results
-from bench.gpu import checkpoint, rows, servers
 from bench.memory import Gpus
 
 CLIPS = {1: 24, 64: 128}  # in flight -> clips of each half
@@ -95,14 +94,15 @@ def ratios(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> list[
         own = [each for each in measured if each["concurrency"] == flying]
         ratio: dict[str, Any] = {"concurrency": flying, "of": names[1], "to": names[0]}
         for figure in COMPARED:
-            halves = []
+            halves: list[float] = []
             for half in (0, 1):
                 first, second = (
                     next(each[figure] for each in own if each["half"] == half and each["tree"] == name)
                     for name in names
                 )
-                halves.append(second / first if first and second else None)
-            mean = statistics.geometric_mean(halves) if None not in halves else None
+                halves += [second / first] if first and second else []
+            # Null where a half was not measured.
+            mean = statistics.geometric_mean(halves) if len(halves) == 2 else None
             ratio[figure] = {"halves": halves, "mean": mean}
         found.append(ratio)
     return found
@@ -143,7 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trees = {name: Path(place) for name, _, place in (word.partition("=") for word in flags.tree)}
     if len(trees) != 2:
         parser.error("--tree: expected two of different names")
-    outcome = json.loads(flags.out.read_bytes()) if flags.out.exists() else {"schema_version": 1, "comparisons": []}
+    outcome: dict[str, Any] = (
+        json.loads(flags.out.read_bytes()) if flags.out.exists() else {"schema_version": 1, "comparisons": []}
+    )
     failed = 0
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory, "checkpoint")
