@@ -45,7 +45,10 @@ HOUSE = {
     ),
     "voxtral_serve.guard": Rule(
         "It runs in vLLM's API server, without the engine's code.",
-        ("voxtral_serve.audio", "voxtral_serve.transcript", "voxtral_serve.shims", "voxtral_serve.units", *NAMES),
+        (
+            *("voxtral_serve.audio", "voxtral_serve.transcript", "voxtral_serve.shims", "voxtral_serve.units"),
+            *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
+        ),
     ),
     "voxtral_serve.client": Rule("It is installed where there is no server.", never=MODEL_LIBRARIES),
     "voxtral_serve.check": Rule(
@@ -257,7 +260,14 @@ def tree(root: Path, files: Mapping[str, str]) -> House:
         place = root / ("src" if room.startswith("voxtral_serve") else "") / room.replace(".", "/")
         place.mkdir(parents=True, exist_ok=True)
         (place / "__init__.py").touch()
-    for name in ("engine/names", "engine/clip_length", "engine/config", "shims", "patches/clip_end"):
+    for name in (
+        "engine/names",
+        "engine/clip_length",
+        "engine/config",
+        "shims",
+        "patches/clip_end",
+        "patches/live_server",
+    ):
         files = {f"src/voxtral_serve/{name}.py": "", **files}
     for name, source in {"tests/unit/test_a.py": "", "tests/uploads.py": "", **files}.items():
         path = root / name
@@ -323,6 +333,7 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, source: str) -> 
     [
         (f"{S}/guard/a.py", "from voxtral_serve.engine import clip_length, names\nimport starlette"),
         (f"{S}/guard/a.py", "from voxtral_serve.engine.names import REALTIME\nfrom . import b"),
+        (f"{S}/guard/a.py", "from voxtral_serve.patches import live_server"),
         (f"{S}/patches/a.py", f"from voxtral_serve import shims\n{INSIDE}import vllm\n    import yaml"),
         (f"{S}/checkpoint/a.py", f"import json\n{INSIDE}import numpy"),
         (f"{S}/cli.py", f"from voxtral_serve.client import jobs\n{INSIDE}from voxtral_serve.client import server"),
