@@ -2,9 +2,10 @@
 
     python -m tools.compare_trees --tree 0a7de00=../old --tree 1b2c3d4=. --rows fast --out bench/results/gpu-trees.json
 
-Both servers are resident. The first tree is the baseline, and measurements go first, second, second, first, so that a
-drift of the machine falls on both alike. Each half has clips of its own, so that no server sees a clip twice. Weights
-are random and of full size. Exit status 1 where a request failed or a server did not start.
+Both servers are resident. The first tree is the baseline, and each round goes first, second, second, first, so that a
+drift of the machine falls on both alike. A ratio is the geometric mean over the pairs of all rounds, with the lowest
+and the highest of them. Clips come again in each turn, so vLLM's cache of processed clips is off in both. Weights are
+random and of full size. Exit status 1 where a request failed or a server did not start.
 """
 
 import argparse
@@ -17,8 +18,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,17 @@ from bench.gpu.servers import Server
 from bench.gpu.tasks import SEED, WARM_UPS, Task, decoded
 from bench.memory import Gpus
 
-CLIPS = {1: 24, 64: 128}  # in flight -> clips of each half
+CLIPS = {1: 16, 64: 256}  # in flight -> clips of a turn
+ROUNDS = 4
+NO_CACHE = ":mm_processor_cache_gb=0"
 ACCEPTANCE = (0.339, 0.267, 0.198, 0.140, 0.103)  # of drafts, by position, for fast-spec: the first pico's
 COMPARED = ("p50_ms", "p90_ms", "rtfx", "joules_per_audio_second")
-ORDER = (0, 1, 1, 0)  # of the trees; the first two share clips, and so do the last two
+ORDER = (0, 1, 1, 0)  # of the trees in a round: two pairs
 
 
 def command(tree: Path, scratch: Path) -> tuple[str, ...]:
     """vLLM's command with the patches and the plugin of a checkout, as if that was what is installed."""
-    metadata = scratch / f"{tree.name or 'here'}-metadata" / "voxtral_serve-0.dist-info"
+    metadata = scratch / "metadata" / "voxtral_serve-0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: voxtral-serve\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text(
@@ -51,59 +52,45 @@ def command(tree: Path, scratch: Path) -> tuple[str, ...]:
     return "env", f"PYTHONPATH={path}", sys.executable, "-m", "vllm.entrypoints.cli.main"
 
 
-def tasks(row: str) -> list[tuple[Task, Task]]:
-    """For each number in flight the two halves' tasks, of clips that occur once."""
+def tasks(row: str) -> list[Task]:
+    """What is sent in each turn: a task for each number in flight."""
     clips = dataset.load(rows.ROOT / "bench/data").clips
     order = iter(random.Random(SEED).sample(clips, len(clips)))
 
     def take(count: int) -> list[dataset.Clip]:
         return [next(order) for _ in range(count)]
 
-    return [
-        (
-            Task(row, row, flying, take(max(WARM_UPS, flying)), take(count)),
-            Task(row, row, flying, take(max(WARM_UPS, flying)), take(count)),
-        )
-        for flying, count in CLIPS.items()
-    ]
+    return [Task(row, row, flying, take(max(WARM_UPS, flying)), take(count)) for flying, count in CLIPS.items()]
 
 
 def start(
     row: str, trees: Mapping[str, Path], plan: GpuPlan, model: Path, scratch: Path, up: contextlib.ExitStack
 ) -> list[Server]:
     """A server of each tree, in their order. Raises BenchError where one does not come up."""
-    clock = Clock()
-
-    def one(name: str, tree: Path) -> Server:
-        place = scratch / name
-        place.mkdir()
-        own = replace(plan, command=command(tree.resolve(), place), cache=scratch / "cache")
-        ready, failures = servers.start({name: rows.config(row, acceptance=ACCEPTANCE)}, own, model, place, up, clock)
-        if failures:
-            raise BenchError(f"{name} did not start: {failures[name]}")
-        return ready[name]
-
-    with ThreadPoolExecutor(len(trees)) as pool:
-        return [*pool.map(one, trees, trees.values())]
+    commands = {name: command(tree.resolve(), scratch / name) for name, tree in trees.items()}
+    configs = {name: rows.config(row + NO_CACHE, acceptance=ACCEPTANCE) for name in trees}
+    ready, failures = servers.start(configs, plan, model, scratch, up, Clock(), commands)
+    if failures:
+        raise BenchError("; ".join(f"{name} did not start: {why}" for name, why in failures.items()))
+    return [ready[name] for name in trees]
 
 
 def ratios(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The second tree's figures over the first's: of each half, and the geometric mean of the halves."""
+    """The second tree's figures over the first's, over the pairs of turns."""
     found = []
     for flying in CLIPS:
         own = [each for each in measured if each["concurrency"] == flying]
-        ratio: dict[str, Any] = {"concurrency": flying, "of": names[1], "to": names[0]}
+        pairs = [
+            {turn["tree"]: turn for turn in own if turn["pair"] == pair}
+            for pair in sorted({turn["pair"] for turn in own})
+        ]
+        ratio: dict[str, Any] = {"concurrency": flying, "of": names[1], "to": names[0], "pairs": len(pairs)}
         for figure in COMPARED:
-            halves: list[float] = []
-            for half in (0, 1):
-                first, second = (
-                    next(each[figure] for each in own if each["half"] == half and each["tree"] == name)
-                    for name in names
-                )
-                halves += [second / first] if first and second else []
-            # Null where a half was not measured.
-            mean = statistics.geometric_mean(halves) if len(halves) == 2 else None
-            ratio[figure] = {"halves": halves, "mean": mean}
+            both = [[pair[name][figure] for name in names] for pair in pairs]
+            each = [second / first for first, second in both if first and second]
+            # Null where a turn was not measured.
+            whole = {"mean": statistics.geometric_mean(each), "lowest": min(each), "highest": max(each)}
+            ratio[figure] = whole if len(each) == len(pairs) else None
         found.append(ratio)
     return found
 
@@ -115,11 +102,10 @@ def compare(row: str, trees: Mapping[str, Path], plan: GpuPlan, model: Path, scr
         ready = start(row, trees, plan, model, scratch, up)
         version = ready[0].client.get("/version")["version"]
         measured = []
-        for number, halves in enumerate(tasks(row)):
-            prepared = decoded(halves, scratch / f"clips-{number}")
-            for turn, which in enumerate(ORDER):
-                figures = measure(ready[which], prepared[turn // 2], gpus, version)
-                measured.append({**figures, "tree": names[which], "half": turn // 2})
+        for task in decoded(tasks(row), scratch / "clips"):
+            for turn, which in enumerate(ORDER * ROUNDS):
+                figures = measure(ready[which], task, gpus, version)
+                measured.append({**figures, "tree": names[which], "pair": turn // 2})
     return {
         **environment.describe(version, LIBRARIES),
         "row": row,

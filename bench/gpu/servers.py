@@ -1,6 +1,7 @@
 """Start a `vllm serve` for each configuration, and time it."""
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -104,17 +105,20 @@ def start(
     places: Path,
     up: contextlib.ExitStack,
     clock: Clock,
+    commands: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[dict[str, Server], dict[str, str]]:
     """Start a server for each config; returns those that are up, and why the others are not, both by their names.
 
-    `model` is the checkpoint's directory, `places` one for files that need not stay. `up` ends the servers.
+    `model` is the checkpoint's directory, `places` one for files that need not stay. `up` ends the servers. `commands`
+    are those of servers that do not have the plan's, by name.
     """
     gpus = Gpus()
     apart = not plan.together or len(configs) == 1
     waiting: dict[str, tuple[Server, Future[str | None]]] = {}
     with ThreadPoolExecutor(len(configs)) as pool:
         for name, content in configs.items():
-            started = _start(name, content, plan, model, places, up, gpus)
+            own = dataclasses.replace(plan, command=(commands or {}).get(name, plan.command))
+            started = _start(name, content, own, model, places, up, gpus)
             waiting[name] = started.server, pool.submit(_wait, started, gpus, apart, clock)
             if not plan.together:
                 waiting[name][1].result()
