@@ -47,7 +47,7 @@ lint: .venv/ready-dev ## style, types, and the schemas of what is deployed
 	  $(filter-out %/kustomization.yaml %/monitor.yaml, $(wildcard deploy/kubernetes/*.yaml))
 
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or run on it too (Python 3.12, 6 GB)
-	@.venv-pinned/bin/python -m pytest tests/pinned tests/shims tests/server/test_shutdown.py
+	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py
 
 # As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.
 test-container: .venv-pinned/ready ## build the image and run it on a CPU, without a registry (root, Debian, 20 minutes)

@@ -11,10 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import scratch
 import yaml
 from conftest import CONFIG, DATA, PICO
 from safetensors.torch import load_file, save_file
-from shims import scratch
 
 from bench import dataset, serve
 from bench.client import Client

@@ -438,7 +438,7 @@ class Case:
         self.model, self.out = root / "checkpoint", root / "gpu.json"
         self.model.mkdir()
         self.engine = root / "fake_vllm.py"
-        self.engine.write_text(FAKE_VLLM.format(tests=str(ROOT / "tests")))
+        self.engine.write_text(FAKE_VLLM.format(tests=str(ROOT / "tests/support")))
 
     def run(self, *more: str) -> int:
         paths = ["--out", str(self.out), "--model", str(self.model), "--command", f"{sys.executable} {self.engine}"]

@@ -72,7 +72,7 @@ def case(tmp_path: Path, server: FakeServer) -> Case:
 
 @pytest.fixture
 def fast_url() -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, str(ROOT / "tests/fastserver.py")], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, str(ROOT / "tests/support/fastserver.py")], stdout=subprocess.PIPE)
     assert process.stdout
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"

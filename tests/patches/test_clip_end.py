@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scratch
 from conftest import PICO
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
@@ -12,7 +13,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
 from pico import model
-from shims import scratch
 from voxtral_serve.patches import clip_end
 from voxtral_serve.shims import TESTED, PatchError, installed
 

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import scratch
 from conftest import PICO
 
-from shims import scratch
 from voxtral_serve.shims import PATCHES, TESTED, Patch, installed
 
 # Needed on every tested version, so that there is something to contradict and to apply.

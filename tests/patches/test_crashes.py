@@ -5,8 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import scratch
 
-from shims import scratch
 from voxtral_serve.shims import PATCHES, installed
 
 # In the order of the crashes, which is the order of the records.

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import scratch
 
-from shims import scratch
 from voxtral_serve.shims import PATCHES, TESTED, Patch, installed
 
 NEWEST = {library: versions[-1] for library, versions in TESTED.items()}
