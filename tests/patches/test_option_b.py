@@ -14,6 +14,7 @@ from conftest import CONFIG, DATA, PICO
 from bench import dataset, metrics, serve
 from voxtral_serve.shims import PATCHES, installed
 
+pytestmark = pytest.mark.slow
 # Where the distribution's sitecustomize would be run that ours shadows: writes down each process that verified.
 WITNESS = """
 import json, os, sys

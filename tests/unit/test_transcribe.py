@@ -361,7 +361,7 @@ def test_a_reader_that_has_had_enough(tmp_path: Path) -> None:
 def test_it_starts_fast_and_imports_no_vllm(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "a.wav")
     code = (
-        "import sys; from voxtral_serve import cli, live; cli.run(sys.argv[1:]);"
+        "import sys; from voxtral_serve import cli; from voxtral_serve.client import live; cli.run(sys.argv[1:]);"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'vllm', 'torch', 'transformers', 'bench'}))"
     )
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
