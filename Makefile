@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11, `make test-pinned` needs Python 3.12; all need GNU make and the network.
+# `make demo`, `make test` and `make test-slow` need Python 3.11, `make test-pinned` needs Python 3.12; all need GNU make and the network.
 # `make help` lists the rest.
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 # Tried, not only looked for: pyenv has a python3.12 on the PATH that may refuse to run.
@@ -32,8 +32,18 @@ serve: .venv/ready ## serve the tiny checkpoint until Ctrl-C (PORT=8000)
 bench: .venv/ready ## benchmark a server that is up (URL=http://127.0.0.1:8000 SAMPLES=40)
 	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
-test: lint ## lint, types and all tests, with real servers
-	@.venv/bin/python -m pytest
+# In two processes, since most of each uses one core: tests of a server wait for it to start.
+test: .venv/ready-dev ## lint, types, units, and a real server behind each capability (8 minutes)
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint-and-units servers
+
+lint-and-units: lint
+	@.venv/bin/python -m pytest -m "not slow" tests/unit tests/patches
+
+servers: .venv/ready-dev
+	@.venv/bin/python -m pytest -m "not slow" tests/server
+
+test-slow: .venv/ready-dev ## the other tests of vLLM 0.32.0: more servers, longer runs (18 minutes)
+	@.venv/bin/python -m pytest -m slow
 
 # kubernetes-validate knows Kubernetes' own kinds: no ServiceMonitor, no Kustomization.
 lint: .venv/ready-dev ## style, types, and the schemas of what is deployed
@@ -47,7 +57,7 @@ lint: .venv/ready-dev ## style, types, and the schemas of what is deployed
 	  $(filter-out %/kustomization.yaml %/monitor.yaml, $(wildcard deploy/kubernetes/*.yaml))
 
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or run on it too (Python 3.12, 6 GB)
-	@.venv-pinned/bin/python -m pytest tests/pinned tests/shims tests/server/test_shutdown.py
+	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py
 
 # As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.
 test-container: .venv-pinned/ready ## build the image and run it on a CPU, without a registry (root, Debian, 20 minutes)
@@ -117,4 +127,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test lint test-pinned test-container bench-full reference layouts models speech soak gpu lock readme clean help
+.PHONY: demo serve bench test lint-and-units servers test-slow lint test-pinned test-container bench-full reference layouts models speech soak gpu lock readme clean help

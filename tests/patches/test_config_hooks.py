@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from shims import scratch
+import scratch
 
 from voxtral_serve.engine import config, names
 from voxtral_serve.patches.config_hooks import ConfigHooks

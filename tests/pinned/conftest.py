@@ -3,25 +3,15 @@
 Stock vLLM 0.20.0 has no CPU attention for Voxtral's own encoder, so the `pico_url` of the other tests cannot start.
 """
 
-import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import CONFIG, PICO
-
-from bench import serve
+from conftest import CONFIG, PICO, Server, at_once
 
 LAYOUTS = ("mistral", "hugging_face")
-
-
-@dataclass(frozen=True)
-class Server:
-    url: str
-    log: Path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,10 +42,5 @@ def encode_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(
     directories: dict[str, Path], encode_once: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Server]]:
-    with contextlib.ExitStack() as up:
-        running = {}
-        for layout in LAYOUTS:
-            port, log = serve.free_port(), tmp_path_factory.mktemp(layout) / "server.log"
-            up.enter_context(serve.server(encode_once, directories[layout], port, log))
-            running[layout] = Server(f"http://127.0.0.1:{port}", log)
+    with at_once(encode_once, directories, tmp_path_factory.mktemp("logs")) as running:
         yield running

@@ -2,21 +2,18 @@
 
 import live
 import pytest
-from conftest import DATA, PICO, ROOT
+from conftest import DATA, PICO, ROOT, transcribe
 from vllm.entrypoints.openai.realtime.protocol import ErrorEvent
 from websockets.exceptions import ConnectionClosed
 
 from bench import dataset, metrics
-from bench.client import Client
 from voxtral_serve.check import check_all
 
 SAMPLES = 10
 
 
 def test_whole_clips(fast_url: str) -> None:
-    client = Client(fast_url, timeout_s=60)
-    client.model = "voxtral"
-    rows = [client.transcribe(clip, part=1) for clip in dataset.select(dataset.load(DATA)[0], SAMPLES, seed=0)]
+    rows = transcribe(fast_url, dataset.select(dataset.load(DATA)[0], SAMPLES, seed=0))
     assert [row.error for row in rows] == [None] * SAMPLES
     assert metrics.wer(rows)["value"] <= 0.05
 

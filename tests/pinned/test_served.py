@@ -1,6 +1,5 @@
 """vLLM 0.20.0 on this CPU: the encode-once model transcribes both layouts as vLLM 0.32.0's own model does."""
 
-import io
 import re
 import subprocess
 import sys
@@ -11,12 +10,13 @@ import numpy as np
 import pytest
 import requests
 import soundfile
-from conftest import CONFIG, DATA, PICO, ROOT
+from conftest import CONFIG, DATA, LATE, PICO, ROOT, Server, transcribe
+from uploads import upload
 
 from bench import dataset, metrics, results
-from bench.client import Client, Row
+from bench.client import Row
 from pico import model
-from pinned.conftest import LAYOUTS, Server
+from pinned.conftest import LAYOUTS
 from voxtral_serve import checkpoint, patches
 from voxtral_serve.check import clip_length
 from voxtral_serve.shims import PATCHES, installed
@@ -25,8 +25,6 @@ SAMPLES = 40
 # Clips whose text may differ from the committed one: the model sums in another order, in bfloat16. Seen: none of these,
 # and 3 of all 500.
 NEAR_TIES = 1
-# Clips whose text the LM ends only after the audio's end, as it does in 16 of the 500. None is among the 40.
-LATE = ("057", "154", "162", "499")
 STOCK = ROOT / "bench/results/pico-cpu"  # vLLM 0.32.0's own model
 
 both = pytest.mark.parametrize("layout", LAYOUTS)
@@ -40,19 +38,7 @@ def clips() -> list[dataset.Clip]:
 
 @pytest.fixture(scope="module")
 def rows(servers: dict[str, Server], clips: list[dataset.Clip]) -> dict[str, list[Row]]:
-    def transcribe(url: str) -> list[Row]:
-        client = Client(url, timeout_s=120)
-        client.model = "voxtral"
-        return [client.transcribe(clip, part=1) for clip in clips]
-
-    return {layout: transcribe(servers[layout].url) for layout in LAYOUTS}
-
-
-def post(url: str, audio: np.ndarray) -> requests.Response:
-    file = io.BytesIO()
-    soundfile.write(file, audio, model.SAMPLE_RATE, format="WAV")
-    files = {"file": ("clip.wav", file.getvalue())}
-    return requests.post(f"{url}/v1/audio/transcriptions", files=files, data={"model": "voxtral"}, timeout=120)
+    return {layout: transcribe(servers[layout].url, clips) for layout in LAYOUTS}
 
 
 @both
@@ -87,7 +73,7 @@ def test_the_text_is_that_of_vllm_0_32_0s_own_model(rows: dict[str, list[Row]], 
 
 @both
 def test_silence_gives_no_text(servers: dict[str, Server], layout: str) -> None:
-    response = post(servers[layout].url, np.zeros(4 * model.SAMPLE_RATE, np.float32))
+    response = upload(servers[layout].url, np.zeros(4 * model.SAMPLE_RATE, np.float32))
     assert (response.status_code, response.json()["text"].strip()) == (200, "")
 
 
@@ -103,7 +89,7 @@ def test_no_clip_decodes_past_its_end(servers: dict[str, Server], layout: str) -
     tone = 0.3 * np.sin(2 * np.pi * 440 / model.SAMPLE_RATE * np.arange(4 * model.SAMPLE_RATE))
     for audio in (soundfile.read(late.path, dtype="float32")[0], tone):
         before, limit = generated(), model.n_tokens(len(audio)) - model.PROMPT_TOKENS + 1
-        assert post(servers[layout].url, audio).status_code == 200
+        assert upload(servers[layout].url, audio).status_code == 200
         time.sleep(0.5)  # what is counted is counted by then
         assert generated() - before == limit
 
@@ -113,8 +99,8 @@ def test_a_clip_beyond_the_context_is_refused(servers: dict[str, Server], layout
     length = clip_length(checkpoint.read(PICO).tekken)
     longest, rate = length.longest(512), length.rate_hz
     assert round(longest / rate, 2) == 37.04
-    assert post(servers[layout].url, np.zeros(longest, np.float32)).status_code == 200
-    refused = post(servers[layout].url, np.zeros(longest + 1, np.float32))
+    assert upload(servers[layout].url, np.zeros(longest, np.float32)).status_code == 200
+    refused = upload(servers[layout].url, np.zeros(longest + 1, np.float32))
     assert refused.status_code == 400
     message = refused.json()["error"]["message"]
     assert message.startswith("the clip lasts 37.12 s and this server takes at most 37.04 s: its max_model_len is 512 ")

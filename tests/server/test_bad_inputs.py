@@ -1,4 +1,8 @@
-"""All of tools/inputs.py against a real server behind the guard: a right transcript, or a refusal that names why."""
+"""tools/inputs.py against a real server behind the guard: a right transcript, or a refusal that names why.
+
+Refusals that need no setting of the guard's are asked of the server that others share; all inputs, again and again, and
+what needs low limits, of one of its own (slow).
+"""
 
 import io
 import logging
@@ -12,12 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import conftest
 import numpy as np
 import psutil
 import pytest
 import requests
 import soundfile
-from conftest import CONFIG, DATA, PICO, ROOT
+from conftest import CONFIG, DATA, PICO, ROOT, SMALL
 
 from bench import dataset, results, serve
 from tools import inputs
@@ -81,8 +86,13 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port, log = serve.free_port(), tmp_path_factory.mktemp("guarded") / "server.log"
     environment = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(MOST)} | inputs.ENVIRONMENT
-    with serve.server(CONFIG, PICO, port, log, *FLAGS, environment=environment) as process:
+    with serve.server(CONFIG, PICO, port, log, *SMALL, *FLAGS, environment=environment) as process:
         yield Server(f"http://127.0.0.1:{port}", log, psutil.Process(process.pid))
+
+
+@pytest.fixture(scope="module")
+def shared(fast: conftest.Server) -> Server:
+    return Server(fast.url, fast.log, psutil.Process(fast.process.pid))
 
 
 @pytest.fixture(scope="module")
@@ -97,19 +107,39 @@ def words() -> list[str]:
     return inputs.plain(row.text or "")
 
 
-@pytest.fixture
-def good(server: Server) -> Iterator[bytes]:
-    """A good clip, which must be transcribed after the test as well."""
+@pytest.fixture(scope="module")
+def clip() -> bytes:
     samples, _ = soundfile.read(DATA / "clips/001.opus", dtype="float32")
-    clip = inputs.encoded(samples)
+    return inputs.encoded(samples)
+
+
+@pytest.fixture
+def good(server: Server, clip: bytes) -> Iterator[bytes]:
+    """A good clip, which must be transcribed after the test as well."""
     yield clip
     assert server.transcribe(clip).json()["text"].strip()
 
 
+def quick_refusals(all_inputs: list[inputs.Input]) -> list[inputs.Input]:
+    return [each for each in all_inputs if not each.slow and each.status != 200]
+
+
+def test_refusals(shared: Server, all_inputs: list[inputs.Input], words: list[str], clip: bytes) -> None:
+    """Each quick one, but for those that name the 37 s of this module's own server."""
+    longest_s = inputs.ENVIRONMENT["VLLM_MAX_AUDIO_DECODE_DURATION_S"]
+    asked = [each for each in quick_refusals(all_inputs) if longest_s not in each.pattern]
+    assert len(asked) >= 160
+    assert {each.path for each in asked} >= {inputs.UPLOAD, inputs.CHAT}
+    problems = {each.name: problem for each in asked if (problem := shared.problem(each, words))}
+    assert problems == {}
+    assert shared.transcribe(clip).json()["text"].strip()
+
+
+@pytest.mark.slow
 def test_a_small_file_may_unpack_to_more_than_the_largest(tmp_path: Path) -> None:
     """The limit is of what a client sends: vLLM's own, on the samples that it is handed, does not refuse them."""
     port, small = serve.free_port(), {"VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1"}
-    with serve.server(CONFIG, PICO, port, tmp_path / "server.log", *FLAGS, environment=small) as process:
+    with serve.server(CONFIG, PICO, port, tmp_path / "server.log", *SMALL, *FLAGS, environment=small) as process:
         server = Server(f"http://127.0.0.1:{port}", tmp_path / "server.log", psutil.Process(process.pid))
         samples, rate = soundfile.read(io.BytesIO(long_clip()), dtype="float32")
         assert samples.nbytes > 1 << 20
@@ -122,12 +152,14 @@ def long_clip(seconds: int = 30) -> bytes:
     return inputs.encoded(np.tile(samples, 5)[: seconds * RATE])
 
 
+@pytest.mark.slow
 def test_every_input(server: Server, all_inputs: list[inputs.Input], words: list[str], good: bytes) -> None:
     assert len(all_inputs) >= 60
     problems = {each.name: problem for each in all_inputs if (problem := server.problem(each, words))}
     assert problems == {}, "\n".join(f"{name}: {problem}" for name, problem in problems.items())
 
 
+@pytest.mark.slow
 def test_texts_are_those_without_the_guard(server: Server) -> None:
     """Of clips as they are, against those that vLLM wrote without it."""
     stock = {row.id: row.text for row in results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS)}
@@ -136,6 +168,7 @@ def test_texts_are_those_without_the_guard(server: Server) -> None:
     assert texts == {clip.id: stock[clip.id] for clip in clips}
 
 
+@pytest.mark.slow
 def test_the_longest_clip_is_taken(server: Server, good: bytes) -> None:
     said = server.transcribe(inputs.encoded(np.zeros(60 * RATE, np.int16))).json()["error"]["message"]
     longest = float(re.search(r"at most ([\d.]+) s", said)[1])  # type: ignore[index]
@@ -144,6 +177,7 @@ def test_the_longest_clip_is_taken(server: Server, good: bytes) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "clip_too_long")
 
 
+@pytest.mark.slow
 def test_streams_pass(server: Server, good: bytes) -> None:
     with server.transcribe(good, data={"stream": "true"}, stream=True) as answer:
         lines = [line for line in answer.iter_lines() if line]
@@ -151,6 +185,7 @@ def test_streams_pass(server: Server, good: bytes) -> None:
     assert lines[-1].startswith(b'data: {"type": "transcript.text.done"') and len(lines) > 5
 
 
+@pytest.mark.slow
 def test_a_full_queue_answers_at_once(server: Server, good: bytes) -> None:
     """Full of clients that have sent the head of a request and nothing more."""
     head = f"POST {inputs.UPLOAD} HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 1000\r\n"
@@ -175,6 +210,7 @@ def test_a_full_queue_answers_at_once(server: Server, good: bytes) -> None:
     _wait_until_free(server, good)
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_frees_its_slot(server: Server, good: bytes) -> None:
     """All slots are taken by clients that go before the answer: soon none runs, and all slots are free again."""
     clip = long_clip()
@@ -213,7 +249,8 @@ def _gone(server: Server, clip: bytes) -> int | None:
     return answer.status_code
 
 
-def test_one_line_of_the_log_for_each_request(server: Server, good: bytes) -> None:
+def test_one_line_of_the_log_for_each_request(shared: Server, clip: bytes) -> None:
+    server, good = shared, clip
     before = len(server.log.read_text())
     answer = server.transcribe(good, params={"token": SECRET}, data={"prompt": "a prompt that is private"})
     requests.get(f"{server.url}/v1/models?token={SECRET}", headers=AUTHORIZED | {"X-Request-Id": "mine-7"}, timeout=10)
@@ -234,8 +271,9 @@ def test_one_line_of_the_log_for_each_request(server: Server, good: bytes) -> No
         assert private not in log
 
 
+@pytest.mark.slow
 def test_memory_stays(server: Server, all_inputs: list[inputs.Input], words: list[str], good: bytes) -> None:
-    quick = [each for each in all_inputs if not each.slow and each.status != 200]
+    quick = quick_refusals(all_inputs)
     sizes = []
     for _ in range(ROUNDS):
         problems = {each.name: problem for each in quick if (problem := server.problem(each, words))}

@@ -11,40 +11,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import scratch
 import yaml
-from conftest import CONFIG, DATA, PICO
+from conftest import CONFIG, PICO, SMALL, at_once, transcribe
 from safetensors.torch import load_file, save_file
-from shims import scratch
 
 from bench import dataset, serve
-from bench.client import Client
+from bench.client import Row
 
-SAMPLES = 60  # of the 500, those of test_served.py; all of them are `python -m tools.compare_layouts`
+pytestmark = pytest.mark.slow
+
 FEW = 6
-# Clips whose text the LM ends only after the audio's end, as it does in 16 of the 500. None is among the 60.
-LATE = ("057", "154", "162", "499")
 Texts = dict[str, str | None]
 
 
-@pytest.fixture(scope="module")
-def clips() -> list[dataset.Clip]:
-    clips = dataset.load(DATA)[0]
-    return dataset.select(clips, SAMPLES, seed=0) + [clip for clip in clips if clip.id in LATE]
-
-
-def transcribe(url: str, clips: list[dataset.Clip]) -> Texts:
-    """Text by clip."""
-    client = Client(url, timeout_s=120)
-    client.model = "voxtral"
-    rows = [client.transcribe(clip, part=1) for clip in clips]
-    assert [row.error for row in rows] == [None] * len(clips)
+def texts(rows: list[Row]) -> Texts:
+    assert [row.error for row in rows] == [None] * len(rows)
     return {row.id: row.text for row in rows}
-
-
-def served(directory: Path, clips: list[dataset.Clip], log: Path, config: Path = CONFIG) -> Texts:
-    port = serve.free_port()
-    with serve.server(config, directory, port, log):
-        return transcribe(f"http://127.0.0.1:{port}", clips)
 
 
 def differing(texts: Texts, expected: Texts) -> dict[str, tuple[str | None, str | None]]:
@@ -52,34 +35,21 @@ def differing(texts: Texts, expected: Texts) -> dict[str, tuple[str | None, str 
 
 
 @pytest.fixture(scope="module")
-def mistral(pico_url: str, clips: list[dataset.Clip]) -> Texts:
-    return transcribe(pico_url, clips)
+def mistral(pico_url: str, served: list[Row], late: list[dataset.Clip]) -> Texts:
+    return texts(served + transcribe(pico_url, late))
 
 
 # What is served
 
 
-def test_hugging_faces_layout_says_what_mistrals_says(
-    hugging_face: Path, clips: list[dataset.Clip], mistral: Texts, tmp_path: Path
-) -> None:
-    assert not (hugging_face / "params.json").exists()
-    assert not list(hugging_face.glob("consolidated*"))
-    assert differing(served(hugging_face, clips, tmp_path / "log"), mistral) == {}
-
-
-def test_both_layouts_side_by_side_are_served_as_mistrals(
-    hugging_face: Path, clips: list[dataset.Clip], mistral: Texts, tmp_path: Path
-) -> None:
+def both_layouts(directory: Path) -> None:
     """The published repository holds both. Here Hugging Face's weights would give other texts."""
-    directory = tmp_path / "both"
-    shutil.copytree(hugging_face, directory)
     tensors = load_file(directory / "model.safetensors")
     for name in tensors:
         if name.endswith("q_proj.weight"):
             tensors[name].zero_()
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     shutil.copytree(PICO, directory, dirs_exist_ok=True)
-    assert differing(served(directory, clips[:FEW], tmp_path / "log"), mistral) == {}
 
 
 def left_over_params(directory: Path) -> None:
@@ -90,14 +60,41 @@ def no_processor_config(directory: Path) -> None:
     (directory / "processor_config.json").unlink()
 
 
-@pytest.mark.parametrize("change", [left_over_params, no_processor_config])
-def test_what_is_left_over_or_not_needed_does_not_matter(
-    change: Callable[[Path], None], hugging_face: Path, clips: list[dataset.Clip], mistral: Texts, tmp_path: Path
-) -> None:
-    directory = tmp_path / "changed"
-    shutil.copytree(hugging_face, directory)
-    change(directory)
-    assert differing(served(directory, clips[:FEW], tmp_path / "log"), mistral) == {}
+CHANGES = (both_layouts, left_over_params, no_processor_config)
+
+
+@pytest.fixture(scope="module")
+def heard(
+    hugging_face: Path,
+    clips: list[dataset.Clip],
+    late: list[dataset.Clip],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Texts]:
+    """What a server of Hugging Face's layout says, and one of each change to it, of FEW clips."""
+    assert not (hugging_face / "params.json").exists()
+    assert not list(hugging_face.glob("consolidated*"))
+    scratch = tmp_path_factory.mktemp("changed")
+    directories, asked = {"as it is": hugging_face}, {"as it is": clips + late}
+    for change in CHANGES:
+        directories[change.__name__], asked[change.__name__] = scratch / change.__name__, clips[:FEW]
+        shutil.copytree(hugging_face, scratch / change.__name__)
+        change(scratch / change.__name__)
+    with at_once(CONFIG, directories, scratch, *SMALL) as servers, ThreadPoolExecutor() as pool:
+        rows = pool.map(lambda name: transcribe(servers[name].url, asked[name]), directories)
+        return dict(zip(directories, map(texts, rows), strict=True))
+
+
+def test_hugging_faces_layout_says_what_mistrals_says(heard: dict[str, Texts], mistral: Texts) -> None:
+    assert differing(heard["as it is"], mistral) == {}
+
+
+def test_both_layouts_side_by_side_are_served_as_mistrals(heard: dict[str, Texts], mistral: Texts) -> None:
+    assert differing(heard[both_layouts.__name__], mistral) == {}
+
+
+@pytest.mark.parametrize("change", [left_over_params.__name__, no_processor_config.__name__])
+def test_what_is_left_over_or_not_needed_does_not_matter(change: str, heard: dict[str, Texts], mistral: Texts) -> None:
+    assert differing(heard[change], mistral) == {}
 
 
 # What is refused. Each change returns what the error has to say.

@@ -41,6 +41,7 @@ def audio() -> np.ndarray:
     return np.concatenate(parts)[: SECONDS * model.SAMPLE_RATE]
 
 
+@pytest.mark.slow
 def test_a_clip_of_three_minutes_is_transcribed(url: str, audio: np.ndarray) -> None:
     """The model is causal: what it says of the first 20 s, the rest does not change. (Pico has learnt from 35 s.)"""
     assert model.n_tokens(len(audio)) * 4 > FRAMES  # so it is encoded in pieces

@@ -21,7 +21,7 @@ import pytest
 import requests
 import soundfile
 import yaml
-from conftest import DATA, ROOT
+from conftest import DATA, EAGER, ROOT
 
 from bench import serve
 from pico import others
@@ -29,8 +29,6 @@ from pico import others
 CLIP = DATA / "clips/001.opus"
 RATE = 16000
 WRITERS = {"voxtral-3b": others.write_voxtral_3b, "whisper": others.write_whisper}
-# Without minutes of compiling, and in what a small machine has
-FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
 LINE = r"POST /v1/audio/transcriptions (\d+), \d+ bytes, ([\d.]+) s of audio, \d+ ms, id "
 SHORT = {"max_completion_tokens": 8}  # random weights say no EOS
 
@@ -62,13 +60,15 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory, log = tmp_path_factory.mktemp(name), tmp_path_factory.mktemp("log") / "server.log"
     WRITERS[name](directory)
     profile = ROOT / f"profiles/{name}.yaml"
-    with serve.server(profile, directory, port, log, *FLAGS):
+    with serve.server(profile, directory, port, log, *EAGER):
         yield Server(name, f"http://127.0.0.1:{port}", log, yaml.safe_load(profile.read_text()))
 
 
-both = pytest.mark.parametrize("server", WRITERS, indirect=True)
+# `make test` has one model that is not Realtime
+WHISPER = pytest.param("whisper", marks=pytest.mark.slow)
+both = pytest.mark.parametrize("server", ["voxtral-3b", WHISPER], indirect=True)
 voxtral_3b = pytest.mark.parametrize("server", ["voxtral-3b"], indirect=True)
-whisper = pytest.mark.parametrize("server", ["whisper"], indirect=True)
+whisper = pytest.mark.parametrize("server", [WHISPER], indirect=True)
 
 
 def speech(seconds: float | None = None) -> np.ndarray:

@@ -7,45 +7,37 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import requests
-from conftest import CONFIG, DATA, PICO, ROOT
+from conftest import CONFIG, DATA, PICO, ROOT, SAMPLES, SMALL, at_once, transcribe
 from safetensors.torch import load_file, save_file
 from uploads import upload
 
-from bench import dataset, metrics, results, serve
-from bench.client import Client, Row
+from bench import dataset, metrics, results
+from bench.client import Row
 from pico import damage, evaluate, model, speech
 from pico.tokenizer import TextTokenizer
 
-SAMPLES = 60  # of the 500; all of them are `make bench-full`
+REFERENCE = ROOT / "bench/results/pico-reference" / results.ROWS
 NEAR_TIES = 2  # clips of the 60 whose text may differ between bfloat16 and float32; seen: 1
 
 
 @pytest.fixture(scope="module")
-def clips() -> list[dataset.Clip]:
-    return dataset.select(dataset.load(DATA)[0], SAMPLES, seed=0)
-
-
-def transcribe(url: str, clips: list[dataset.Clip]) -> list[Row]:
-    client = Client(url, timeout_s=120)
-    client.model = "voxtral"
-    return [client.transcribe(clip, part=1) for clip in clips]
-
-
-@pytest.fixture(scope="module")
-def served(pico_url: str, clips: list[dataset.Clip]) -> list[Row]:
-    return transcribe(pico_url, clips)
-
-
-@pytest.fixture(scope="module")
 def reference(clips: list[dataset.Clip]) -> list[Row]:
-    tokenizer = TextTokenizer.from_file(PICO / "tekken.json")
-    return evaluate.transcribe(model.load(PICO), tokenizer, clips)
+    """What the reference model says, as committed."""
+    rows = {row.id: row for row in results.read_rows(REFERENCE)}
+    return [rows[clip.id] for clip in clips]
+
+
+@pytest.mark.slow
+def test_the_reference_says_what_is_committed(clips: list[dataset.Clip], reference: list[Row]) -> None:
+    said = evaluate.transcribe(model.load(PICO), TextTokenizer.from_file(PICO / "tekken.json"), clips)
+    assert differing(said, reference) == []
 
 
 def test_clients_need_not_say_dot(pico_url: str) -> None:
@@ -69,6 +61,7 @@ def test_same_text_as_the_reference(served: list[Row], reference: list[Row]) -> 
     assert abs(metrics.wer(served)["value"] - metrics.wer(reference)["value"]) <= 0.003
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "break_it",
     [partial(damage.window, frames=75), partial(damage.shift_rows, tokens=1)],
@@ -133,20 +126,29 @@ def unpaired_rotation(directory: Path) -> None:
     save_file(tensors, path)
 
 
-@pytest.mark.parametrize(
-    "break_it",
-    [partial(fewer_frames, window=32), unpaired_rotation],
-    ids=["window of 32 frames", "rotary pairs of one layer"],
-)
-def test_damage_raises_the_wer(
-    break_it: Callable[[Path], None], served: list[Row], clips: list[dataset.Clip], tmp_path: Path
-) -> None:
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "window of 32 frames": partial(fewer_frames, window=32),
+    "rotary pairs of one layer": unpaired_rotation,
+}
+
+
+@pytest.fixture(scope="module")
+def damaged(clips: list[dataset.Clip], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
+    """What a server of each damaged checkpoint says."""
+    scratch = tmp_path_factory.mktemp("damaged")
+    for name, break_it in DAMAGE.items():
+        shutil.copytree(PICO, scratch / name)
+        break_it(scratch / name)
+    with (
+        at_once(CONFIG, {name: scratch / name for name in DAMAGE}, scratch, *SMALL) as servers,
+        ThreadPoolExecutor() as pool,
+    ):
+        return dict(zip(DAMAGE, pool.map(lambda name: transcribe(servers[name].url, clips), DAMAGE), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_raises_the_wer(served: list[Row], damaged: dict[str, list[Row]], name: str) -> None:
     """A server that feeds the model wrongly is seen in the same clips' word error rate."""
-    checkpoint = tmp_path / "damaged"
-    shutil.copytree(PICO, checkpoint)
-    break_it(checkpoint)
-    port = serve.free_port()
-    with serve.server(CONFIG, checkpoint, port, tmp_path / "server.log"):
-        rows = transcribe(f"http://127.0.0.1:{port}", clips)
-    assert [row.error for row in rows] == [None] * len(rows)
-    assert metrics.wer(rows)["value"] > 1.5 * metrics.wer(served)["value"] + 0.005
+    assert [row.error for row in damaged[name]] == [None] * SAMPLES
+    assert metrics.wer(damaged[name])["value"] > 1.5 * metrics.wer(served)["value"] + 0.005

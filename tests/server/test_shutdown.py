@@ -1,6 +1,7 @@
 """How a server ends: told to stop, it finishes what runs; without its engine, it ends with a non-zero status.
 
-On both tested versions of vLLM, with one API process and with several: `make test` and `make test-pinned`.
+On both tested versions of vLLM, with one API process and with several: `make test`, `make test-slow` and
+`make test-pinned`.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ import psutil
 import pytest
 import requests
 import soundfile
-from conftest import DATA, PICO, ROOT
+from conftest import DATA, EAGER, PICO, ROOT, Server
+from uploads import AUTHORIZED, upload
 
 from bench import BenchError, serve
 from tools import inputs
@@ -25,7 +27,6 @@ AT_ONCE, MANY = 16, 32  # on two cores they take some 2 s, and several
 SENT_S = 0.8  # in which all of them are on their way, and none is done
 GRACE_S = 30  # of profiles/fast.yaml
 LONG_S = 30
-FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def clip() -> bytes:
 @contextlib.contextmanager
 def server(scratch: Path, processes: int, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
     port, log = serve.free_port(), scratch / "server.log"
-    flags = (*FLAGS, "--api-server-count", str(processes), *flags)
+    flags = (*EAGER, "--api-server-count", str(processes), *flags)
     with serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags) as process:
         yield process, f"http://127.0.0.1:{port}", log
 
@@ -57,8 +58,7 @@ class Requests:
 
     def one(self) -> None:
         try:
-            files = {"file": ("clip.wav", self.clip)}
-            answer = requests.post(f"{self.url}{inputs.UPLOAD}", files=files, data={"model": "voxtral"}, timeout=120)
+            answer = upload(self.url, self.clip)
         except requests.RequestException:
             self.statuses.append(0)
         else:
@@ -70,26 +70,35 @@ class Requests:
             thread.join(120)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_told_to_stop(processes: int, clip: bytes, tmp_path: Path) -> None:
-    with server(tmp_path, processes) as (process, url, _):
-        undisturbed = requests.post(
-            f"{url}{inputs.UPLOAD}", files={"file": ("clip.wav", clip)}, data={"model": "voxtral"}, timeout=120
-        ).json()["text"]
-        # Several processes once had 5 s and no more (vLLM 0.20.0): these take longer
-        sent = Requests(url, clip, at_once=AT_ONCE if processes == 1 else MANY)
-        process.send_signal(signal.SIGTERM)
-        time.sleep(1)
-        with contextlib.suppress(requests.RequestException):  # refused, or never taken up
-            assert requests.get(f"{url}/v1/models", timeout=3).status_code == 503
-        start = time.monotonic()
-        assert process.wait(GRACE_S + 15) == 0
-        sent.join()
-        print(f"{processes} processes: ended {time.monotonic() - start + 1:.1f} s after SIGTERM, {sent.statuses}")
-    assert sent.statuses == [200] * len(sent.threads)
+@pytest.mark.last
+def test_told_to_stop(fast: Server, clip: bytes) -> None:
+    """The server that other tests share."""
+    drain(fast.process, fast.url, clip, AT_ONCE)
+
+
+@pytest.mark.slow
+def test_told_to_stop_with_several_processes(clip: bytes, tmp_path: Path) -> None:
+    """They once had 5 s and no more (vLLM 0.20.0): these requests take longer."""
+    with server(tmp_path, 2) as (process, url, _):
+        drain(process, url, clip, MANY)
+
+
+def drain(process: subprocess.Popen[bytes], url: str, clip: bytes, at_once: int) -> None:
+    undisturbed = upload(url, clip).json()["text"]
+    sent = Requests(url, clip, at_once)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    with contextlib.suppress(requests.RequestException):  # refused, or never taken up
+        assert requests.get(f"{url}/v1/models", headers=AUTHORIZED, timeout=3).status_code == 503
+    start = time.monotonic()
+    assert process.wait(GRACE_S + 15) == 0
+    sent.join()
+    print(f"ended {time.monotonic() - start + 1:.1f} s after SIGTERM, {sent.statuses}")
+    assert sent.statuses == [200] * at_once
     assert set(sent.texts) == {undisturbed}
 
 
+@pytest.mark.slow
 def test_the_grace_period_ends(clip: bytes, tmp_path: Path) -> None:
     with server(tmp_path, 1, "--shutdown-timeout", "1") as (process, url, _):
         sent = Requests(url, clip, at_once=MANY)
@@ -101,6 +110,7 @@ def test_the_grace_period_ends(clip: bytes, tmp_path: Path) -> None:
     assert set(sent.statuses) == {503}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_dead_engine_ends_the_server(processes: int, clip: bytes, tmp_path: Path) -> None:
     with server(tmp_path, processes) as (process, url, log):
@@ -121,10 +131,11 @@ def test_a_dead_engine_ends_the_server(processes: int, clip: bytes, tmp_path: Pa
             assert "vLLM's engine has died" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_wrong_limit_stops_the_start(tmp_path: Path) -> None:
     port, log = serve.free_port(), tmp_path / "server.log"
     environment = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": "many"}
-    flags = (*FLAGS, "--api-server-count", "1")
+    flags = (*EAGER, "--api-server-count", "1")
     with (
         pytest.raises(BenchError, match="ended with status 1"),
         serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags, environment=environment),

@@ -1,4 +1,4 @@
-"""`voxtral-serve transcribe` against a real server of pico, with the guard; live audio is in test_realtime.py."""
+"""`voxtral-serve transcribe` against a real server of pico, with the guard and a key. Live audio: test_realtime.py."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import DATA
 from transcribing import run
-from uploads import upload
+from uploads import KEY, upload
 
 from bench import dataset
 
@@ -27,7 +27,7 @@ def test_a_folder_has_what_requests_gets(fast_url: str, folder: Path, tmp_path: 
     refused = upload(fast_url, folder / "broken.wav")
     assert refused.status_code == 400
     for form, suffix in (("text", ".txt"), ("srt", ".srt")):
-        done = run(folder, "--url", fast_url, "--format", form, "--out", tmp_path)
+        done = run(folder, "--url", fast_url, "--format", form, "--out", tmp_path, OPENAI_API_KEY=KEY)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.splitlines() == [
             f"failed: {folder}/broken.wav: 400: {refused.json()['error']['message']}",
@@ -38,11 +38,11 @@ def test_a_folder_has_what_requests_gets(fast_url: str, folder: Path, tmp_path: 
             path.relative_to(folder).with_suffix(suffix): upload(fast_url, path, response_format=form).content
             for path in clips
         }
-    done = run(folder, "--url", fast_url, "--out", tmp_path)
+    done = run(folder, "--url", fast_url, "--out", tmp_path, OPENAI_API_KEY=KEY)
     assert done.stderr.splitlines()[-1] == "4 files: 3 there already (--again makes them anew), 1 failed"
 
 
 def test_a_model_of_whole_clips_is_not_live(fast_url: str, folder: Path) -> None:
-    done = run("--live", next(folder.glob("*.opus")), "--url", fast_url)
+    done = run("--live", next(folder.glob("*.opus")), "--url", fast_url, OPENAI_API_KEY=KEY)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("voxtral-serve: the server says: this server transcribes whole clips only")

@@ -10,6 +10,8 @@ from conftest import ROOT
 
 from bench import results
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict:

@@ -68,6 +68,7 @@ def test_its_tensors_are_named_and_shaped_as_picos() -> None:
     assert tensors.shapes(json.loads((PICO / "params.json").read_text())) == found
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_one_layer_each(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, layers=1)
     params = json.loads((tmp_path / "params.json").read_text())
@@ -443,7 +444,7 @@ class Case:
         self.model, self.out = root / "checkpoint", root / "gpu.json"
         self.model.mkdir()
         self.engine = root / "fake_vllm.py"
-        self.engine.write_text(FAKE_VLLM.format(tests=str(ROOT / "tests")))
+        self.engine.write_text(FAKE_VLLM.format(tests=str(ROOT / "tests/support")))
 
     def run(self, *more: str) -> int:
         paths = ["--out", str(self.out), "--model", str(self.model), "--command", f"{sys.executable} {self.engine}"]
@@ -498,6 +499,7 @@ def test_a_whole_run(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert "stock-piecewise     2      4       0" in printed.out
 
 
+@pytest.mark.slow
 def test_a_failing_request_and_a_server_that_does_not_start(case: Case) -> None:
     sent = tasks_of(["stock-eager"], {1: 3, 2: 4}, {"stock-eager": rows.config("stock-eager")})[0].clips
     (case.model / "fails").write_text(f"{sent[1].id}.wav")

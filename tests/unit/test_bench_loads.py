@@ -72,7 +72,7 @@ def case(tmp_path: Path, server: FakeServer) -> Case:
 
 @pytest.fixture
 def fast_url() -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, str(ROOT / "tests/fastserver.py")], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, str(ROOT / "tests/support/fastserver.py")], stdout=subprocess.PIPE)
     assert process.stdout
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
@@ -337,6 +337,7 @@ def test_a_request_costs_less_than_2_ms(tmp_path: Path, fast_url: str, more: lis
     assert 0.05 < milliseconds < 2
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_10_000_requests(fast_url: str, tmp_path: Path) -> None:
     texts = {f"c{number:03}": "alpha beta" for number in range(500)}
     case = Case(tmp_path, fast_url, texts)

@@ -58,7 +58,7 @@ class Bed:
         (root / "checkpoint").mkdir()
         (root / "base.yaml").write_text("model: .\nmax-model-len: 512\ncompilation_config: {mode: 3, sizes: [1]}\n")
         script = root / "fake.py"
-        script.write_text(FAKE.format(tests=str(ROOT / "tests"), texts=TEXTS))
+        script.write_text(FAKE.format(tests=str(ROOT / "tests/support"), texts=TEXTS))
         self.command = [sys.executable, str(script)]
 
     def entry(self, name: str, **overrides: Any) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Vllm:
         self.config.write_text("model: .")
         self.python.parent.mkdir()
         command = self.python.with_name("vllm")
-        command.write_text(f"#!{PYTHON}\n" + FAKE_VLLM.format(tests=str(ROOT / "tests")))
+        command.write_text(f"#!{PYTHON}\n" + FAKE_VLLM.format(tests=str(ROOT / "tests/support")))
         command.chmod(0o755)
         self.does()
 

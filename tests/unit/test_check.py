@@ -84,6 +84,7 @@ def test_it_answers_in_time(tmp_path: Path) -> None:
         assert (lines[-1], done.returncode) == (OK, 0)
 
 
+@pytest.mark.slow
 def test_its_exit_status_tells_a_failure(tmp_path: Path) -> None:
     done = command("check", "--config", str(tmp_path / "none.yaml"), str(tmp_path))
     assert done.returncode == 1
@@ -99,6 +100,7 @@ def test_a_wrong_command_line(arguments: list[str]) -> None:
     assert done.stderr.startswith("usage: voxtral-serve")
 
 
+@pytest.mark.slow
 def test_it_takes_the_arguments_of_vllm_serve() -> None:
     """The model as a word of its own, and options that count more than the config's 512 and 1."""
     done = command("check", "--config", str(CONFIG), str(PICO), "--max-model-len", "1k", "--max_num_seqs=2")

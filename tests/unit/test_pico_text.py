@@ -94,6 +94,7 @@ def test_same_seed_same_sentences():
     assert text.passage(random.Random(3), 200) != text.passage(random.Random(4), 200)
 
 
+@pytest.mark.slow
 def test_held_out_sentences_are_another_set(sentences):
     held_out = text.passage(random.Random(11), 2_000, held_out=True)
     assert all(text.is_held_out(s) for s in held_out)

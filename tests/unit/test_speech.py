@@ -131,6 +131,7 @@ def test_a_long_file_is_cut_between_words(detector: speech.Detector) -> None:
     assert hurt <= len(words) / 100
 
 
+@pytest.mark.slow
 def test_a_piece_has_one_voice(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
     """Most joints of two clips, with half a second in between, are where a piece ends; within clips few do."""
     joints, inside = [], 0

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scratch
 from conftest import PICO
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
@@ -13,7 +14,6 @@ from vllm.v1.engine import input_processor
 from vllm.v1.engine.input_processor import InputProcessor
 
 from pico import model, others
-from shims import scratch
 from voxtral_serve import shims
 from voxtral_serve.engine import names
 from voxtral_serve.patches.clip_end import ClipEnd

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from shims import scratch
+import scratch
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import scratch
 from conftest import PICO
 
-from shims import scratch
 from voxtral_serve.shims import PATCHES, TESTED, Patch, installed
 
+pytestmark = pytest.mark.slow
 # Needed on every tested version, so that there is something to contradict and to apply.
 ALWAYS = next(patch for patch in PATCHES if all(patch.needed.values()))
 VERSION = installed(ALWAYS.library)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scratch
 from vllm.plugins import load_general_plugins
 
-from shims import scratch
 from voxtral_serve import patches, shims
 from voxtral_serve.shims import PATCHES, TESTED, Patch, PatchError, installed
 

@@ -5,10 +5,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import scratch
 
-from shims import scratch
 from voxtral_serve.shims import PATCHES, installed
 
+pytestmark = pytest.mark.slow
 # In the order of the crashes, which is the order of the records.
 NEEDED = [patch for patch in PATCHES if patch.needed[installed(patch.library)]]
 # What the patches cannot mend, since vLLM takes such a checkpoint for a model of its Transformers backend, which knows

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import requests
+import scratch
 from conftest import CONFIG, DATA, PICO
 
 from bench import dataset, metrics, serve
-from shims import scratch
 from voxtral_serve.shims import PATCHES, installed
 
+pytestmark = pytest.mark.slow
 # Where the distribution's sitecustomize would be run that ours shadows: writes down each process that verified.
 WITNESS = """
 import json, os, sys

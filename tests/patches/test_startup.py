@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+import scratch
 from conftest import ROOT
-
-from shims import scratch
 
 SHOW = """
 import json, sys

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import scratch
 from conftest import ROOT
 
-from shims import scratch
 from voxtral_serve.shims import PATCHES
 
 TRANSFORMERS = next(patch for patch in PATCHES if patch.target.startswith("transformers."))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import starts
 from conftest import CONFIG, ROOT
 
 from bench import serve
@@ -147,6 +148,7 @@ def started(
     python: Path, directory: Path, port: int, log: Path, config: Path = CONFIG, **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`vllm serve --config CONFIG` in `directory`; on the way out no process of it is left."""
+    starts.record(config, directory)
     command = [python.with_name("vllm"), "serve", "--config", config, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(

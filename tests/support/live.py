@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from uploads import AUTHORIZED
 from websockets.sync.client import ClientConnection, connect
 
 TIMEOUT_S = 60
 
 
 def session(url: str) -> ClientConnection:
-    return connect(url.replace("http://", "ws://") + "/v1/realtime")
+    return connect(url.replace("http://", "ws://") + "/v1/realtime", additional_headers=AUTHORIZED)
 
 
 def receive(socket: ClientConnection) -> dict[str, Any]:

@@ -8,7 +8,10 @@ import numpy as np
 import requests
 import soundfile
 
+from tools.inputs import KEY
+
 RATE = 16000  # Hz, of arrays
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}  # for servers that have this key; those without one take it as well
 
 
 def upload(url: str, clip: Path | bytes | np.ndarray, **fields: Any) -> requests.Response:
@@ -22,5 +25,6 @@ def upload(url: str, clip: Path | bytes | np.ndarray, **fields: Any) -> requests
         f"{url}/v1/audio/transcriptions",
         files={"file": (name, content)},
         data={"model": "voxtral", **fields},
+        headers=AUTHORIZED,
         timeout=600,
     )

@@ -1,1 +1,0 @@
-"""A package, so that its conftest.py does not take the name of the one above."""
