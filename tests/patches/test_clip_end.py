@@ -154,6 +154,7 @@ EngineArgs(model=sys.argv[1], max_model_len=128, enforce_eager=True).create_engi
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("realtime", [True, False], ids=["Voxtral Realtime", "Whisper"])
 def test_only_a_configuration_that_uses_it_is_refused(realtime: bool, stock: Any, tmp_path: Any) -> None:
     renamed = {"vllm.v1.engine.input_processor": {"def process_inputs(": "def process("}}

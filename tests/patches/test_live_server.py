@@ -53,6 +53,7 @@ def test_vllm_limits_the_bytes_of_what_it_is_sent() -> None:
     assert "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB" in inspect.getsource(either(SERVING))
 
 
+@pytest.mark.slow
 def test_vllm_ends_with_status_0_where_its_engine_has_died(tmp_path: Path) -> None:
     """Without the guard."""
     port, flags = serve.free_port(), ("--enforce-eager", "--gpu-memory-utilization", "0.3")
