@@ -31,9 +31,9 @@ def records() -> tuple[Any, ...]:
     """Every record of this checkout."""
     if "voxtral_serve" not in sys.modules:
         sys.path.insert(0, str(ROOT / "src"))
-    from voxtral_serve import patches
+    from voxtral_serve.patches import every
 
-    return tuple(patches.every())
+    return tuple(every())
 
 
 def table(patches: Iterable[Any]) -> str:
