@@ -1,3 +1,19 @@
-"""Voxtral speech-to-text on vLLM."""
+"""Voxtral speech-to-text on vLLM.
+
+A room is a folder whose code runs in one kind of process with one set of dependencies:
+
+  patches     every vLLM process: a record for each change to vLLM at run time. Standard library until applied
+  engine      vLLM's engine and workers: config, weights, encoder, audio rows, drafts; torch and vLLM
+  guard       vLLM's API server: an upload or a chat from its bytes to its answer. Of `engine`, names and lengths only
+  audio       decoding, speech detection, levels; numpy. Called by the guard
+  transcript  tokens to words with times, subtitles, JSON. Called by the guard
+  checkpoint  what a directory of weights holds; standard library. Called by `engine` and `check`
+  check       `voxtral-serve check`, before a start
+  client      `voxtral-serve transcribe`, on any machine: no vLLM, no other room
+
+tests/unit/test_house.py holds who may import whom. A line of code for a live session goes into `engine` where it works on
+frames, rows or the scheduler, and into `guard` where it speaks a protocol: the guard may know a session's name and shapes,
+and nothing else of the engine.
+"""
 
 __version__ = "0.2.0"

@@ -70,6 +70,7 @@ def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[st
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow  # of CPU seconds, which a second suite beside it lengthens
 def test_it_answers_in_time(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = command("check", "--config", str(CONFIG), cwd=PICO)
