@@ -11,9 +11,9 @@ A room is a folder whose code runs in one kind of process with one set of depend
   check       `voxtral-serve check`, before a start
   client      `voxtral-serve transcribe`, on any machine: no vLLM, no other room
 
-tests/unit/test_house.py holds who may import whom. A line of code for a live session goes into `engine` where it works on
-frames, rows or the scheduler, and into `guard` where it speaks a protocol: the guard may know a session's name and shapes,
-and nothing else of the engine.
+tests/unit/test_house.py holds who may import whom. A line of code for a live session goes into `engine` where it works
+on frames, rows or the scheduler, and into `guard` where it speaks a protocol: the guard may know a session's name and
+shapes, and nothing else of the engine.
 """
 
 __version__ = "0.2.0"
