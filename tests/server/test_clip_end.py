@@ -81,7 +81,11 @@ def of_kind(kind: str) -> np.ndarray:
     return speech.not_speech(np.random.default_rng(3), 4.0, kind)
 
 
-@pytest.mark.parametrize("kind", [*speech.NOT_SPEECH, "440 Hz", "0.05 s", "one sample", "truncated speech"])
+slow = pytest.mark.slow
+KINDS = [*(pytest.param(kind, marks=slow) for kind in (*speech.NOT_SPEECH, "0.05 s")), "440 Hz", "one sample"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "truncated speech"])
 def test_no_clip_decodes_past_its_end(ask: Callable[..., Answer], kind: str) -> None:
     audio = of_kind(kind)
     answer = ask(audio)
@@ -92,7 +96,7 @@ def test_no_clip_decodes_past_its_end(ask: Callable[..., Answer], kind: str) -> 
     assert len(answer.log.splitlines()) <= LOG_LINES
 
 
-@pytest.mark.parametrize("clip", LATE)
+@pytest.mark.parametrize("clip", [LATE[0], *(pytest.param(clip, marks=slow) for clip in LATE[1:])])
 def test_the_text_is_whole_where_the_model_ends_late(ask: Callable[..., Answer], clip: str) -> None:
     (expected,) = [row.text for row in results.read_rows(REFERENCE / results.ROWS) if row.id == clip]
     audio = read(clip)
@@ -102,6 +106,7 @@ def test_the_text_is_whole_where_the_model_ends_late(ask: Callable[..., Answer],
     assert "empty multimodal embeddings" not in answer.log
 
 
+@slow
 def test_sampling_options_work_and_end_too(ask: Callable[..., Answer]) -> None:
     audio = read("057")
     greedy, warm, again, hot = (ask(audio, temperature=temperature, seed=8) for temperature in (0, 0.7, 0.7, 2.0))
@@ -113,6 +118,7 @@ def test_sampling_options_work_and_end_too(ask: Callable[..., Answer]) -> None:
     assert greedy.text.startswith(fewer.text)
 
 
+@slow
 def test_clips_around_the_longest(ask: Callable[..., Answer]) -> None:
     """The model says no EOS in noise. With every position of the context in use, vLLM ends one token earlier."""
     longest = (CONTEXT - model.n_tokens(0)) * model.SAMPLES_PER_TOKEN
