@@ -32,15 +32,8 @@ serve: .venv/ready ## serve the tiny checkpoint until Ctrl-C (PORT=8000)
 bench: .venv/ready ## benchmark a server that is up (URL=http://127.0.0.1:8000 SAMPLES=40)
 	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
-# In two processes, since most of each uses one core: tests of a server wait for it to start.
-test: .venv/ready-dev ## lint, types, units, and a real server behind each capability (8 minutes)
-	@$(MAKE) --no-print-directory -j2 --output-sync=target lint-and-units servers
-
-lint-and-units: lint
-	@.venv/bin/python -m pytest -m "not slow" tests/unit tests/patches
-
-servers: .venv/ready-dev
-	@.venv/bin/python -m pytest -m "not slow" tests/server
+test: lint ## lint, types, units, and a real server behind each capability
+	@.venv/bin/python -m pytest -m "not slow"
 
 test-slow: .venv/ready-dev ## the other tests of vLLM 0.32.0: more servers, longer runs (18 minutes)
 	@.venv/bin/python -m pytest -m slow
@@ -127,4 +120,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test lint-and-units servers test-slow lint test-pinned test-container bench-full reference layouts models speech soak gpu lock readme clean help
+.PHONY: demo serve bench test test-slow lint test-pinned test-container bench-full reference layouts models speech soak gpu lock readme clean help

@@ -82,12 +82,15 @@ def test_more_clients_than_are_served_at_once(url: str, stock: dict[str, str | N
 
 
 def test_clients_that_leave_half_way_make_room(url: str, stock: dict[str, str | None]) -> None:
-    """What they asked for takes seconds; they leave after one. Then their places hold other clips."""
+    """They leave once the first tokens are made. Then their places hold other clips."""
     generated, leaving = r"generation_tokens_total\{.*\}", by_length()[-2 * AT_ONCE :]
     before = counter(url, generated)
-    with ThreadPoolExecutor(len(leaving)) as pool:
-        rows = [*pool.map(lambda clip: client(url, timeout_s=1).transcribe(clip, part=1), leaving)]
-    assert all(row.error and "Timeout" in row.error for row in rows)
+    for patience_s in (1, 2, 4):  # a busy machine has made none after 1 s
+        with ThreadPoolExecutor(len(leaving)) as pool:
+            rows = [*pool.map(lambda clip: client(url, patience_s).transcribe(clip, part=1), leaving)]  # noqa: B023
+        assert all(row.error and "Timeout" in row.error for row in rows)
+        if counter(url, generated) > before:
+            break
     deadline = time.monotonic() + 10
     while counter(url, r"num_requests_(?:running|waiting)\{.*\}"):
         assert time.monotonic() < deadline

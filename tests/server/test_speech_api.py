@@ -145,7 +145,7 @@ def test_no_words_where_nobody_speaks(url: str, name: str, level: float) -> None
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(SAMPLES, marks=pytest.mark.slow)])
 def test_quiet_speech_is_not_dropped(url: str, clips: list[dataset.Clip], alone: dict[str, Row], count: int) -> None:
-    """At -40 dBFS, by its peak: within 0.5 points of the clips as they are."""
+    """At -40 dBFS, by its peak: at most 0.5 points worse than the clips as they are."""
     quiet = []
     for clip in clips[:count]:
         samples = read(clip)
@@ -153,7 +153,7 @@ def test_quiet_speech_is_not_dropped(url: str, clips: list[dataset.Clip], alone:
         quiet.append(replace(alone[clip.id], text=upload(url, content).json()["text"]))
     usual = [alone[clip.id] for clip in clips[:count]]
     print(f"{count} clips: WER {wer(quiet):.2%} at -40 dBFS, {wer(usual):.2%} as they are")
-    assert abs(wer(quiet) - wer(usual)) <= 0.005
+    assert wer(quiet) - wer(usual) <= 0.005
 
 
 # ---- Events
