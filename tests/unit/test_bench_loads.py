@@ -326,6 +326,7 @@ def test_a_run_of_another_form_is_not_continued(case: Case, capsys: pytest.Captu
 # ---- What it costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--stream"]])
 def test_a_request_costs_less_than_2_ms(tmp_path: Path, fast_url: str, more: list[str]) -> None:
     """CPU time of the whole process, at concurrency 64, against a server that answers at once."""

@@ -124,6 +124,7 @@ def test_a_model_before_the_config_is_the_one_that_is_checked(tmp_path: Path) ->
     assert "/no/such/model is no directory here" in only_problem(report)
 
 
+@pytest.mark.slow
 def test_the_gate_says_problems_alone(tmp_path: Path) -> None:
     config = write(tmp_path / "config.yaml", max_model_len=49, max_num_seqs=1, max_num_seq_s=1)
     done = command("check", "--gate", "--config", str(config), "--port", "1", "--host", "no.such.host.invalid")
