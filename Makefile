@@ -35,7 +35,7 @@ bench: .venv/ready ## benchmark a server that is up (URL=http://127.0.0.1:8000 S
 test: lint ## lint, types, units, and a real server behind each capability
 	@.venv/bin/python -m pytest -m "not slow"
 
-test-slow: .venv/ready-dev ## the other tests of vLLM 0.32.0: more servers, longer runs (18 minutes)
+test-slow: .venv/ready-dev ## the other tests of vLLM 0.32.0: more servers, longer runs
 	@.venv/bin/python -m pytest -m slow
 
 # kubernetes-validate knows Kubernetes' own kinds: no ServiceMonitor, no Kustomization.
