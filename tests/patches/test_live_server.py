@@ -56,7 +56,7 @@ def test_vllm_limits_the_bytes_of_what_it_is_sent() -> None:
 @pytest.mark.slow
 def test_vllm_ends_with_status_0_where_its_engine_has_died(tmp_path: Path) -> None:
     """Without the guard."""
-    port, flags = serve.free_port(), ("--enforce-eager", "--gpu-memory-utilization", "0.3")
+    port, flags = serve.free_port(), ("--enforce-eager", "--gpu-memory-utilization", "0.3", "--api-server-count", "1")
     profile = yaml.safe_load((ROOT / "profiles/fast.yaml").read_text())
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({name: profile[name] for name in profile if name != "middleware"}))
