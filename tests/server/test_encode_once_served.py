@@ -85,7 +85,7 @@ def test_clients_that_leave_half_way_make_room(url: str, stock: dict[str, str | 
     """They leave once the first tokens are made. Then their places hold other clips."""
     generated, leaving = r"generation_tokens_total\{.*\}", by_length()[-2 * AT_ONCE :]
     before = counter(url, generated)
-    for patience_s in (1, 2, 4):  # a busy machine has made none after 1 s
+    for patience_s in (1, 2, 4, 8):  # a slow machine has made none after 4 s
         with ThreadPoolExecutor(len(leaving)) as pool:
             rows = [*pool.map(lambda clip: client(url, patience_s).transcribe(clip, part=1), leaving)]  # noqa: B023
         assert all(row.error and "Timeout" in row.error for row in rows)
