@@ -44,8 +44,8 @@ class Server(NamedTuple):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test marked `last` ends a server that others share."""
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+    """Those of servers run last, as these take time to come up; one marked `last` ends a server that is shared."""
+    items.sort(key=lambda item: (item.get_closest_marker("last") is not None, item.path.parent.name == "server"))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -70,33 +70,62 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 # ---- Servers
 
 
-def start(directory: Path, config: Path, checkpoint: Path, *flags: str) -> Iterator[Server]:
-    """Its log is in `directory`."""
+def begin(stack: contextlib.ExitStack, log: Path, config: Path, checkpoint: Path, *flags: str) -> Server:
+    """One that is not up yet; the end of `stack` ends it."""
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         pytest.exit("the Makefile sets what vLLM needs on a CPU: run the tests with `make test`", returncode=2)
-    port, log = serve.free_port(), directory / "server.log"
-    with serve.server(config, checkpoint, port, log, *flags) as process:
-        yield Server(f"http://127.0.0.1:{port}", log, process)
+    port = serve.free_port()
+    process = stack.enter_context(serve.server(config, checkpoint, port, log, *flags, wait=False))
+    return Server(f"http://127.0.0.1:{port}", log, process)
+
+
+def up(server: Server) -> Server:
+    serve.wait_until_up(server.process, server.url, server.log)
+    return server
 
 
 @contextlib.contextmanager
 def at_once(config: Path, directories: Mapping[str, Path], logs: Path, *flags: str) -> Iterator[dict[str, Server]]:
     """One server for each directory, all started at the same time; their logs are in `logs`."""
     with contextlib.ExitStack() as stack:
+        servers = {
+            name: begin(stack, logs / f"{name}.log", config, directory, *flags)
+            for name, directory in directories.items()
+        }
+        yield {name: up(server) for name, server in servers.items()}
+
+
+SHARED: dict[str, tuple[Path, tuple[str, ...]]] = {
+    # The contest: vLLM's own model, Mistral's layout, no guard.
+    "pico_server": (CONFIG, SMALL),
+    # The encode-once model behind the guard, with an API key, from Hugging Face's layout. On a CPU: one API process
+    # (server/test_shutdown.py has several), and a context in which 37 s are a long file.
+    "fast": (
+        ROOT / "profiles/fast.yaml",
+        (*EAGER, "--api-server-count", "1", "--max-model-len", "512", "--api-key", KEY),
+    ),
+    # vLLM's own model behind the guard. In float32, where no two candidates are so close that the order of a sum would
+    # decide.
+    "live_server": (ROOT / "profiles/realtime.yaml", ("--dtype", "float32", *EAGER)),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+    """Those of SHARED that tests of this session take, begun before its first test: they come up beside unit tests."""
+    taken = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    with contextlib.ExitStack() as stack:
         servers = {}
-        for name, directory in directories.items():
-            port, log = serve.free_port(), logs / f"{name}.log"
-            process = stack.enter_context(serve.server(config, directory, port, log, *flags, wait=False))
-            servers[name] = Server(f"http://127.0.0.1:{port}", log, process)
-        for server in servers.values():
-            serve.wait_until_up(server.process, server.url, server.log)
+        for name, (config, flags) in SHARED.items():
+            if name in taken:
+                checkpoint = request.getfixturevalue("hugging_face") if name == "fast" else PICO
+                servers[name] = begin(stack, tmp_path_factory.mktemp(name) / "server.log", config, checkpoint, *flags)
         yield servers
 
 
 @pytest.fixture(scope="session")
-def pico_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The contest: `vllm serve --config vllm_config.yaml`, vLLM's own model, Mistral's layout, no guard."""
-    yield from start(tmp_path_factory.mktemp("pico"), CONFIG, PICO, *SMALL)
+def pico_server(shared: dict[str, Server]) -> Server:
+    return up(shared["pico_server"])
 
 
 @pytest.fixture(scope="session")
@@ -109,14 +138,9 @@ def pico_url(pico_server: Server) -> str:
     return pico_server.url
 
 
-# On a CPU: one API process (server/test_shutdown.py has several), and a context in which 37 s are a long file.
-FAST = (*EAGER, "--api-server-count", "1", "--max-model-len", "512", "--api-key", KEY)
-
-
 @pytest.fixture(scope="session")
-def fast(hugging_face: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """profiles/fast.yaml: the encode-once model behind the guard, with an API key, from Hugging Face's layout."""
-    yield from start(tmp_path_factory.mktemp("fast"), ROOT / "profiles/fast.yaml", hugging_face, *FAST)
+def fast(shared: dict[str, Server]) -> Server:
+    return up(shared["fast"])
 
 
 @pytest.fixture(scope="session")
@@ -125,15 +149,13 @@ def fast_url(fast: Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def live_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """profiles/realtime.yaml: vLLM's own model behind the guard.
+def live_server(shared: dict[str, Server]) -> Server:
+    return up(shared["live_server"])
 
-    In float32, where no two candidates are so close that the order of a sum would decide.
-    """
-    for server in start(
-        tmp_path_factory.mktemp("realtime"), ROOT / "profiles/realtime.yaml", PICO, "--dtype", "float32", *EAGER
-    ):
-        yield server.url
+
+@pytest.fixture(scope="session")
+def live_url(live_server: Server) -> str:
+    return live_server.url
 
 
 @pytest.fixture(scope="session")
@@ -150,6 +172,13 @@ def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def clips() -> list[dataset.Clip]:
     return dataset.select(dataset.load(DATA)[0], SAMPLES, seed=0)
+
+
+def short(clips: list[dataset.Clip], count: int, longest_s: float = 8) -> list[dataset.Clip]:
+    """The first `count` that are no longer: `make test` has minutes for all."""
+    found = [clip for clip in clips if clip.duration_s <= longest_s][:count]
+    assert len(found) == count
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -26,11 +26,13 @@ def said(stock: Any, code: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_vllm_has_no_hook_for_voxtral_realtime(stock: Any) -> None:
     """Where this fails, vLLM completes such a config itself: see what of ours is still needed."""
     assert said(stock, HOOKS) == "set()"
 
 
+@pytest.mark.slow
 def test_vllm_has_no_model_for_hugging_faces_layout(stock: Any) -> None:
     """Where this fails, vLLM serves that layout by a model of its own: the parsers can go."""
     assert said(stock, MODELS) == "False True"

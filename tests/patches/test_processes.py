@@ -53,6 +53,7 @@ def test_the_plugin_refuses_an_older_copy_of_the_file(stock: Path, tmp_path: Pat
     assert f"PatchError: {older / 'sitecustomize.py'} is in force, and it is not" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plugins", [{}, {"VLLM_PLUGINS": ""}], ids=["plugins as installed", "no plugins"])
 def test_the_target_is_patched_before_anybody_binds_its_names(
     stock: Path, alone: Path, plugins: dict[str, str]

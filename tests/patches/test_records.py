@@ -102,6 +102,7 @@ def unknown(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_untested_version_is_told_and_goes_by_the_probes(
     stock: Path, unknown: Path, outcomes: dict[str, list[str]]
 ) -> None:
@@ -120,6 +121,7 @@ def test_an_untested_version_is_told_and_goes_by_the_probes(
     ]
 
 
+@pytest.mark.slow
 def test_an_untested_version_that_a_probe_cannot_read_is_refused(stock: Path, unknown: Path) -> None:
     renamed = {"def get_cached_tokenizer(": "def get_cached_tokenizer(cache, "}
     scratch.sitecustomize(unknown, scratch.LOADED, scratch.edited({"vllm.tokenizers.hf": renamed}))

@@ -64,10 +64,10 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield Server(name, f"http://127.0.0.1:{port}", log, yaml.safe_load(profile.read_text()))
 
 
-# `make test` has one model that is not Realtime
-WHISPER = pytest.param("whisper", marks=pytest.mark.slow)
-both = pytest.mark.parametrize("server", ["voxtral-3b", WHISPER], indirect=True)
-voxtral_3b = pytest.mark.parametrize("server", ["voxtral-3b"], indirect=True)
+VOXTRAL_3B, WHISPER = "voxtral-3b", "whisper"
+pytestmark = pytest.mark.slow
+both = pytest.mark.parametrize("server", [VOXTRAL_3B, WHISPER], indirect=True)
+voxtral_3b = pytest.mark.parametrize("server", [VOXTRAL_3B], indirect=True)
 whisper = pytest.mark.parametrize("server", [WHISPER], indirect=True)
 
 

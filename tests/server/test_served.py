@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import requests
-from conftest import CONFIG, DATA, PICO, ROOT, SAMPLES, SMALL, at_once, transcribe
+from conftest import CONFIG, DATA, PICO, ROOT, SAMPLES, SMALL, at_once, short, transcribe
 from safetensors.torch import load_file, save_file
 from uploads import upload
 
@@ -24,6 +24,7 @@ from pico import damage, evaluate, model, speech
 from pico.tokenizer import TextTokenizer
 
 REFERENCE = ROOT / "bench/results/pico-reference" / results.ROWS
+FEW = 8
 NEAR_TIES = 2  # clips of the 60 whose text may differ between bfloat16 and float32; seen: 1
 
 
@@ -45,6 +46,16 @@ def test_clients_need_not_say_dot(pico_url: str) -> None:
     assert (served_model["id"], served_model["max_model_len"]) == ("voxtral", 512)
 
 
+def test_short_clips(pico_url: str, clips: list[dataset.Clip], reference: list[Row]) -> None:
+    few = short(clips, FEW)
+    rows = transcribe(pico_url, few)
+    assert [row.error for row in rows] == [None] * FEW
+    expected = [row for row in reference if row.id in {clip.id for clip in few}]
+    assert len(differing(rows, expected)) <= 1
+    assert metrics.wer(rows)["value"] <= 0.02
+
+
+@pytest.mark.slow
 def test_wer(served: list[Row]) -> None:
     assert [row.error for row in served] == [None] * SAMPLES
     assert all(row.text and row.text.strip() for row in served)
@@ -55,6 +66,7 @@ def differing(rows: list[Row], reference: list[Row]) -> list[tuple[str | None, s
     return [(a.text, b.text) for a, b in zip(rows, reference, strict=True) if (a.text or "").strip() != b.text]
 
 
+@pytest.mark.slow
 def test_same_text_as_the_reference(served: list[Row], reference: list[Row]) -> None:
     """vLLM computes in bfloat16 and the reference in float32: near-ties may fall either way, and few clips have one."""
     assert len(differing(served, reference)) <= NEAR_TIES
@@ -83,6 +95,7 @@ def test_what_is_not_speech_gives_no_text(pico_url: str, kind: str) -> None:
     assert response.json()["text"].strip() == ""
 
 
+@pytest.mark.slow
 def test_resume_after_a_kill(pico_url: str, tmp_path: Path) -> None:
     out, asked = tmp_path / "run", 12
     command = [sys.executable, "-m", "bench", "run", "--url", pico_url, "--dataset", str(DATA)]

@@ -10,7 +10,6 @@ import re
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import openai
 import pytest
 import requests
 import soundfile
-from conftest import DATA, ROOT
+from conftest import DATA, ROOT, short
 from uploads import AUTHORIZED, KEY, upload
 
 from bench import dataset, metrics, results
@@ -26,7 +25,7 @@ from bench.client import Row
 from tools import inputs
 
 RATE = 16000
-SAMPLES, FEW = 40, 15
+SAMPLES, FEW = 40, 5
 FILE_S, TURN_S = 600, 0.5  # of the long file, which is as long as the default limit allows
 
 
@@ -38,6 +37,12 @@ def url(fast_url: str) -> str:
 @pytest.fixture(scope="module")
 def clips() -> list[dataset.Clip]:
     return dataset.select(dataset.load(DATA).clips, SAMPLES, seed=4)
+
+
+@pytest.fixture(scope="module")
+def content(clips: list[dataset.Clip]) -> bytes:
+    """A short clip's file."""
+    return short(clips, 1)[0].path.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -143,16 +148,24 @@ def test_no_words_where_nobody_speaks(url: str, name: str, level: float) -> None
     assert done["text"] == "" and done["usage"]["total_tokens"] < 80
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(SAMPLES, marks=pytest.mark.slow)])
-def test_quiet_speech_is_not_dropped(url: str, clips: list[dataset.Clip], alone: dict[str, Row], count: int) -> None:
+def test_some_quiet_speech_is_not_dropped(url: str, clips: list[dataset.Clip], alone: dict[str, Row]) -> None:
+    check_quiet(url, short(clips, FEW), alone)
+
+
+@pytest.mark.slow
+def test_quiet_speech_is_not_dropped(url: str, clips: list[dataset.Clip], alone: dict[str, Row]) -> None:
+    check_quiet(url, clips, alone)
+
+
+def check_quiet(url: str, clips: list[dataset.Clip], alone: dict[str, Row]) -> None:
     """At -40 dBFS, by its peak: at most 0.5 points worse than the clips as they are."""
     quiet = []
-    for clip in clips[:count]:
+    for clip in clips:
         samples = read(clip)
         content = inputs.encoded(samples * np.float32(0.01 / np.abs(samples).max()), subtype="FLOAT")
         quiet.append(replace(alone[clip.id], text=upload(url, content).json()["text"]))
-    usual = [alone[clip.id] for clip in clips[:count]]
-    print(f"{count} clips: WER {wer(quiet):.2%} at -40 dBFS, {wer(usual):.2%} as they are")
+    usual = [alone[clip.id] for clip in clips]
+    print(f"{len(clips)} clips: WER {wer(quiet):.2%} at -40 dBFS, {wer(usual):.2%} as they are")
     assert wer(quiet) - wer(usual) <= 0.005
 
 
@@ -179,21 +192,22 @@ def events(url: str, content: bytes, **fields: Any) -> tuple[list[tuple[float, A
     return found, time.monotonic() - start
 
 
-def first_text(url: str, content: bytes) -> float:
-    """When the first text comes, as a share of the whole time: the least of three, as a busy machine sends in gusts."""
+def first_text(url: str, content: bytes, most: float) -> list[tuple[float, Any]]:
+    """The events of a request whose first text came within that share of the whole time; of three at most, as a busy
+    machine sends in gusts."""
     shares = []
     for _ in range(3):
         found, end = events(url, content)
         shares.append(found[0][0] / end)
-    return min(shares)
+        if shares[-1] < most:
+            return found
+    raise AssertionError(f"the first text came after {shares} of the time: expected less than {most}")
 
 
 def test_events_come_as_text_is_made(url: str, clips: list[dataset.Clip]) -> None:
-    clip = max(clips, key=lambda each: each.duration_s)
+    clip = min((each for each in clips if each.duration_s > 10), key=lambda each: each.duration_s)
     content = clip.path.read_bytes()
-    assert first_text(url, content) < 0.7
-    found, _ = events(url, content)
-    *deltas, (_, done) = found
+    *deltas, (_, done) = first_text(url, content, most=0.7)
     assert {event["type"] for _, event in deltas} == {"transcript.text.delta"}
     assert len(deltas) > 10
     assert done["type"] == "transcript.text.done"
@@ -205,11 +219,9 @@ def test_events_come_as_text_is_made(url: str, clips: list[dataset.Clip]) -> Non
 
 
 def test_events_of_a_long_file(url: str, file: tuple[np.ndarray, list[dataset.Clip]]) -> None:
-    samples = file[0][: 90 * RATE]
+    samples = file[0][: 60 * RATE]
     content = inputs.encoded(samples, RATE, "FLAC")
-    assert first_text(url, content) < 0.8  # eight pieces are in work at a time
-    found, _ = events(url, content)
-    *deltas, (_, done) = found
+    *deltas, (_, done) = first_text(url, content, most=0.8)  # eight pieces are in work at a time
     assert "".join(event["delta"] for _, event in deltas) == done["text"]
     assert done["text"] == upload(url, content).json()["text"].strip()
 
@@ -219,7 +231,7 @@ def test_events_of_silence(url: str) -> None:
     assert [(event["type"], event["text"]) for _, event in found] == [("transcript.text.done", "")]
 
 
-def test_the_official_client_reads_events(url: str, clips: list[dataset.Clip], tmp_path: Path) -> None:
+def test_the_official_client_reads_events(url: str, clips: list[dataset.Clip]) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY)
     *deltas, done = client.audio.transcriptions.create(model="whisper-1", file=clips[0].path, stream=True)
     assert all(delta.type == "transcript.text.delta" for delta in deltas)
@@ -231,8 +243,7 @@ def test_the_official_client_reads_events(url: str, clips: list[dataset.Clip], t
 # ---- Names, and fields without use
 
 
-def test_names_of_the_model(url: str, clips: list[dataset.Clip]) -> None:
-    content = clips[0].path.read_bytes()
+def test_names_of_the_model(url: str, content: bytes) -> None:
     answers = [upload(url, content, model=name) for name in ("voxtral", "whisper-1")]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].json() == answers[1].json()
@@ -244,16 +255,14 @@ def test_names_of_the_model(url: str, clips: list[dataset.Clip]) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": "true"}, {"response_format": "text"}])
-def test_what_has_no_effect_is_said(url: str, clips: list[dataset.Clip], fields: dict[str, str]) -> None:
-    content = clips[0].path.read_bytes()
+def test_what_has_no_effect_is_said(url: str, content: bytes, fields: dict[str, str]) -> None:
     assert "x-voxtral-ignored" not in upload(url, content, temperature="0", **fields).headers
     answer = upload(url, content, language="en", prompt="Names: Noah.", **fields)
     assert (answer.status_code, answer.headers["x-voxtral-ignored"]) == (200, "language, prompt")
     assert upload(url, content, language="xx", **fields).status_code == 400
 
 
-def test_temperature_is_honoured(url: str, clips: list[dataset.Clip]) -> None:
-    content = clips[0].path.read_bytes()
+def test_temperature_is_honoured(url: str, content: bytes) -> None:
     usual = upload(url, content).json()["text"]
     assert upload(url, content, temperature="0").json()["text"] == usual
     hot = {upload(url, content, temperature="2", seed=str(seed)).json()["text"] for seed in (1, 2)}
@@ -261,7 +270,7 @@ def test_temperature_is_honoured(url: str, clips: list[dataset.Clip]) -> None:
     assert upload(url, content, temperature="2", seed="1").json()["text"] in hot
 
 
-def test_translations_are_refused_by_name(url: str, clips: list[dataset.Clip]) -> None:
-    files = {"file": ("clip", clips[0].path.read_bytes())}
+def test_translations_are_refused_by_name(url: str, content: bytes) -> None:
+    files = {"file": ("clip", content)}
     answer = requests.post(f"{url}/v1/audio/translations", files=files, headers=AUTHORIZED, timeout=60)
     assert (answer.status_code, "does not translate" in answer.json()["error"]["message"]) == (400, True)

@@ -14,9 +14,9 @@ from bench import serve
 
 PYTHON = sys.executable  # which tests of bench.serve replace, to have it find a fake `vllm`
 
-# In a session without slow tests. Four are for: the contest's configuration, profiles/fast.yaml, profiles/realtime.yaml
-# and one other model. A new capability may add one, with 60 s of `make test`.
-MOST = 4
+# In a session without slow tests: the contest's configuration, profiles/fast.yaml and profiles/realtime.yaml. A new
+# capability may add one, with 60 s of `make test`.
+MOST = 3
 
 
 @dataclass

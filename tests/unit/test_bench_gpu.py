@@ -469,6 +469,7 @@ def test_long_clips_alone(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run["settings"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 
 
+@pytest.mark.slow
 def test_a_whole_run(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     assert case.run("--rows", "stock-eager,stock-piecewise") == 0
     result = case.result()

@@ -269,6 +269,7 @@ def test_parts_of_memory() -> None:
 # ---- Kills and --resume
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_loses_what_was_in_flight(tmp_path: Path, fast_url: str) -> None:
     """Killed again and again in the midst of its loads, each time resumed."""
     case = Case(tmp_path, fast_url, {f"c{number:03}": "alpha beta" for number in range(300)})

@@ -193,6 +193,7 @@ def test_a_command_that_is_not_there(bed: Bed) -> None:
     assert "/no/such/server" in bed.found()["runs"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(bed: Bed) -> None:
     """What a kill cuts off is resumed, with more rounds and another configuration as well."""
     bed.write(bed.entry("a"), bed.entry("b", answers={"c2.wav": {"text": "late", "delay_s": 60}}))

@@ -112,6 +112,7 @@ def test_what_is_no_transcript_is_a_failure(tmp_path: Path, error: str) -> None:
     assert (row.status, row.text, row.latency_ms, row.deltas_ms, row.words_ms) == (101, None, None, None, None)
 
 
+@pytest.mark.slow
 def test_a_server_that_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten minutes of audio, at once, are more than the sockets between the two hold."""
     monkeypatch.setattr(realtime._Session, "_listen_until", lambda self, due: None)

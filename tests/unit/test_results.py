@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import replace
 
+import pytest
 from conftest import DATA, ROOT
 
 from bench import metrics, results
@@ -139,6 +140,7 @@ def test_the_model_in_transformers() -> None:
     assert {clip: served[clip] for clip in texts} == texts
 
 
+@pytest.mark.slow
 def test_words_lost_on_a_gpu() -> None:
     served = {row.id: row for row in results.read_rows(RESULTS / "pico-cpu" / results.ROWS)}
     for server in json.loads((CONTEST / "pico-h200.json").read_text())["servers"]:

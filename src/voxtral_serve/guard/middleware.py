@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from voxtral_serve.guard import asgi, chat, live, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.errors import RefusedError, too_large
-from voxtral_serve.guard.server import ServerFacts, abort_start, attach
-from voxtral_serve.patches.live_server import log
+from voxtral_serve.guard.server import ServerFacts, attach
+from voxtral_serve.patches.live_server import FailedStart, log
 
 NAME = "voxtral_serve.guard"
 STALL_S = 30  # the longest wait for the next bytes of a body
@@ -68,7 +68,7 @@ class Guard:
         try:
             self.facts = attach(state, self.app)
         except Exception as error:
-            abort_start(uvicorn, error)
+            FailedStart(error).settle_on(uvicorn)
         try:
             await self.app(scope, receive, send)
         finally:

@@ -114,17 +114,3 @@ def _longest(state: Any) -> tuple[int, Bounds, Fraction]:
     chat_bounds = bounds._replace(seconds=longest, because=because) if longest < bounds.seconds else bounds
     # Half of the context is for the text, which never takes more tokens than its audio.
     return rate, chat_bounds, max(model.max_model_len // 2 // piece, 1) * Fraction(audio.chunk_length_s)
-
-
-def abort_start(server: Any, error: Exception) -> None:
-    """Stop uvicorn's `server`, whose shutdown then raises a PatchError with `error` in its message."""
-    server.should_exit = True
-    stock, problem = server.shutdown, f"{type(error).__name__}: {error}"
-
-    async def shutdown(*args: Any, **kwargs: Any) -> None:
-        await stock(*args, **kwargs)
-        raise shims.PatchError(
-            f"voxtral_serve.guard has drifted on vllm {shims.installed('vllm')}: {problem}. {shims.ADVICE}"
-        )
-
-    server.shutdown = shutdown
