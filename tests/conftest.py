@@ -111,7 +111,7 @@ SHARED: dict[str, tuple[Path, tuple[str, ...]]] = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
     """Those of SHARED that tests of this session take, begun before its first test: they come up beside unit tests."""
     taken = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     with contextlib.ExitStack() as stack:
@@ -124,8 +124,8 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def pico_server(shared: dict[str, Server]) -> Server:
-    return up(shared["pico_server"])
+def pico_server(begun: dict[str, Server]) -> Server:
+    return up(begun["pico_server"])
 
 
 @pytest.fixture(scope="session")
@@ -139,8 +139,8 @@ def pico_url(pico_server: Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def fast(shared: dict[str, Server]) -> Server:
-    return up(shared["fast"])
+def fast(begun: dict[str, Server]) -> Server:
+    return up(begun["fast"])
 
 
 @pytest.fixture(scope="session")
@@ -149,8 +149,8 @@ def fast_url(fast: Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def live_server(shared: dict[str, Server]) -> Server:
-    return up(shared["live_server"])
+def live_server(begun: dict[str, Server]) -> Server:
+    return up(begun["live_server"])
 
 
 @pytest.fixture(scope="session")
