@@ -57,7 +57,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class ServePlan:
-    """`bench serve`: `vllm serve` with `config` and `flags`, in `directory` and at `port` of 127.0.0.1, until Ctrl-C."""
+    """`bench serve`: `vllm serve` with `config` and `flags`, in `directory`, at `port` of 127.0.0.1, until Ctrl-C."""
 
     config: Path
     directory: Path
