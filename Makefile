@@ -39,7 +39,7 @@ bench: .venv/ready ## benchmark a server that is up (URL=http://127.0.0.1:8000 S
 	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
 test: lint ## lint, types, units, and a real server behind each capability
-	@.venv/bin/python -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
+	@.venv/bin/python -m pytest -m "not slow" -n 2 --no-loadscope-reorder
 
 test-slow: .venv/ready-dev ## the other tests of vLLM 0.32.0: more servers, longer runs
 	@.venv/bin/python -m pytest -m slow

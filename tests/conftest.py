@@ -27,6 +27,8 @@ DATA = ROOT / "bench/data"
 # ask for 0.9, and for graphs that take minutes to compile.
 SMALL = ("--gpu-memory-utilization", "0.3")
 EAGER = ("--enforce-eager", *SMALL)
+# vLLM would bind the workers of all servers to the same one of two cores.
+UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 SAMPLES = 30  # of the 500 clips; all of them are `make bench-full`, `make layouts` and `make models`
 # Clips whose text the LM ends only after the clip's end, as it does in 16 of the 500. None is among the 30.
 LATE = ("057", "154", "162", "499")
@@ -47,17 +49,28 @@ FOLDERS = ("server", "patches")  # before all others: what they start takes long
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests that share servers, or another costly fixture: a group runs in one process of `make test`.
+    """A test marked `last` ends a server that others share."""
 
-    A test marked `last` ends a server that is shared.
-    """
-    places = {
-        item: FOLDERS.index(name) if (name := item.path.parent.name) in FOLDERS else len(FOLDERS) for item in items
-    }
-    items.sort(key=lambda item: (places[item], item.get_closest_marker("last") is not None))
-    for item in items:
-        group = item.path.parent.name if places[item] < len(FOLDERS) else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        folder = item.path.parent.name
+        number = FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+        return number, item.get_closest_marker("last") is not None
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a folder that share servers, or another costly fixture, run in one of the processes of `make test`."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            folder = Path(file).parent.name
+            return folder if folder in FOLDERS else file
+
+    return Scheduling(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -93,7 +106,7 @@ def begin(stack: contextlib.ExitStack, log: Path, config: Path, checkpoint: Path
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         pytest.exit("the Makefile sets what vLLM needs on a CPU: run the tests with `make test`", returncode=2)
     port = serve.free_port()
-    process = stack.enter_context(serve.server(config, checkpoint, port, log, *flags, wait=False))
+    process = stack.enter_context(serve.server(config, checkpoint, port, log, *flags, environment=UNBOUND, wait=False))
     return Server(f"http://127.0.0.1:{port}", log, process)
 
 
