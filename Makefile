@@ -9,6 +9,7 @@ URL ?= http://127.0.0.1:8000
 OUT ?= results/$(shell date +%Y%m%d-%H%M%S)
 PORT ?= 8000
 MINUTES ?= 30
+CONFIG ?= profiles/fast.yaml
 ROWS ?= stock-eager,stock-piecewise,fast
 
 # What a CPU needs besides vllm_config.yaml: a KV cache in GiB, since gpu_memory_utilization would be a share of RAM.
