@@ -46,6 +46,7 @@ lint: .venv/ready-dev ## style, types, and the schemas of what is deployed
 	@.venv/bin/mypy
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/shellcheck entrypoint.sh tests/container/*.sh
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet -f docs/mkdocs.yml
 	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
 	@.venv/bin/kubernetes-validate --quiet --strict \
 	  $(filter-out %/kustomization.yaml %/monitor.yaml, $(wildcard deploy/kubernetes/*.yaml))
@@ -96,8 +97,12 @@ lock: ## pin and hash requirements/*.in anew (needs uv)
 	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade -o requirements/wheel.txt requirements/wheel.in
 
-readme: ## write the table of patches in README.md anew
+docs: .venv/ready-dev ## serve the documentation on http://127.0.0.1:8001
+	@.venv/bin/mkdocs serve -f docs/mkdocs.yml -a 127.0.0.1:8001
+
+docs-tables: ## write the generated parts of the documentation: the table of patches, the picture of the rooms
 	@$(PYTHON) -m tools.patch_table
+	@$(PYTHON) -m tools.rooms_picture
 
 clean: ## remove what the other targets made, the environments included
 	rm -rf .venv .venv-pinned results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
@@ -121,4 +126,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test test-slow lint test-pinned test-container bench-full reference layouts models speech soak gpu lock readme clean help
+.PHONY: demo serve bench test test-slow lint test-pinned test-container bench-full reference layouts models speech soak gpu lock docs docs-tables clean help
