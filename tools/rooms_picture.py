@@ -24,7 +24,7 @@ MANY = 3  # rooms that import a module which is then not drawn
 # Pixels
 WIDTH, BOX, HEIGHT, ROW, MARGIN = 800, 188, 66, 118, 24
 PASSING = 36  # the room that an arrow takes in a row that it passes
-LINE = 29  # characters in a line of a box
+LINE = 27  # characters in a line of a box
 
 Graph = Mapping[str, set[str]]
 
