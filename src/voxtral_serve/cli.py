@@ -87,8 +87,8 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
         usage="voxtral-serve transcribe FILE... [--out DIR] [OPTION ...]\n"
         "       voxtral-serve transcribe --live [FILE] [--url URL] [--model NAME]",
         description="Transcribe files, and the audio files in folders, with a server that is up. The server's key is "
-        "in the environment variable OPENAI_API_KEY. Exit status: 0; 1 if something failed; 2 for arguments that cannot "
-        "be used; 130 for Ctrl-C.",
+        "in the environment variable OPENAI_API_KEY. Exit status: 0; 1 if something failed; 2 for arguments that "
+        "cannot be used; 130 for Ctrl-C.",
         allow_abbrev=False,
     )
     add = command.add_argument
