@@ -60,7 +60,7 @@ def rows(graph: Graph) -> dict[str, int]:
         for room, others in graph.items():
             for each in others:
                 row[each] = max(row[each], row[room] + 1)
-    imported = set().union(*graph.values())
+    imported = {each for others in graph.values() for each in others}
     for room in graph.keys() - imported:
         row[room] = min((row[each] for each in graph[room]), default=1) - 1
     return row
