@@ -1,7 +1,7 @@
 # `make demo`, `make test` and `make test-slow` need Python 3.11, `make test-pinned` needs Python 3.12; all need GNU make and the network.
 # `make help` lists the rest.
 PYTHON ?= $(shell command -v python3.11 || echo python3)
-# Tried, not only looked for: pyenv has a python3.12 on the PATH that may refuse to run.
+# It is run, not only looked up: pyenv has a python3.12 on the PATH that may refuse to run.
 PYTHON312 ?= $(shell for p in python3.12 ~/.pyenv/versions/3.12*/bin/python3.12; do \
   "$$p" -c "" 2>/dev/null && echo "$$p" && exit; done; echo python3)
 SAMPLES ?= 40
@@ -12,13 +12,13 @@ MINUTES ?= 30
 CONFIG ?= profiles/fast.yaml
 ROWS ?= stock-eager,stock-piecewise,fast
 
-# What a CPU needs besides vllm_config.yaml: a KV cache in GiB, since gpu_memory_utilization would be a share of RAM.
+# GiB of KV cache on a CPU. Without it, vLLM takes gpu_memory_utilization as a share of RAM.
 export VLLM_CPU_KVCACHE_SPACE ?= 1
-# The checkpoint is in the repository: vLLM has nothing to fetch, and sends nothing.
+# The checkpoint is in the repository: vLLM downloads nothing and sends nothing.
 export HF_HUB_OFFLINE = 1
 export VLLM_NO_USAGE_STATS = 1
 export PYTHONUNBUFFERED = 1
-# Without its bytecode cache, vLLM takes twice as long to start.
+# vLLM takes twice as long to start without a bytecode cache.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Profiles are for GPUs. On a CPU: no graphs, which take minutes to compile, one API process, and a share of RAM that
@@ -35,61 +35,62 @@ demo: .venv/ready ## serve the tiny checkpoint as the contest does, benchmark it
 serve: .venv/ready ## serve the tiny checkpoint until Ctrl-C (PORT=8000 CONFIG=profiles/fast.yaml)
 	@.venv/bin/python -m bench serve --config $(CONFIG) --dir pico/checkpoint --port $(PORT) $(ON_CPU)
 
-bench: .venv/ready ## benchmark a server that is up (URL=http://127.0.0.1:8000 SAMPLES=40)
+bench: .venv/ready ## measure a server that is up (URL=http://127.0.0.1:8000 SAMPLES=40)
 	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
 test: lint ## lint, types, units, and a real server behind each capability
 	@.venv/bin/python -m pytest -m "not slow" -n 2 --no-loadscope-reorder
 
-test-slow: .venv/ready-dev ## the other tests of vLLM 0.32.0: more servers, longer runs
+test-slow: .venv/ready-dev ## the longer tests of vLLM 0.32.0: more servers, longer runs
 	@.venv/bin/python -m pytest -m slow
 
-# kubernetes-validate knows Kubernetes' own kinds: no ServiceMonitor, no Kustomization.
-lint: .venv/ready-dev ## style, types, and the schemas of what is deployed
+# kubernetes-validate has the schemas of Kubernetes' own kinds only: no ServiceMonitor, no Kustomization.
+lint: .venv/ready-dev ## style, types, documentation, and the schemas of the deployment files
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/shellcheck entrypoint.sh tests/container/*.sh
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet -f docs/mkdocs.yml
 	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
 	@.venv/bin/kubernetes-validate --quiet --strict \
 	  $(filter-out %/kustomization.yaml %/monitor.yaml, $(wildcard deploy/kubernetes/*.yaml))
 
-test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or run on it too (Python 3.12, 6 GB)
+test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or also run on it (Python 3.12, 6 GB)
 	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py
 
 # As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.
 test-container: .venv-pinned/ready ## build the image and run it on a CPU, without a registry (root, Debian, 20 minutes)
 	@.venv-pinned/bin/python -m pytest tests/container
 
-# Measured aside first: a checkout whose result files are missing would be recorded as changed.
-bench-full: .venv/ready ## all 500 clips on the tiny checkpoint, anew into bench/results/pico-cpu (10 minutes)
+# Written to results/ first: a checkout without the committed result files would be recorded as changed.
+bench-full: .venv/ready ## measure all 500 clips on the tiny checkpoint, into bench/results/pico-cpu (10 minutes)
 	@rm -rf results/pico-cpu
 	@.venv/bin/python -m bench run $(PICO) --out results/pico-cpu
 	@cd results/pico-cpu && cp report.md report.html requests.jsonl run.json summary.json ../../bench/results/pico-cpu/
 
-reference: .venv/ready ## all 500 clips through the reference model, into bench/results/pico-reference (2 minutes)
+reference: .venv/ready ## transcribe all 500 clips with the reference model, into bench/results/pico-reference (2 minutes)
 	@.venv/bin/python -m pico.evaluate --out bench/results/pico-reference
 
-layouts: .venv/ready ## all 500 clips in both layouts, compared, into bench/results/layouts (20 minutes)
+layouts: .venv/ready ## compare all 500 transcripts of both layouts, into bench/results/layouts (20 minutes)
 	@.venv/bin/python -m tools.compare_layouts --config vllm_config.yaml --out bench/results/layouts/cpu-vllm-0.32.0.json
 
-models: .venv/ready ## all 500 clips on the encode-once model, against vLLM's own, into bench/results/encode-once (10 minutes)
+models: .venv/ready ## compare all 500 transcripts of the encode-once model and of vLLM's own, into bench/results/encode-once (10 minutes)
 	@.venv/bin/python -m tools.compare_models --out bench/results/encode-once/cpu-vllm-0.32.0.json
 
-speech: .venv/ready ## all 500 clips made quiet, and joined to long files, into bench/results/speech-cpu.json (10 minutes)
+speech: .venv/ready ## transcribe all 500 clips at low level and joined to long files, into bench/results/speech-cpu.json (10 minutes)
 	@.venv/bin/python -m tools.speech_figures --out bench/results/speech-cpu.json
 
-soak: .venv/ready ## clients that come, go and send nonsense, into bench/results/soak-cpu.json (MINUTES=30)
+soak: .venv/ready ## run clients that connect, disconnect and send invalid requests, into bench/results/soak-cpu.json (MINUTES=30)
 	@.venv/bin/python -m tools.soak --minutes $(MINUTES) --out bench/results/soak-cpu.json
 
-# In the environment that serves there, not in one of these: they have no GPU's vLLM.
-gpu: ## speed, energy and memory on a GPU, into results/gpu.json (ROWS=stock-eager,stock-piecewise,fast)
+# Run it in the environment that serves: the environments of this Makefile have no vLLM for GPUs.
+gpu: ## measure speed, energy and memory on a GPU, into results/gpu.json (ROWS=stock-eager,stock-piecewise,fast)
 	@mkdir -p results
 	@python3 -m bench.gpu run --rows $(ROWS) --out results/gpu.json
 
-# No --upgrade for pinned.txt: its versions stay beside the vLLM that they were found to work with.
-lock: ## pin and hash requirements/*.in anew (needs uv)
+# No --upgrade for pinned.txt: its versions were tested with vLLM 0.20.0.
+lock: ## update the pins and hashes of requirements/*.in (needs uv)
 	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade --override requirements/cpu-overrides.txt -o requirements/cpu.txt requirements/cpu.in
 	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
@@ -101,17 +102,21 @@ lock: ## pin and hash requirements/*.in anew (needs uv)
 	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade -o requirements/wheel.txt requirements/wheel.in
 
-readme: ## write the table of patches in README.md anew
-	@$(PYTHON) -m tools.patch_table
+docs: .venv/ready-dev ## serve the documentation on http://127.0.0.1:8001
+	@.venv/bin/mkdocs serve -f docs/mkdocs.yml -a 127.0.0.1:8001
 
-clean: ## remove what the other targets made, the environments included
+docs-tables: ## write the generated parts of the documentation: the table of patches, the picture of the rooms
+	@$(PYTHON) -m tools.patch_table
+	@$(PYTHON) -m tools.rooms_picture
+
+clean: ## remove what the other targets made, including the environments
 	rm -rf .venv .venv-pinned results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# What is copied into site-packages; the rest of src is not, and needs no new environment.
+# Files that are copied into site-packages. The rest of src is linked, so a change needs no new environment.
 PACKAGE = pyproject.toml src/voxtral_serve.pth
 
 .venv/ready: requirements/cpu.txt requirements/torch-cpu.txt requirements/vllm-alias/pyproject.toml $(PACKAGE)
@@ -126,4 +131,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test test-slow lint test-pinned test-container bench-full reference layouts models speech soak gpu lock readme clean help
+.PHONY: demo serve bench test test-slow lint test-pinned test-container bench-full reference layouts models speech soak gpu lock docs docs-tables clean help

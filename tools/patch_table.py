@@ -1,4 +1,4 @@
-"""Write the table of patches into README.md, from the records in voxtral_serve.patches. Standard library only.
+"""Write the table of patches in docs/pages/checkpoints.md, from voxtral_serve.patches. Standard library only.
 
 python -m tools.patch_table            # rewrites what stands between the two marks
 python -m tools.patch_table --check    # changes nothing; exit status 1 when the table is stale
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PAGE = ROOT / "docs/pages/checkpoints.md"
 BEGIN = "<!-- patches: made by tools/patch_table.py -->"
 END = "<!-- /patches -->"
 HEADS = (
@@ -63,21 +63,21 @@ def updated(text: str, new: str) -> str:
     return f"{head}{BEGIN}\n\n{new}\n\n{END}{tail}"
 
 
-def main(arguments: Sequence[str] | None = None, readme: Path = README) -> int:
+def main(arguments: Sequence[str] | None = None, page: Path = PAGE) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.patch_table", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 when the table is stale")
     check = parser.parse_args(arguments).check
-    old = readme.read_text(encoding="utf-8")
+    old = page.read_text(encoding="utf-8")
     try:
         new = updated(old, table(records()))
     except ValueError as error:
-        print(f"error: {readme}: {error}", file=sys.stderr)
+        print(f"error: {page}: {error}", file=sys.stderr)
         return 1
     if check and new != old:
-        print(f"{readme.name}'s table of patches is stale: run `python -m tools.patch_table`", file=sys.stderr)
+        print(f"{page.name}'s table of patches is stale: run `python -m tools.patch_table`", file=sys.stderr)
         return 1
     if new != old:
-        readme.write_text(new, encoding="utf-8")
+        page.write_text(new, encoding="utf-8")
     return 0
 
 

@@ -9,7 +9,7 @@ latency of the good clips, must be in the last what they are in the first. Exit 
 failed.
 
 The server runs with tcmalloc, which vLLM asks for on a CPU (https://docs.vllm.ai, "set LD_PRELOAD"; it warns where it
-is missing). With glibc's malloc the worker's heap frays and grows for longer than this lasts (ROUND1_METHODOLOGY.md).
+is missing). With glibc's malloc the worker's heap frays and grows for longer than this lasts (docs/pages/findings.md).
 """
 
 import argparse

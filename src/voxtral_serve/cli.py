@@ -44,17 +44,17 @@ def run(arguments: list[str]) -> int:
 def _add_check(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         "check",
-        help="say whether vLLM can serve a checkpoint here, and with how much memory",
+        help="report whether vLLM can serve a checkpoint on this machine, and how much memory that takes",
         usage="voxtral-serve check [--gate] [--config FILE] [MODEL_DIR] [OPTION OF VLLM SERVE ...]",
-        description="Say whether `vllm serve` would start with these arguments, which are its own. Starts no engine.",
+        description="Report whether `vllm serve` would start with these arguments. Starts no engine.",
         allow_abbrev=False,
     )
     command.add_argument("--config", type=Path, metavar="FILE", help="the YAML of `vllm serve --config`")
     command.add_argument(
         "--gate",
         action="store_true",
-        help="as the container does before its start: the port must be free, an API key set or switched off by name; "
-        "prints problems only, each in one line on stderr",
+        help="also require a free port, and an API key or `api_key: none`, as the container does; print problems only, "
+        "one line each, on stderr",
     )
     return command
 
@@ -86,22 +86,22 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
         help="send audio files, or a microphone, to a server that is up",
         usage="voxtral-serve transcribe FILE... [--out DIR] [OPTION ...]\n"
         "       voxtral-serve transcribe --live [FILE] [--url URL] [--model NAME]",
-        description="Transcribe files, and the audio files in folders, by a server that is up. OPENAI_API_KEY in the "
-        "environment is its key, if it wants one. Exit status: 0, 1 if something failed, 2 for what cannot be used, "
-        "130 for Ctrl-C.",
+        description="Transcribe files, and the audio files in folders, with a server that is up. The server's key is "
+        "in the environment variable OPENAI_API_KEY. Exit status: 0; 1 if something failed; 2 for arguments that "
+        "cannot be used; 130 for Ctrl-C.",
         allow_abbrev=False,
     )
     add = command.add_argument
-    add("files", nargs="*", type=Path, metavar="FILE", help="audio file, or folder of them")
+    add("files", nargs="*", type=Path, metavar="FILE", help="audio file, or folder with audio files")
     add("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    add("--format", choices=tuple(FORMATS), default="text", help="of the transcripts (default: %(default)s)")
-    out = "write NAME.txt, .json, .srt or .vtt there, and skip those that are there (default: print them)"
+    add("--format", choices=tuple(FORMATS), default="text", help="format of the transcripts (default: %(default)s)")
+    out = "write NAME.txt, .json, .srt or .vtt to DIR and skip those that exist (default: print the transcripts)"
     add("--out", type=Path, metavar="DIR", help=out)
-    add("--again", action="store_true", help="with --out: skip none")
-    add("--model", metavar="NAME", help="model to ask for (default: the first that the server names)")
+    add("--again", action="store_true", help="with --out: transcribe files again whose transcripts exist")
+    add("--model", metavar="NAME", help="model to request (default: the first that the server lists)")
     add("--language", metavar="CODE", help="such as en, for models that take a language")
     add("--jobs", type=int, default=4, metavar="N", help="files in flight at a time (default: %(default)s)")
-    live = "print words as they are heard, from the microphone or from one file; Ctrl-C ends it"
+    live = "print words as they arrive, from the microphone or from one file; Ctrl-C ends the audio"
     add("--live", action="store_true", help=live)
     return command
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import pytest
 from conftest import ROOT
 
+from tools.imports import Imports, room_of
+
 MODEL_LIBRARIES = ("torch", "transformers", "vllm")
 NAMES = ("voxtral_serve.engine.clip_length", "voxtral_serve.engine.names")  # what a session is: shapes, names
 
@@ -82,54 +84,15 @@ LONGEST = 60  # lines of a function, from `def` to its end
 TABLES = {("tools/inputs.py", "chats"): "one request after the other, each with what must come of it"}
 
 
-class Import(NamedTuple):
-    name: str  # of a module, absolute
-    line: int
-    at_module_level: bool
-
-
-class House:
-    """The modules below a root, and what they import. Names are dotted, as in `import`."""
+class House(Imports):
+    """The rooms of a repository, and which imports break their rules."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.paths: dict[str, Path] = {}
-        packages = {path.parent for path in root.glob("*/__init__.py")} | {root / "src/voxtral_serve"}
-        for package in sorted(packages - {root / "tests"}):
-            for path in sorted(package.rglob("*.py")):
-                parts = path.relative_to(package.parent).with_suffix("").parts
-                self.paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        super().__init__(root)
         self.tops = {name.partition(".")[0] for name in self.paths}
         # tests/ and folders in it are on pytest's path, so their modules have short names as well.
         self.tests = {"tests", *(path.stem for path in (root / "tests").rglob("*") if path.suffix in ("", ".py"))}
         self.tests -= self.tops | sys.stdlib_module_names
-        self.trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in self.paths.items()}
-        self.imports = {name: list(self._imports(name)) for name in self.paths}
-
-    def _imports(self, module: str) -> Iterator[Import]:
-        tree = self.trees[module]
-        package = module if self.paths[module].stem == "__init__" else module.rpartition(".")[0]
-        at_module_level = set(nodes(tree, in_functions=False))
-        for node in nodes(tree, in_functions=True):
-            for name in self._names(node, package):
-                yield Import(name, getattr(node, "lineno", 0), node in at_module_level)
-
-    def _names(self, node: ast.AST, package: str) -> Iterator[str]:
-        """The modules that a statement or an expression of a module of this package imports."""
-        match node:
-            case ast.Import():
-                yield from (alias.name for alias in node.names)
-            case ast.ImportFrom():
-                outer = package.split(".")
-                parts = outer[: len(outer) - node.level + 1] if node.level else []
-                base = ".".join([*parts, node.module] if node.module else parts)
-                inner = (f"{base}.{alias.name}" for alias in node.names)
-                yield from dict.fromkeys(name if name in self.paths else base for name in inner)
-            case ast.Call(
-                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
-                args=[ast.Constant(value=str(name)), *_],
-            ):
-                yield name
 
     def violations(self, room: str) -> Iterator[str]:
         """Each import in this room of the table that its rule forbids."""
@@ -170,12 +133,9 @@ class House:
 
     def circles_of_rooms(self) -> list[str]:
         """Circles of imports between the rooms of voxtral_serve; those inside functions count."""
-        graph: dict[str, set[str]] = {}
-        for module, imports in self.imports.items():
-            here = room_of(module)
-            rooms = {room_of(each.name) for each in imports if each.name in self.paths}
-            graph.setdefault(here, set()).update(rooms - {here})
-        return circles_of({room: others for room, others in graph.items() if room.startswith("voxtral_serve")})
+        return circles_of(
+            {room: others for room, others in self.of_rooms().items() if room.startswith("voxtral_serve")}
+        )
 
     def long_functions(self) -> Iterator[str]:
         """Functions of more than LONGEST lines that are not among TABLES."""
@@ -186,17 +146,6 @@ class House:
                     lines = (node.end_lineno or node.lineno) - node.lineno + 1
                     if lines > LONGEST:
                         yield f"{file}: {node.name} has {lines} lines"
-
-
-def nodes(tree: ast.AST, in_functions: bool) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        yield node
-        if in_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from nodes(node, in_functions)
-
-
-def room_of(module: str) -> str:
-    return ".".join(module.split(".")[: 2 if module.startswith("voxtral_serve.") else 1])
 
 
 def holder(module: str, packages: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""The committed comparisons of the two layouts say what README and ROUND1_METHODOLOGY.md take from them."""
+"""The committed comparisons of the two layouts say what the log of findings takes from them."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ def test_the_figures_that_the_documents_quote() -> None:
         "h200-vllm-0.20.0-flash-attn": "84 %",
     }
     assert wer.keys() == quoted.keys()
-    document = (ROOT / "ROUND1_METHODOLOGY.md").read_text()
+    document = (ROOT / "docs/pages/findings.md").read_text()
     for name, figure in quoted.items():
         (line,) = [line for line in document.splitlines() if f"{name}.json" in line]
         assert figure in line

@@ -116,7 +116,7 @@ def test_speculation_changed_no_text_there(h200: dict[str, Any]) -> None:
     ],
 )
 def test_word_error_rates_there(h200: dict[str, Any], server: str, wer: float) -> None:
-    """As the README gives them."""
+    """As docs/pages/performance.md gives them."""
     texts = h200["texts"] | h200["others"][server]
     clips = {clip.id: clip.text for clip in dataset.load(DATA)[0]}
     assert texts.keys() == clips.keys()

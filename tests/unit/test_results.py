@@ -1,4 +1,4 @@
-"""The committed results hold what README and methodology say of them."""
+"""The committed results hold what the documentation and the methodology say of them."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from bench import metrics, results
 from tools.entrypoint_on_gpu import REFUSALS
 
 RESULTS = ROOT / "bench/results"
+PAGES = ROOT / "docs/pages"
 
 
 def test_all_500_clips() -> None:
@@ -111,7 +112,7 @@ def test_the_guard_costs_nothing_that_shows_on_a_gpu() -> None:
     assert [row["failed"] for row in rows] == [0] * 4
     alone = [found[name, 1]["p50_ms"] for name in ("fast", "fast:middleware=null")]
     many = [found[name, 32]["rtfx"] for name in ("fast", "fast:middleware=null")]
-    text = " ".join((ROOT / "README.md").read_text().split())
+    text = " ".join((PAGES / "performance.md").read_text().split())
     assert f"P50 {alone[0]:.0f} ms with it and {alone[1]:.0f} ms without for one clip at a time" in text
     assert f"{many[0]:.0f} and {many[1]:.0f} RTFx with 32" in text
 
@@ -121,7 +122,7 @@ def test_the_entrypoint_on_a_gpu() -> None:
     rows = {row["name"]: row for row in entrypoint["rows"]}
     assert set(rows) == {*REFUSALS, "SIGTERM", "engine killed"}
     assert all(row["as_expected"] for row in rows.values())
-    assert f"ended with status 1 after {rows['engine killed']['seconds']} s" in (ROOT / "README.md").read_text()
+    assert f"ended with status 1 after {rows['engine killed']['seconds']} s" in (PAGES / "container.md").read_text()
     assert entrypoint["environment"]["gpu"] == ["NVIDIA H200"]
 
 
@@ -166,7 +167,7 @@ def test_each_parameter_alone_on_a_cpu() -> None:
 def test_quiet_clips_and_long_files() -> None:
     """Within 0.5 points of the clips as they are, but for files in which voices touch."""
     found = json.loads((RESULTS / "speech-cpu.json").read_text())["results"]
-    section = (ROOT / "ROUND1_METHODOLOGY.md").read_text().partition("## Quiet clips and long files")[2]
+    section = (PAGES / "findings.md").read_text().partition("## Quiet clips and long files")[2]
     for name, each in found.items():
         assert f"| {name} | {each['requests']} | {each['wer']:.2%}".replace("%", " %") + " |" in section
         assert (each["words"], each["empty"]) == (13546, 0)
@@ -175,11 +176,11 @@ def test_quiet_clips_and_long_files() -> None:
 
 
 def test_the_soak() -> None:
-    """What README.md says of it, and that all was as it should be."""
+    """What docs/pages/security.md says of it, and that all was as it should be."""
     soak = json.loads((RESULTS / "soak-cpu.json").read_text())
     assert soak["minutes"] == 30 and all(soak["verdict"].values()) and soak["failed"] == []
     sent, thirds = soak["requests"], soak["thirds"]
-    text = " ".join((ROOT / "README.md").read_text().split())
+    text = " ".join((PAGES / "security.md").read_text().split())
     assert f"{sent['good']:,} good clips, {sent['bad']:,} bad inputs and {sent['gone']:,} given up" in text
     p50 = [f"{each['latency_s']['p50']:.2f}" for each in thirds]
     memory = [f"{each['rss_mean_bytes'] / 1e9:.2f}" for each in thirds]
