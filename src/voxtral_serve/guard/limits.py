@@ -21,6 +21,22 @@ from voxtral_serve.units import MIB
 
 FIELDS_BYTES = MIB  # of a form's fields without the file, and of a chat's JSON without its audio
 SEQUENCES = 16  # the largest `n`: each sequence takes a place in vLLM's batch
+# Of bodies that are still arriving (guard.body), over all API processes. Each open body costs some 60 KB beside its
+# bytes: a connection, a task, and what uvicorn has read ahead.
+OPEN_BODIES = 512
+OPEN_BYTES = 256 * MIB
+
+
+class OpenLimits(NamedTuple):
+    """How many bodies may be arriving at one API process, and how many bytes of them it holds."""
+
+    bodies: int
+    size: int
+
+    @classmethod
+    def of_process(cls, processes: int, largest: int) -> "OpenLimits":
+        """The share of one of `processes`; there is always room for two bodies of `largest` bytes."""
+        return cls(max(OPEN_BODIES // processes, 1), max(OPEN_BYTES // processes, 2 * largest))
 
 
 class Limits(NamedTuple):
