@@ -41,8 +41,8 @@ def _body(
     """(content type, body)"""
     usage = {"type": "duration", "seconds": math.ceil(audio.clip.seconds)}
     if request.form.name == "json":
-        texts = [each.content["text"] for each in results]
-        text = texts[0] if len(texts) == 1 else " ".join(text.strip() for text in texts if text.strip())
+        # vLLM's texts begin with a blank, as the model's first word does; OpenAI's do not.
+        text = " ".join(filter(None, (each.content["text"].strip() for each in results)))
         content = {**results[0].content, "text": text, "usage": usage}
         return b"application/json", json.dumps(content, ensure_ascii=False).encode()
     transcripts = [

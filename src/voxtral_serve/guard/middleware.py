@@ -30,7 +30,7 @@ RETRY_AFTER_S = 1
 THREADS = 4  # for decoding; ten minutes of audio take one of them for a second
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
-MODELS = "/v1/models"
+MODELS, MODEL = "/v1/models", "/v1/models/"  # the list; one of it, whose name follows and may have slashes
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
 TASKS = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
 CHAT = "/v1/chat/completions"
@@ -168,6 +168,8 @@ class Request:
         self._check_key(facts)
         if self.path in READ:
             await self.guard.app(self.scope, self.receive, self.send)
+        elif self.path.startswith(MODEL):
+            await self._model()
         elif websocket:
             with self._place(facts):
                 await self._live(facts)
@@ -177,10 +179,11 @@ class Request:
             await self._upload(facts)
 
     def _methods(self) -> tuple[str, ...]:
-        return METHODS[self.path]
+        """Those of the path; none for a path that is unknown."""
+        return ("GET",) if self.path.startswith(MODEL) else METHODS.get(self.path, ())
 
     def _check_path(self, websocket: bool) -> None:
-        if websocket != (self.path == live.PATH) or not (websocket or self.path in METHODS):
+        if websocket != (self.path == live.PATH) or not (websocket or self._methods()):
             path = ascii(self.path)[1:-1][:80]
             raise RefusedError(404, f"there is no {path} here: this server has {', '.join(METHODS)}", "not_found")
 
@@ -211,6 +214,28 @@ class Request:
             yield
         finally:
             self.guard.in_flight -= 1
+
+    async def _model(self) -> None:
+        """Answer `GET /v1/models/{id}`, which vLLM does not have, from its list of models."""
+        name = self.path.removeprefix(MODEL)
+        messages: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            messages.append(message)
+
+        path = self.scope.get("root_path", "") + MODELS
+        await self.guard.app({**self.scope, "path": path, "raw_path": path.encode()}, self.receive, keep)
+        models = json.loads(b"".join(message.get("body", b"") for message in messages[1:]))["data"]
+        found = next((model for model in models if model["id"] == name), None)
+        if found is None:
+            names = ", ".join(model["id"] for model in models)
+            raise RefusedError(
+                404, f"the model {ascii(name)[:80]} does not exist: this server has {names}", "model_not_found", "model"
+            )
+        body = json.dumps(found, ensure_ascii=False).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
 
     async def _live(self, facts: ServerFacts) -> None:
         app = self.guard.app if facts.live else live.WholeClipsOnly(self.guard.app)
