@@ -331,8 +331,8 @@ def _side(interval: list[float] | None, even: float, names: tuple[str, str]) -> 
 
 
 def _changed(before: Sequence[Row], after: Sequence[Row], language: str | None) -> dict[str, Any]:
-    """Which texts differ in any character, and the first of them word by word. Blanks around a text do not count: vLLM's
-    own server puts one before it, others do not."""
+    """Which texts differ in any character, and the first of them word by word. Blanks around a text do not count:
+    vLLM's own server writes one before it, others do not."""
 
     def said(row: Row) -> str | None:
         return row.text and row.text.strip()
