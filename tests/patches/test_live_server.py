@@ -152,7 +152,7 @@ def test_generate_without_sampling_params_has_drifted() -> None:
     async def generate(prompt: str) -> AsyncIterator[Any]:
         yield prompt
 
-    with pytest.raises(PatchError, match="patch token_recording .*generate takes no sampling_params"):
+    with pytest.raises(PatchError, match=r"patch token_recording .*generate takes no sampling_params"):
         TokenRecording().settle_on(SimpleNamespace(generate=generate))
 
 

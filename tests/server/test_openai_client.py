@@ -1,15 +1,16 @@
-"""What clients of OpenAI's do with the official package, on a real server: formats, words, streams, models, logprobs."""
+"""OpenAI's package for Python against a real server: formats, words, streams, models, logprobs."""
 
 import math
 
+import numpy as np
 import openai
 import pytest
+import soundfile
 from conftest import DATA, short
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
 from uploads import KEY, upload
 
 from bench import dataset
-from tools import inputs
 from voxtral_serve.audio.decode import Clip, wav
 
 
@@ -102,16 +103,13 @@ def test_logprobs_of_a_stream(client: openai.OpenAI, clip: dataset.Clip, text: s
 
 
 def test_logprobs_of_several_pieces_and_of_none(fast_url: str, client: openai.OpenAI, clip: dataset.Clip) -> None:
-    from numpy import concatenate, float32, zeros
-    from soundfile import read
-
-    samples = read(clip.path, dtype="float32")[0]
-    rate = inputs.RATE
-    long = concatenate([part for _ in range(12) for part in (samples, zeros(rate, float32))])[: 40 * rate]
+    samples, rate = soundfile.read(clip.path, dtype="float32")
+    pause = np.zeros(rate, np.float32)
+    long = np.concatenate([part for _ in range(20) for part in (samples, pause)])[: 40 * rate]  # one piece is 37 s
     assert len(long) == 40 * rate
     found = client.audio.transcriptions.create(model="voxtral", file=wav(Clip(long, rate)), include=["logprobs"])
     assert found.logprobs and "".join(each.token or "" for each in found.logprobs) == found.text
-    silent = wav(Clip(zeros(rate, float32), rate))
+    silent = wav(Clip(pause, rate))
     assert upload(fast_url, silent, **{"include[]": "logprobs"}).json()["logprobs"] == []
 
 

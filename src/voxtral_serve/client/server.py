@@ -156,8 +156,7 @@ class Server:
                 if response.status_code not in RESENT or attempt == RETRIES:
                     break
                 told = response.headers.get("Retry-After", "")
-            first_s = float(told) if re.fullmatch(r"[0-9]{1,6}", told) else WAIT_S
-            if self.stop.wait(min(first_s * 2**attempt, LONGEST_WAIT_S)):
+            if self.stop.wait(wait_s(told, attempt)):
                 raise StoppedError
         if response.status_code != 200:
             raise RequestError(f"{response.status_code}: {said(response.content) or response.reason}")
@@ -175,6 +174,12 @@ class Server:
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         request.headers.update(self.headers)
         return request
+
+
+def wait_s(told: str, attempt: int) -> float:
+    """Seconds before a request is sent again after `attempt` retries; `told` is the answer's Retry-After, or empty."""
+    first_s = float(told) if re.fullmatch(r"[0-9]{1,6}", told) else WAIT_S
+    return min(first_s * 2**attempt, LONGEST_WAIT_S)
 
 
 def said(body: bytes) -> str:
