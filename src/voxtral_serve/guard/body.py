@@ -12,6 +12,7 @@ rate since a body's beginning would let a client send one burst and then outrank
 
 import asyncio
 import contextlib
+import operator
 from collections.abc import Callable
 
 from voxtral_serve.guard.asgi import Receive
@@ -92,7 +93,7 @@ class OpenBodies:
     def _make_room(self, limits: OpenLimits) -> None:
         """End the slowest bodies until the others are within the limits."""
         while self.bodies and (len(self.bodies) > limits.bodies or self.size > limits.size):
-            slowest = min(self.bodies, key=lambda body: body.credit_end)
+            slowest = min(self.bodies, key=operator.attrgetter("credit_end"))
             self._remove(slowest)
             slowest.ended = True
             slowest.pieces.clear()
