@@ -43,6 +43,11 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
+@pytest.fixture(autouse=True)
+def no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "HOLD_S", 0.01)
+
+
 def run(test: Callable[[OpenBodies], Any]) -> None:
     async def whole() -> None:
         bodies = OpenBodies()
@@ -179,9 +184,7 @@ def test_no_burst_outranks_a_newcomer() -> None:
     assert steady.credit_end == 100 + CREDIT_S  # as that of one that begins now, and no later
 
 
-def test_the_rest_of_a_refused_body_is_received_while_it_keeps_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "LINGER_S", 0.05)
-
+def test_the_rest_of_a_refused_body_is_received_while_it_keeps_the_pace() -> None:
     async def sent(pieces: int, size: int) -> int:
         """How many pieces, one each 10 ms, are received."""
         received = 0
@@ -192,7 +195,7 @@ def test_the_rest_of_a_refused_body_is_received_while_it_keeps_the_pace(monkeypa
             received += 1
             return {"type": "http.request", "body": bytes(size), "more_body": received < pieces}
 
-        await body.discard(receive)
+        await body.discard(receive, 0.05)
         return received
 
     assert asyncio.run(sent(20, PACE_BYTES_S)) == 20

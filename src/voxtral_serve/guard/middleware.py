@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from voxtral_serve.guard import asgi, chat, live, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
-from voxtral_serve.guard.body import OpenBodies, discard
+from voxtral_serve.guard.body import LINGER_S, OpenBodies, discard
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.server import ServerFacts, attach
 from voxtral_serve.patches.live_server import FailedStart, log
@@ -148,7 +148,7 @@ class Request:
         await self.send({"type": f"{kind}.start", "status": error.status, "headers": headers})
         await self.send({"type": f"{kind}.body", "body": body, "more_body": closing})
         if closing:
-            await discard(self.receive)
+            await discard(self.receive, LINGER_S)
             await self.send({"type": f"{kind}.body", "body": b""})
 
     async def serve(self) -> None:
