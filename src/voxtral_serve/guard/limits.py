@@ -21,7 +21,7 @@ from voxtral_serve.units import MIB
 
 FIELDS_BYTES = MIB  # of a form's fields without the file, and of a chat's JSON without its audio
 SEQUENCES = 16  # the largest `n`: each sequence takes a place in vLLM's batch
-# Of bodies that are still arriving (guard.body), over all API processes. Each of them takes about 25 KB of memory beside
+# Of bodies that are still arriving (guard.body), over all API processes. Each takes about 25 KB of memory beside
 # its bytes, for its connection and its task (tests/server/test_slow_clients.py).
 OPEN_BODIES = 512
 OPEN_BYTES = 256 * MIB
