@@ -116,7 +116,8 @@ class EventWriter:
             await self._event(event)
 
     async def finish(self) -> None:
-        event = {"type": "transcript.text.done", "text": self.text.rstrip(), "usage": {"type": "tokens", **self.usage}}
+        usage = {"type": "tokens", **self.usage}
+        event: dict[str, Any] = {"type": "transcript.text.done", "text": self.text.rstrip(), "usage": usage}
         if self.logprobs is not None:
             event["logprobs"] = self.logprobs.finish()
         await self._event(event)
