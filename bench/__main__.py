@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = parse(arguments)
     try:
         if isinstance(plan, ServePlan):
-            serve.stay_up(plan.config, plan.directory, plan.port)
+            serve.stay_up(plan.config, plan.directory, plan.port, plan.flags)
             return 0
         if isinstance(plan, ComparePlan):
             return compare.main(plan)

@@ -28,7 +28,7 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
     if flags.command == "run":
         return _run_plan(parser, flags)
     if flags.command == "serve":
-        return ServePlan(flags.config, flags.dir, flags.port)
+        return ServePlan(flags.config, flags.dir, flags.port, tuple(flags.flags))
     if flags.command == "report":
         return ReportPlan(flags.out)
     if flags.command == "compare":
@@ -133,6 +133,9 @@ def _add_serve(commands: Any) -> None:
     parser.add_argument("--config", required=True, type=Path, metavar="YAML", help="vLLM config")
     _add_directory(parser)
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of 127.0.0.1 (default: 8000)")
+    parser.add_argument(
+        "flags", nargs="*", metavar="FLAG", help="after `--`: flags of `vllm serve` that go over the config"
+    )
 
 
 def _add_report(commands: Any) -> None:

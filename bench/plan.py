@@ -57,11 +57,12 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class ServePlan:
-    """`bench serve`: serve `config` in `directory` at `port` of 127.0.0.1 until Ctrl-C."""
+    """`bench serve`: `vllm serve` with `config` and `flags`, in `directory`, at `port` of 127.0.0.1, until Ctrl-C."""
 
     config: Path
     directory: Path
     port: int
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,14 @@ MEMORY = {
         r"|set \(([\d.]+)/[\d.]+\) GiB for KV cache"  # on a CPU
     ),
 }
+# The phases of a start, and the text of vLLM's log (0.20.0 and 0.32.0) with which each begins.
+PHASES = (
+    ("importing vLLM", ""),
+    ("starting the engine", "Resolved architecture"),  # one or two more processes, which import vLLM too
+    ("loading the weights", "Starting to load model"),
+    ("compiling and warming up", "Loading weights took"),
+    ("starting the API", "init engine"),
+)
 PATCHES = re.compile(r"voxtral-serve patches: (.+)$", re.MULTILINE)
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "voxtral-serve")
 # The line of a Python traceback that names the exception, wherever vLLM's process prefix puts it
@@ -115,12 +123,20 @@ def _command() -> list[str]:
 
 
 def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path, show: bool = True) -> None:
-    """Return when GET /health answers 200, looked at every 0.3 s; raise BenchError when it never will."""
+    """Return when GET /health answers 200, looked at every 0.3 s; raise BenchError when it never will.
+
+    With `show`, stderr has the phase of the start and, at its end, the seconds that each phase took.
+    """
     start = time.monotonic()
+    begun: dict[str, float] = {}
     with tqdm(desc="starting vLLM", bar_format="{desc}: {elapsed}", file=sys.stderr, disable=not show) as bar:
         while True:
+            begun.setdefault(phase(log), time.monotonic())
+            bar.set_description_str(phase(log), refresh=False)
             with contextlib.suppress(requests.RequestException):
                 if get(f"{url}/health", timeout_s=2).status_code == 200:
+                    if show:
+                        bar.write(took(begun, time.monotonic()), file=sys.stderr)
                     return
             if process.poll() is not None:
                 raise BenchError(f"vllm serve ended with status {process.returncode} before it answered.\n{_tail(log)}")
@@ -129,6 +145,19 @@ def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path, show: b
             time.sleep(0.3)
             if sys.stderr.isatty():
                 bar.refresh()
+
+
+def phase(log: Path) -> str:
+    """The last phase of PHASES that the log has reached."""
+    text = log.read_text(errors="replace")
+    return [name for name, line in PHASES if line in text][-1]
+
+
+def took(begun: Mapping[str, float], end: float) -> str:
+    """One line about a start: the seconds from the beginning of each phase to that of the next one, or to `end`."""
+    times = [*begun.values(), end]
+    parts = ", ".join(f"{name} {after - at:.0f} s" for name, at, after in zip(begun, times, times[1:], strict=False))
+    return f"vLLM is up after {end - times[0]:.0f} s: {parts}"
 
 
 def get(url: str, timeout_s: float) -> requests.Response:
@@ -221,11 +250,11 @@ def _running(process: subprocess.Popen[bytes]) -> set[int]:
     return running
 
 
-def stay_up(config: Path, directory: Path, port: int) -> None:
-    """Serve until Ctrl-C and print a request to paste."""
+def stay_up(config: Path, directory: Path, port: int, flags: Sequence[str] = ()) -> None:
+    """Serve until Ctrl-C, with more flags of `vllm serve`, and print a request to paste."""
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "vllm.log")
-        with contextlib.suppress(KeyboardInterrupt), server(config, directory, port, log) as process:
+        with contextlib.suppress(KeyboardInterrupt), server(config, directory, port, log, *flags) as process:
             url = f"http://127.0.0.1:{port}"
             model = get(f"{url}/v1/models", timeout_s=10).json()["data"][0]["id"]
             print(f"Serving {model} at {url}, for this machine alone. Ctrl-C stops it. In another terminal:\n")

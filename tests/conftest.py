@@ -9,7 +9,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import starts
@@ -27,8 +27,8 @@ DATA = ROOT / "bench/data"
 # ask for 0.9, and for graphs that take minutes to compile.
 SMALL = ("--gpu-memory-utilization", "0.3")
 EAGER = ("--enforce-eager", *SMALL)
-SAMPLES = 60  # of the 500 clips; all of them are `make bench-full`, `make layouts` and `make models`
-# Clips whose text the LM ends only after the clip's end, as it does in 16 of the 500. None is among the 60.
+SAMPLES = 30  # of the 500 clips; all of them are `make bench-full`, `make layouts` and `make models`
+# Clips whose text the LM ends only after the clip's end, as it does in 16 of the 500. None is among the 30.
 LATE = ("057", "154", "162", "499")
 
 starts.count_servers()
@@ -43,19 +43,37 @@ class Server(NamedTuple):
 # ---- The slow tests, the last ones, and the number of servers
 
 
+FOLDERS = ("server", "patches")  # before all others: what they start takes long
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of servers run last, as these take time to come up; one marked `last` ends a server that is shared."""
-    items.sort(key=lambda item: (item.get_closest_marker("last") is not None, item.path.parent.name == "server"))
+    """Group tests that share servers, or another costly fixture: a group runs in one process of `make test`.
+
+    A test marked `last` ends a server that is shared.
+    """
+    places = {
+        item: FOLDERS.index(name) if (name := item.path.parent.name) in FOLDERS else len(FOLDERS) for item in items
+    }
+    items.sort(key=lambda item: (places[item], item.get_closest_marker("last") is not None))
+    for item in items:
+        group = item.path.parent.name if places[item] < len(FOLDERS) else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if too_many(session):
+    if hasattr(session.config, "workeroutput"):  # one of several processes: the first one counts
+        session.config.workeroutput["servers"] = [str(start) for start in starts.STARTED]
+    elif too_many(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def too_many(session: pytest.Session) -> bool:
-    slow = any(item.get_closest_marker("slow") for item in session.items)
-    return not slow and len(starts.STARTED) > starts.MOST
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    starts.STARTED.extend(map(starts.Start, getattr(node, "workeroutput", {}).get("servers", [])))
+
+
+def too_many(config: pytest.Config) -> bool:
+    return config.option.markexpr == "not slow" and len(starts.STARTED) > starts.MOST
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -63,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"{len(starts.STARTED)} vLLM servers")
         for start in starts.STARTED:
             terminalreporter.write_line(str(start))
-    if too_many(terminalreporter._session):
+    if too_many(terminalreporter.config):
         terminalreporter.write_line(f"FAILED: a session without slow tests may start {starts.MOST} servers", red=True)
 
 
@@ -110,9 +128,9 @@ SHARED: dict[str, tuple[Path, tuple[str, ...]]] = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
-    """Those of SHARED that tests of this session take, begun before its first test: they come up beside unit tests."""
+@pytest.fixture(scope="session")
+def begun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+    """Those of SHARED that tests of this session take, all begun at once."""
     taken = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     with contextlib.ExitStack() as stack:
         servers = {}
@@ -124,8 +142,8 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def pico_server(shared: dict[str, Server]) -> Server:
-    return up(shared["pico_server"])
+def pico_server(begun: dict[str, Server]) -> Server:
+    return up(begun["pico_server"])
 
 
 @pytest.fixture(scope="session")
@@ -139,8 +157,8 @@ def pico_url(pico_server: Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def fast(shared: dict[str, Server]) -> Server:
-    return up(shared["fast"])
+def fast(begun: dict[str, Server]) -> Server:
+    return up(begun["fast"])
 
 
 @pytest.fixture(scope="session")
@@ -149,8 +167,8 @@ def fast_url(fast: Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def live_server(shared: dict[str, Server]) -> Server:
-    return up(shared["live_server"])
+def live_server(begun: dict[str, Server]) -> Server:
+    return up(begun["live_server"])
 
 
 @pytest.fixture(scope="session")

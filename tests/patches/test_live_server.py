@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-import uvicorn
 import yaml
 from conftest import PICO, ROOT
 from vllm.logprobs import Logprob
@@ -22,7 +21,6 @@ from bench import serve
 from voxtral_serve.patches.live_server import (
     LEAST_LOGPROB,
     EngineDeadError,
-    FailedStart,
     FileLimit,
     GracefulStop,
     TokenRecording,
@@ -70,15 +68,6 @@ def test_vllm_ends_with_status_0_where_its_engine_has_died(tmp_path: Path) -> No
             if "EngineCore" in "".join(each.cmdline()):
                 each.kill()
         assert process.wait(60) == 0
-
-
-def test_a_lifespan_that_fails_raises_nothing() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "lifespan.startup.failed", "message": "no attribute 'errored'"})
-
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-    asyncio.run(server.serve())
-    assert server.should_exit
 
 
 # What they do
@@ -228,12 +217,3 @@ def test_an_engine_that_does_not_tell_whether_it_lives_has_drifted() -> None:
     with pytest.raises(PatchError, match=r"patch graceful_stop .*AttributeError.*errored"):
         asyncio.run(run())
     assert server.shutdown == stock and server.config.timeout_graceful_shutdown is None
-
-
-def test_a_start_that_fails_ends_with_its_reason() -> None:
-    server: Any = Server()
-    FailedStart(AttributeError("no attribute 'errored'")).settle_on(server)
-    assert server.should_exit
-    with pytest.raises(PatchError, match=r"voxtral_serve\.guard has drifted on .*: AttributeError: no attribute"):
-        asyncio.run(server.shutdown())
-    assert server.stopped == 1

@@ -121,6 +121,7 @@ def milliseconds(python: Path, environment: dict[str, str]) -> float:
     return (time.perf_counter() - start) * 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["copied file", "package"])
 def test_a_python_that_does_nothing_starts_as_fast(
     bare: Path, packaged: Path, alone: Path, tmp_path: Path, kind: str

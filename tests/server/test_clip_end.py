@@ -137,6 +137,7 @@ def test_clips_around_the_longest(ask: Callable[..., Answer]) -> None:
     )
 
 
+@slow
 def test_beam_search_ends_within_the_clip_or_is_refused(ask: Callable[..., Answer], pico_url: str) -> None:
     """vLLM's goes on to max_completion_tokens. Without the refusal the engine ends, and with it the server."""
     audio = np.zeros(800, np.float32)

@@ -7,6 +7,7 @@ import offline
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 
+pytestmark = pytest.mark.slow
 DRAFTER = "voxtral_serve.drafter.PadDrafter"
 DRAFTS = 5
 PADS = {"method": "custom_class", "model": DRAFTER, "num_speculative_tokens": DRAFTS}

@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 
 import pytest
 import requests
-from conftest import DATA, ROOT, Server, transcribe
+from conftest import DATA, ROOT, Server, short, transcribe
 from uploads import AUTHORIZED, KEY
 
 from bench import dataset, results
@@ -23,7 +23,7 @@ STOCK = ROOT / "bench/results/pico-cpu" / results.ROWS
 DIFFERENT = ("079", "239", "371")
 # All clips whose text the LM ends only after the audio's end.
 LATE = ["057", "099", "108", "129", "139", "149", "154", "162", "217", "242", "322", "328", "336", "372", "484", "499"]
-FEW, LEAVING = 8, 16
+FEW, LEAVING = 6, 8
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def texts_of(url: str, clips: list[dataset.Clip]) -> dict[str, str | None]:
 def test_the_texts_of_some_are_those_of_vllms_own_model(
     url: str, clips: list[dataset.Clip], stock: dict[str, str | None]
 ) -> None:
-    asked = {clip.id for clip in clips[:FEW]} | {LATE[0]}
+    asked = {clip.id for clip in short(clips, FEW)} | {LATE[0]}
     texts = texts_of(url, [clip for clip in dataset.load(DATA)[0] if clip.id in asked])
     assert texts == {id: stock[id] for id in texts}
 
@@ -80,7 +80,7 @@ def test_the_texts_are_those_of_vllms_own_model(
 
 def test_more_clients_than_are_served_at_once(url: str, stock: dict[str, str | None]) -> None:
     """That the texts are the same is shown in float32, by test_encode_once_scheduled.py."""
-    clips = by_length()[20:40]
+    clips = by_length()[20:32]
 
     def one(clip: dataset.Clip) -> Row:
         return client(url).transcribe(clip, part=1)
@@ -93,7 +93,7 @@ def test_more_clients_than_are_served_at_once(url: str, stock: dict[str, str | N
 
 def test_clients_that_leave_half_way_make_room(url: str, stock: dict[str, str | None]) -> None:
     """They leave once the first of them has a token. Then other clips take their places."""
-    generated, leaving = r"generation_tokens_total\{.*\}", by_length()[-LEAVING:]
+    generated, leaving = r"generation_tokens_total\{.*\}", by_length()[-100 : LEAVING - 100]
     before = counter(url, generated)
     with contextlib.ExitStack() as connections:
         for clip in leaving:
@@ -106,7 +106,7 @@ def test_clients_that_leave_half_way_make_room(url: str, stock: dict[str, str | 
         while counter(url, generated) == before:
             assert time.monotonic() < deadline
         assert counter(url, r"num_requests_(?:running|waiting)\{.*\}")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60  # an encoder's step that has begun is not broken off
     while counter(url, r"num_requests_(?:running|waiting)\{.*\}"):
         assert time.monotonic() < deadline
         time.sleep(0.05)

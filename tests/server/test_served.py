@@ -24,8 +24,8 @@ from pico import damage, evaluate, model, speech
 from pico.tokenizer import TextTokenizer
 
 REFERENCE = ROOT / "bench/results/pico-reference" / results.ROWS
-FEW = 8
-NEAR_TIES = 2  # clips of the 60 whose text may differ between bfloat16 and float32; seen: 1
+FEW = 5
+NEAR_TIES = 1  # clips of the 30 whose text may differ between bfloat16 and float32; seen: 0
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_short_clips(pico_url: str, clips: list[dataset.Clip], reference: list[R
 def test_wer(served: list[Row]) -> None:
     assert [row.error for row in served] == [None] * SAMPLES
     assert all(row.text and row.text.strip() for row in served)
-    assert metrics.wer(served)["value"] <= 0.02
+    assert metrics.wer(served)["value"] <= 0.025
 
 
 def differing(rows: list[Row], reference: list[Row]) -> list[tuple[str | None, str | None]]:

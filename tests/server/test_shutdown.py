@@ -73,7 +73,7 @@ class Requests:
 @pytest.mark.last
 def test_told_to_stop(fast: Server, clip: bytes) -> None:
     """The server that other tests share."""
-    drain(fast.process, fast.url, clip, AT_ONCE // 2)
+    drain(fast.process, fast.url, clip, AT_ONCE // 4)
 
 
 @pytest.mark.slow

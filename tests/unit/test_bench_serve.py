@@ -472,3 +472,24 @@ def test_a_url_and_a_config_are_one_too_many(vllm: Vllm, capsys: pytest.CaptureF
     assert stopped.value.code == 2
     assert "--url: not allowed with argument --serve" in capsys.readouterr().err
     assert vllm.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", "importing vLLM"),
+        ("INFO [model.py:733] Resolved architecture: VoxtralRealtimeEncodeOnce\n", "starting the engine"),
+        ("Resolved architecture: A\nLoading weights took 0.22 seconds\n", "compiling and warming up"),
+    ],
+)
+def test_the_phase_of_a_start(lines: str, expected: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(lines)
+    assert serve.phase(log) == expected
+
+
+def test_a_start_says_what_took_its_time() -> None:
+    begun = {"importing vLLM": 100.0, "starting the engine": 114.2, "starting the API": 140.0}
+    assert serve.took(begun, 141.1) == (
+        "vLLM is up after 41 s: importing vLLM 14 s, starting the engine 26 s, starting the API 1 s"
+    )

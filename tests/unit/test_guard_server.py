@@ -1,14 +1,32 @@
 """What the guard reads from vLLM's live objects."""
 
+import asyncio
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 
 from voxtral_serve.engine import names
-from voxtral_serve.guard import server
+from voxtral_serve.guard import Guard, server
 from voxtral_serve.guard.limits import LIMITS
+
+
+def test_a_start_that_fails_ends_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn exits, with a status that is not 0, before it listens."""
+
+    async def never(*_: Any) -> None:
+        raise AssertionError("vLLM's application is not started")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await Guard(never)(scope | {"app": SimpleNamespace(state=SimpleNamespace())}, receive, send)
+
+    with pytest.raises(SystemExit) as ended:
+        asyncio.run(uvicorn.Server(uvicorn.Config(app, port=0, log_config=None)).serve())
+    assert ended.value.code == 3
+    assert "PatchError: voxtral_serve.guard has drifted on vllm" in caplog.text
+    assert "AttributeError: 'types.SimpleNamespace' object has no attribute 'engine_client'" in caplog.text
 
 
 def state_of(architecture: str, max_model_len: int, chunking: bool = False) -> Any:

@@ -11,26 +11,25 @@ import starts
 from bench import BenchError, serve
 
 
-def session(*slow: bool) -> Any:
-    """Of one test for each of `slow`."""
-    return SimpleNamespace(
-        items=[SimpleNamespace(get_closest_marker=lambda _, each=each: each or None) for each in slow]
-    )
-
-
 @pytest.mark.parametrize(
-    ("slow", "more", "fails"), [([False], 0, False), ([False], 1, True), ([False, True], 1, False)]
+    ("marks", "more", "fails"), [("not slow", 0, False), ("not slow", 1, True), ("slow", 1, False)]
 )
-def test_a_session_fails_with_one_more(
-    slow: list[bool], more: int, fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_fails_with_one_more(marks: str, more: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starts, "STARTED", [])
     for _ in range(starts.MOST + more):
         starts.record("config.yaml", "checkpoint")
-    finished = session(*slow)
-    finished.exitstatus = 0
-    conftest.pytest_sessionfinish(finished)
-    assert (finished.exitstatus != 0) == fails
+    session: Any = SimpleNamespace(exitstatus=0, config=SimpleNamespace(option=SimpleNamespace(markexpr=marks)))
+    conftest.pytest_sessionfinish(session)
+    assert (session.exitstatus != 0) == fails
+
+
+def test_servers_of_several_processes_are_counted_in_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts, "STARTED", [starts.Start("config.yaml in checkpoint", 40.0)])
+    worker: Any = SimpleNamespace(config=SimpleNamespace(workeroutput={}))
+    conftest.pytest_sessionfinish(worker)
+    monkeypatch.setattr(starts, "STARTED", [])
+    conftest.pytest_testnodedown(worker.config)
+    assert list(map(str, starts.STARTED)) == ["config.yaml in checkpoint: up in 40.0 s"]
 
 
 @pytest.mark.parametrize("fake", [False, True])

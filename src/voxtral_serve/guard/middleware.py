@@ -22,8 +22,8 @@ from voxtral_serve.guard import asgi, chat, live, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.body import LINGER_S, OpenBodies, discard
 from voxtral_serve.guard.errors import RefusedError, too_large
-from voxtral_serve.guard.server import ServerFacts, attach
-from voxtral_serve.patches.live_server import FailedStart, log
+from voxtral_serve.guard.server import ServerFacts, attach, drifted
+from voxtral_serve.patches.live_server import log
 
 NAME = "voxtral_serve.guard"
 RETRY_AFTER_S = 1
@@ -69,12 +69,11 @@ class Guard:
             request.report()
 
     async def _lifespan(self, scope: Message, receive: Receive, send: Send) -> None:
-        state = scope["app"].state
-        uvicorn = state.server
         try:
-            self.facts = attach(state, self.app)
-        except Exception as error:
-            FailedStart(error).settle_on(uvicorn)
+            self.facts = attach(scope["app"].state, self.app)
+        except Exception as error:  # of a vLLM that is not as expected: uvicorn logs the message and exits
+            await send({"type": "lifespan.startup.failed", "message": drifted(error)})
+            return
         try:
             await self.app(scope, receive, send)
         finally:

@@ -119,3 +119,11 @@ def _longest(state: Any) -> tuple[int, Bounds, Fraction]:
     chat_bounds = bounds._replace(seconds=longest, because=because) if longest < bounds.seconds else bounds
     # Half of the context is for the text, which never takes more tokens than its audio.
     return rate, chat_bounds, max(model.max_model_len // 2 // piece, 1) * Fraction(audio.chunk_length_s)
+
+
+def drifted(error: Exception) -> str:
+    """Why the server cannot start: what `attach` raised."""
+    if isinstance(error, shims.PatchError):
+        return f"PatchError: {error}"
+    found = f"{type(error).__name__}: {error}"
+    return f"PatchError: voxtral_serve.guard has drifted on vllm {shims.installed('vllm')}: {found}. {shims.ADVICE}"

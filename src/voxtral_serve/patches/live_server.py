@@ -209,38 +209,3 @@ class GracefulStop(ServerPatch):
         module.shutdown = shutdown
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-
-
-class FailedStart(ServerPatch):
-    """Object: uvicorn's Server. It stops at once, and its shutdown then raises a PatchError with `error`'s message."""
-
-    name = "failed_start"
-    does = (
-        "a server whose guard does not fit its vLLM ends before it listens, with the reason and a status that is not 0"
-    )
-    target = "uvicorn.Server.shutdown"
-    breaks = "status 0, of a server that did not start"
-    upstream = "uvicorn's Server.serve returns where its application's lifespan fails, and vLLM then ends with status 0"
-    until = "Server.serve raises there"
-    expires = "tests/patches/test_live_server.py::test_a_lifespan_that_fails_raises_nothing"
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-
-    def probe(self, module: Any) -> bool:
-        if not inspect.iscoroutinefunction(module.shutdown):
-            raise TypeError("shutdown is no coroutine function")
-        return not hasattr(module.shutdown, "tells_a_failed_start")
-
-    def apply(self, module: Any) -> None:
-        stock, problem = module.shutdown, f"{type(self.error).__name__}: {self.error}"
-
-        async def shutdown(*args: Any, **kwargs: Any) -> None:
-            await stock(*args, **kwargs)
-            raise shims.PatchError(
-                f"voxtral_serve.guard has drifted on vllm {shims.installed('vllm')}: {problem}. {shims.ADVICE}"
-            )
-
-        shutdown.tells_a_failed_start = True  # type: ignore[attr-defined]
-        module.shutdown = shutdown
-        module.should_exit = True
