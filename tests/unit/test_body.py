@@ -43,11 +43,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.fixture(autouse=True)
-def no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "HOLD_S", 0.01)
-
-
 def run(test: Callable[[OpenBodies], Any]) -> None:
     async def whole() -> None:
         bodies = OpenBodies()
@@ -184,7 +179,9 @@ def test_no_burst_outranks_a_newcomer() -> None:
     assert steady.credit_end == 100 + CREDIT_S  # as that of one that begins now, and no later
 
 
-def test_the_rest_of_a_refused_body_is_received_while_it_keeps_the_pace() -> None:
+def test_the_rest_of_a_refused_body_is_received_while_it_keeps_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "LINGER_S", 0.05)
+
     async def sent(pieces: int, size: int) -> int:
         """How many pieces, one each 10 ms, are received."""
         received = 0
@@ -195,11 +192,29 @@ def test_the_rest_of_a_refused_body_is_received_while_it_keeps_the_pace() -> Non
             received += 1
             return {"type": "http.request", "body": bytes(size), "more_body": received < pieces}
 
-        await body.discard(receive, 0.05)
+        await body.discard(receive)
         return received
 
     assert asyncio.run(sent(20, PACE_BYTES_S)) == 20
     assert asyncio.run(sent(20, 1)) < 10
+
+
+def test_an_answer_is_held_until_the_body_is_whole_or_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "HOLD_S", 0.05)
+
+    async def held(pieces: int) -> bool:
+        left = pieces
+
+        async def receive() -> Any:
+            nonlocal left
+            await asyncio.sleep(0.01)
+            left -= 1
+            return {"type": "http.request", "body": b"a", "more_body": left > 0}
+
+        return await body.hold(receive)
+
+    assert asyncio.run(held(1))
+    assert not asyncio.run(held(1000))
 
 
 def test_each_process_has_its_share() -> None:

@@ -13,6 +13,7 @@ from guarding import BOUNDS, RATE, RULES, SAMPLES, form, heard
 
 from tools import inputs
 from voxtral_serve.audio.speech import Detector
+from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import limits, middleware
 from voxtral_serve.guard.server import ServerFacts
 
@@ -204,24 +205,36 @@ def test_a_model_needs_the_key() -> None:
     assert model("/v1/models/voxtral", verify=lambda headers: False)[0] == 401
 
 
-def test_a_refused_body_is_received_before_the_connection_is_closed() -> None:
+@pytest.mark.parametrize(
+    ("pieces", "more", "closed"),
+    [(2, (), False), (1000, (), True), (1000, ((b"expect", b"100-continue"),), True)],
+    ids=["whole", "slow", "waits for 100 Continue"],
+)
+def test_without_a_key(
+    pieces: int, more: tuple[tuple[bytes, bytes], ...], closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer comes once a body is whole that is on its way; a slow one is closed after the answer."""
+    monkeypatch.setattr(arriving, "HOLD_S", 0.05)
+    monkeypatch.setattr(arriving, "LINGER_S", 0.05)
     made, _ = guarded(verify=lambda headers: False)
     log: list[Any] = []
 
     async def receive() -> Any:
+        await asyncio.sleep(0.005)
         log.append("received")
-        return {"type": "http.request", "body": b"a", "more_body": len(log) < 4}
+        return {"type": "http.request", "body": b"a", "more_body": len(log) < pieces}
 
     async def send(message: Any) -> None:
         log.append(message)
 
-    headers = [(b"content-length", b"9")]
+    headers = [(b"content-length", b"1000"), *more]
     scope = {"type": "http", "method": "POST", "path": "/v1/audio/transcriptions", "headers": headers}
     asyncio.run(made(scope, receive, send))
-    start, body, *received, end = log
-    assert (start["status"], (b"connection", b"close") in start["headers"]) == (401, True)
-    assert body["more_body"] and json.loads(body["body"])["error"]["code"] == "invalid_api_key"
-    assert received == ["received"] * 2 and end == {"type": "http.response.body", "body": b""}
+    start, answer, *end = (message for message in log if message != "received")
+    assert (start["status"], (b"connection", b"close") in start["headers"]) == (401, closed)
+    assert json.loads(answer["body"])["error"]["code"] == "invalid_api_key"
+    assert end == ([{"type": "http.response.body", "body": b""}] if closed else [])
+    assert (log[0] == start) == bool(more)
 
 
 def test_bodies_that_arrive_take_no_place_in_the_queue() -> None:

@@ -22,8 +22,8 @@ from voxtral_serve.guard.limits import OpenLimits
 STALL_S = 30  # the longest wait for the next bytes of a body
 CREDIT_S = 5.0  # a pause that costs no rank
 PACE_BYTES_S = 16 << 10  # a slow mobile connection; a 10 s clip in Opus takes 2 s at this pace
-# Seconds before the answer to a body that is ended to make room. Clients that come again at once would take all of the
-# event loop's time.
+# Seconds before the answer to a client that sends slowly and is refused. Clients that come again as soon as they are
+# answered would take all of the event loop's time.
 HOLD_S = 2.0
 LINGER_S = 1.0  # the wait for the rest of a body that is refused, so that the client reads the answer
 
@@ -85,7 +85,6 @@ class OpenBodies:
             if not ended:
                 raise RefusedError(408, f"no byte of the body came for {STALL_S} s", "stalled") from None
         if ended:
-            await discard(receive, HOLD_S)
             raise RefusedError(
                 408,
                 "the server has no room for more bodies that are still arriving, and this one was the slowest: send it "
@@ -110,14 +109,24 @@ class OpenBodies:
             self.size -= body.size
 
 
-async def discard(receive: Receive, wait_s: float) -> None:
-    """Receive the rest of a refused body, to its end or for `wait_s`, and longer while it arrives at the pace.
+async def hold(receive: Receive) -> bool:
+    """Receive the rest of a refused body for HOLD_S at most, before the answer. Returns whether it is whole."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HOLD_S):
+            while (await receive()).get("more_body", False):
+                pass
+            return True
+    return False
+
+
+async def discard(receive: Receive) -> None:
+    """Receive the rest of a refused body after the answer, for LINGER_S, and longer while it arrives at the pace.
 
     A connection that is closed while the client still sends is reset, and the client may lose the answer.
     """
     now = asyncio.get_running_loop().time
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(wait_s) as clock:
+        async with asyncio.timeout(LINGER_S) as clock:
             while (message := await receive()).get("more_body", False):
                 credit_end = (clock.when() or now()) + len(message.get("body", b"")) / PACE_BYTES_S
                 clock.reschedule(min(credit_end, now() + CREDIT_S))

@@ -20,13 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from voxtral_serve.guard import asgi, chat, live, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
-from voxtral_serve.guard.body import LINGER_S, OpenBodies, discard
+from voxtral_serve.guard.body import OpenBodies, discard, hold
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.server import ServerFacts, attach, drifted
 from voxtral_serve.patches.live_server import log
 
 NAME = "voxtral_serve.guard"
 RETRY_AFTER_S = 1
+HELD = (401, 408)  # refusals of a body that is arriving that are held back (body.HOLD_S)
 THREADS = 4  # for decoding; ten minutes of audio take one of them for a second
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
@@ -127,6 +128,9 @@ class Request:
 
     async def refuse(self, error: RefusedError) -> None:
         """Answer with an error in OpenAI's form. A connection whose body is still arriving is then closed."""
+        # A client that waits for `100 Continue` sends no body before, and none once it has this answer.
+        if self.arriving and error.status in HELD and (error.status != 401 or b"expect" not in self.headers):
+            self.arriving = not await hold(self.receive)
         kind = "server_error" if error.status >= 500 else "invalid_request_error"
         if error.status == 429:
             kind = "rate_limit_error"
@@ -147,7 +151,7 @@ class Request:
         await self.send({"type": f"{kind}.start", "status": error.status, "headers": headers})
         await self.send({"type": f"{kind}.body", "body": body, "more_body": closing})
         if closing:
-            await discard(self.receive, LINGER_S)
+            await discard(self.receive)
             await self.send({"type": f"{kind}.body", "body": b""})
 
     async def serve(self) -> None:
