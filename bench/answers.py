@@ -23,6 +23,9 @@ class Row:
     `load` is the level of load: "c16" for so many requests in flight, "r2.5" for Poisson arrivals of so many a
     second, of which `due` is the intended start. With --stream or --realtime, `first_text_ms` and `deltas_ms` are
     the arrivals of the first and of all pieces of text; `words_ms` is each recognised word's delay after its end.
+
+    `sends` counts how often the request was sent: more than once after HTTP 429, 502, 503 or 504 or a dropped
+    connection. All its times are counted from the first time that it was sent, so they include the waits between.
     """
 
     id: str
@@ -40,6 +43,7 @@ class Row:
     first_text_ms: float | None = None
     deltas_ms: list[float] | None = None
     words_ms: list[float] | None = None
+    sends: int = 1
 
 
 @dataclass
@@ -48,6 +52,9 @@ class Answer:
 
     Unless the request completed, `error` says why. `pieces` are the arrivals of non-empty text, null where the answer
     came whole. Live audio alone has `spoken`, when its last piece was sent, and `words_ms` as in Row.
+
+    `sends` is as in Row, and `start` that of the first. `resend_s` is how many seconds to wait before the request is
+    sent again, null if it is not.
     """
 
     start: float
@@ -58,6 +65,8 @@ class Answer:
     pieces: list[tuple[float, str]] | None = None
     spoken: float | None = None
     words_ms: list[float] | None = None
+    sends: int = 1
+    resend_s: float | None = None
 
 
 def wait_until(due: float | None) -> None:

@@ -3,11 +3,16 @@
 A request is complete only when the server gave a whole answer of the kind that was asked for; everything else is a
 failure with its reason, never an empty transcript. Whole: HTTP 200 and a JSON object whose `text` is a string; of
 streams, see bench/stream.py; of live audio, bench/realtime.py.
+
+A request that may succeed later is sent again, as clients of a server do: after HTTP 429, 502, 503 or 504 and after a
+dropped connection, RETRIES times at most, never after another status. Its latency includes the waits, and its row has
+the number of `sends`. Live audio is sent once: its pace cannot be repeated.
 """
 
 import base64
 import json
 import math
+import re
 import threading
 import time
 from typing import Any
@@ -26,6 +31,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CHAT_PROMPT = "Transcribe this audio."
 # Far more than speech has, in any language: fast English has 5 tokens a second. A server's own default may be less.
 CHAT_TOKENS, CHAT_TOKENS_PER_S = 128, 16
+RESENT = (429, 502, 503, 504)
+RETRIES = 7
+WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # before the first retry, if the server has no Retry-After, and twice that each time
 # Of the containers that servers of audio_url read; Python's mimetypes calls WAV audio/x-wav and Opus in Ogg audio/opus.
 MIME = {
     **{".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".m4a": "audio/mp4", ".mp4": "audio/mp4"},
@@ -99,7 +107,8 @@ class Client:
         )
 
     def transcribe(self, clip: Clip, part: int, load: str = "c1", due: float | None = None, **fields: str) -> Row:
-        """Send one clip, with form fields beyond the usual, and wait for its transcript.
+        """Send one clip, with form fields beyond the usual, and wait for its transcript; send it again where the module
+        says so.
 
         The latency runs from the first byte sent, or with `due`, on the clock of time.perf_counter, from then; until
         the answer's body is read. Reading the file and building the request come before it.
@@ -127,9 +136,21 @@ class Client:
             first_text_ms=deltas_ms[0] if deltas_ms else None,
             deltas_ms=deltas_ms,
             words_ms=answer.words_ms if complete else None,
+            sends=answer.sends,
         )
 
     def _send(self, clip: Clip, due: float | None, fields: dict[str, str]) -> Answer:
+        start = None
+        for sends in range(1, RETRIES + 2):
+            answer = self._send_once(clip, due if start is None else None, fields)
+            start = answer.start if start is None else start
+            answer.start, answer.sends = start, sends
+            if answer.resend_s is None or sends > RETRIES:
+                break
+            time.sleep(min(answer.resend_s * 2 ** (sends - 1), LONGEST_WAIT_S))
+        return answer
+
+    def _send_once(self, clip: Clip, due: float | None, fields: dict[str, str]) -> Answer:
         session = self._session()
         prepared = session.prepare_request(self._request(clip, fields))
         # Session.send, unlike Session.request, leaves proxies and certificates of the environment out.
@@ -149,6 +170,9 @@ class Client:
             body = response.content
             answer.end = time.perf_counter()
             answer.text, answer.error = _read(answer.status, body, self._api)
+            if answer.status in RESENT:
+                told = response.headers.get("Retry-After", "")
+                answer.resend_s = float(told) if re.fullmatch(r"[0-9]{1,6}", told) else WAIT_S
             if self._mode == "stream" and answer.status == 200:
                 answer.error = f"HTTP 200, but the Content-Type is {kind}, not that of a stream: {_shown(body)!r}"
         except stream.StreamError as problem:
@@ -158,6 +182,7 @@ class Client:
         except (requests.RequestException, urllib3.exceptions.HTTPError) as problem:
             answer.end = time.perf_counter()
             answer.error = f"{type(problem).__name__} after {answer.end - start:.3f} s: {problem}"
+            answer.resend_s = WAIT_S if _dropped(problem) else None
         return answer
 
     def _request(self, clip: Clip, fields: dict[str, str]) -> requests.Request:
@@ -217,6 +242,19 @@ def mime(clip: Clip) -> str:
     if kind is None:
         raise BenchError(f"--api chat: {clip.path.name!r} is of a kind that is not known: expected {', '.join(MIME)}")
     return kind
+
+
+def _dropped(error: BaseException | None) -> bool:
+    """Whether a connection ended before its answer did. One that could not be made is none that was dropped."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError):
+            return False
+        if isinstance(
+            error, ConnectionError | urllib3.exceptions.IncompleteRead | urllib3.exceptions.InvalidChunkLength
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _read(status: int, body: bytes, api: Api) -> tuple[str | None, str | None]:

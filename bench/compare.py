@@ -331,8 +331,13 @@ def _side(interval: list[float] | None, even: float, names: tuple[str, str]) -> 
 
 
 def _changed(before: Sequence[Row], after: Sequence[Row], language: str | None) -> dict[str, Any]:
-    """Which texts differ in any character, and the first of them word by word."""
-    changed = [(x, y) for x, y in zip(before, after, strict=True) if x.text != y.text]
+    """Which texts differ in any character, and the first of them word by word. Blanks around a text do not count:
+    vLLM's own server writes one before it, others do not."""
+
+    def said(row: Row) -> str | None:
+        return row.text and row.text.strip()
+
+    changed = [(x, y) for x, y in zip(before, after, strict=True) if said(x) != said(y)]
     # Equal after normalisation: neither has a word that the other lacks.
     form = sum(metrics.word_errors(x.text or "", y.text, language).total == 0 for x, y in changed)
     shown = [

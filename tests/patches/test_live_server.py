@@ -14,9 +14,12 @@ import psutil
 import pytest
 import yaml
 from conftest import PICO, ROOT
+from vllm.logprobs import Logprob
+from vllm.sampling_params import SamplingParams
 
 from bench import serve
 from voxtral_serve.patches.live_server import (
+    LEAST_LOGPROB,
     EngineDeadError,
     FileLimit,
     GracefulStop,
@@ -46,7 +49,7 @@ def either(places: tuple[str, ...]) -> Any:
 
 
 def test_vllms_transcription_has_no_token_ids() -> None:
-    assert "token_ids" not in either(PROTOCOLS).TranscriptionResponse.model_fields
+    assert not {"token_ids", "logprobs"} & either(PROTOCOLS).TranscriptionResponse.model_fields.keys()
 
 
 def test_vllm_limits_the_bytes_of_what_it_is_sent() -> None:
@@ -80,7 +83,7 @@ def test_tokens_are_recorded_for_who_asks() -> None:
     """Of one request and no other; a generator that is left is closed."""
     closed = []
 
-    async def generate(pieces: Sequence[list[int]]) -> AsyncIterator[Any]:
+    async def generate(pieces: Sequence[list[int]], sampling_params: Any = None) -> AsyncIterator[Any]:
         try:
             for piece in pieces:
                 yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=piece)])
@@ -101,9 +104,10 @@ def test_tokens_are_recorded_for_who_asks() -> None:
 
     async def run() -> tuple[list[int], list[int]]:
         async def request(most: int) -> list[int]:
-            with recorded_tokens() as tokens:
+            with recorded_tokens() as record:
                 await consume(most)
-            return tokens
+            assert record.logprobs is None
+            return record.tokens
 
         first, second = await asyncio.gather(request(9), request(2))
         assert await consume(9) == 3  # nobody asked
@@ -113,8 +117,36 @@ def test_tokens_are_recorded_for_who_asks() -> None:
     assert len(closed) == 3
 
 
-def test_an_engine_records_once() -> None:
+def test_logprobs_are_computed_for_who_asks() -> None:
+    """vLLM 0.20.0 and 0.32.0 hand the parameters over by position; its own class, so that the field is there."""
+
+    async def generate(prompt: str, sampling_params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
+        found = [{7: Logprob(-0.5)}, {8: Logprob(float("-inf"))}] if sampling_params.logprobs == 0 else None
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7, 8], logprobs=found)])
+
+    recorded = recording(generate)
+
+    async def request(logprobs: bool) -> tuple[list[int], list[float] | None, int | None]:
+        parameters = SamplingParams()
+        with recorded_tokens(logprobs) as record:
+            async for _ in recorded("prompt", parameters, "id"):
+                pass
+        return record.tokens, record.logprobs, parameters.logprobs
+
+    assert asyncio.run(request(True)) == ([7, 8], [-0.5, LEAST_LOGPROB], 0)
+    assert asyncio.run(request(False)) == ([7, 8], None, None)
+
+
+def test_generate_without_sampling_params_has_drifted() -> None:
     async def generate(prompt: str) -> AsyncIterator[Any]:
+        yield prompt
+
+    with pytest.raises(PatchError, match=r"patch token_recording .*generate takes no sampling_params"):
+        TokenRecording().settle_on(SimpleNamespace(generate=generate))
+
+
+def test_an_engine_records_once() -> None:
+    async def generate(prompt: str, sampling_params: Any) -> AsyncIterator[Any]:
         yield prompt
 
     engine = SimpleNamespace(generate=generate)

@@ -38,7 +38,8 @@ class FakeRealtime:
     """Says each piece of `words` (seconds of audio received, text), and at the end transcription.done after `late_s`.
 
     `refuses`: an error event in place of session.created. `dies` closes the connection after so many seconds of audio,
-    `ends` says transcription.done then, and `deaf` reads nothing of the session.
+    `ends` says transcription.done then, and `deaf` reads nothing of the session. So many handshakes as `busy` says are
+    answered with 429 first.
     """
 
     words: Sequence[tuple[float, str]] = ()
@@ -47,6 +48,7 @@ class FakeRealtime:
     refuses: str | None = None
     dies: float | None = None
     ends: float | None = None
+    busy: int = 0
     sessions: list[Session] = field(default_factory=list)
     models: tuple[str, ...] = ("fake-voxtral",)
 
@@ -67,7 +69,12 @@ class FakeRealtime:
 
     def _http(self, socket: ServerConnection, request: Any) -> Any:
         if request.path == "/v1/realtime":
-            return None
+            if not self.busy:
+                return None
+            self.busy -= 1
+            response = socket.respond(429, "busy")
+            response.headers["Retry-After"] = "0"
+            return response
         answer = {"data": [{"id": model} for model in self.models]} if request.path == "/v1/models" else {}
         return socket.respond(200 if answer else 404, json.dumps(answer))
 

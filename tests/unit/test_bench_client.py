@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fakeserver import MODEL, Answer, FakeServer, write_dataset
 
-from bench import BenchError, dataset, stream
+from bench import BenchError, dataset, results, stream
+from bench import client as bench_client
 from bench.__main__ import main
 from bench.answers import Row
 from bench.client import Client
@@ -31,6 +32,12 @@ OPENAI = (
     (0.4, b': a comment\n\ndata: {"type": "transcript.text.delta",\ndata: "delta": "ta"}\n\n'),
     (0.1, b'data: {"type": "transcript.text.done", "text": "alpha beta"}\n\n'),
 )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are sent again, after waits that tests have no time for."""
+    monkeypatch.setattr(bench_client, "WAIT_S", 0.001)
 
 
 @pytest.fixture
@@ -126,6 +133,50 @@ def test_a_stream_is_read_to_its_end() -> None:
     parts = [chunk("alpha") + DONE, b": more\n\n", b""]
     text, pieces, _ = stream.read(lambda most: parts.pop(0))
     assert (text, len(pieces), parts) == ("alpha", 1, [])
+
+
+# ---- What is sent again
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+@pytest.mark.parametrize(
+    "first", [Answer(status=status) for status in (429, 502, 503, 504)] + [Answer(drop="before"), Answer(drop="inside")]
+)
+def test_a_request_that_may_succeed_later_is_sent_again(clip: Clip, first: Answer, mode: Any) -> None:
+    last = Answer("alpha beta") if mode == "whole" else Answer(events=VLLM)
+    with FakeServer({clip.path.name: [first, first, last]}) as server:
+        row = Client(server.url, 5, mode=mode).transcribe(clip, 1)
+    assert (row.text, row.status, row.error, row.sends) == ("alpha beta", 200, None, 3)
+    assert json.loads(results.row_line(row))["sends"] == 3
+
+
+def test_its_latency_includes_the_waits(clip: Clip, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_client, "WAIT_S", 60)
+    busy = Answer(status=429, headers=(("Retry-After", "1"),))
+    with FakeServer({clip.path.name: [busy, Answer(events=VLLM)]}) as server:
+        due = time.perf_counter() + 0.1
+        row = Client(server.url, 5, mode="stream").transcribe(clip, 1, due=due)
+    assert row.sends == 2 and row.latency_ms and row.first_text_ms
+    assert row.latency_ms > row.first_text_ms > 1000
+    assert row.end - row.start > 1
+
+
+@pytest.mark.parametrize("status", [400, 404, 408, 413, 500])
+def test_another_status_is_a_failure_at_once(clip: Clip, status: int) -> None:
+    row = ask(clip, Answer(status=status))
+    assert (row.status, row.sends, row.text) == (status, 1, None)
+
+
+def test_in_the_end_it_is_a_failure(clip: Clip) -> None:
+    row = ask(clip, Answer(status=429))
+    assert (row.status, row.sends, row.text, row.latency_ms) == (429, 1 + bench_client.RETRIES, None, None)
+
+
+def test_nothing_is_sent_again_where_nobody_listens(clip: Clip) -> None:
+    with FakeServer() as server:
+        pass
+    row = Client(server.url, 5).transcribe(clip, 1)
+    assert row.sends == 1 and row.error and "refused" in row.error
 
 
 # ---- What is sent

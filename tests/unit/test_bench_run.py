@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fakeserver import MODEL, Answer, FakeServer, write_dataset
 
-from bench import dataset
+from bench import client, dataset
 from bench.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +188,12 @@ def test_api_key_is_sent_and_not_written(case: Case, tmp_path: Path, monkeypatch
 
 
 # ---- Failures
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are sent again, after waits that tests have no time for."""
+    monkeypatch.setattr(client, "WAIT_S", 0.001)
 
 
 BROKEN = {

@@ -1,6 +1,7 @@
 """The guard's limits, and its middleware around an application that costs nothing."""
 
 import asyncio
+import json
 import re
 import time
 from fractions import Fraction
@@ -12,6 +13,7 @@ from guarding import BOUNDS, RATE, RULES, SAMPLES, form, heard
 
 from tools import inputs
 from voxtral_serve.audio.speech import Detector
+from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import limits, middleware
 from voxtral_serve.guard.server import ServerFacts
 
@@ -153,6 +155,115 @@ def test_nothing_is_served_before_vllm_is_known() -> None:
     body, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)))
     asyncio.run(post(made, app, body, kind))
     assert (app.status, app.bodies) == (503, [])
+
+
+MODELS = [{"id": name, "object": "model", "owned_by": "vllm"} for name in ("voxtral", "mistralai/Voxtral-Mini-3B-2507")]
+
+
+class ListApp(FakeApp):
+    """vLLM with a list of models. `body` is what the client was answered."""
+
+    body = b""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        assert (scope["path"], scope["method"]) == ("/root/v1/models", "GET")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps({"object": "list", "data": MODELS}).encode()})
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        self.body += message.get("body", b"")
+
+
+def model(path: str, **more: Any) -> tuple[int, Any]:
+    """(status, JSON)"""
+    app = ListApp()
+    made = middleware.Guard(app)
+    made.facts = ServerFacts(RULES, DETECTOR, 16, False, True, None)._replace(**more)
+    scope = {"type": "http", "method": "GET", "path": f"/root{path}", "root_path": "/root", "headers": []}
+    asyncio.run(made(scope, asyncio.Event().wait, app.send))
+    return app.status, json.loads(app.body)
+
+
+@pytest.mark.parametrize("found", MODELS, ids=lambda found: found["id"])
+def test_a_model_of_the_list(found: dict[str, str]) -> None:
+    assert model(f"/v1/models/{found['id']}") == (200, found)
+
+
+@pytest.mark.parametrize("name", ["", "voxtra", "voxtral/", "mistralai", "a\nb" * 100])
+def test_a_model_that_is_not_served(name: str) -> None:
+    status, answer = model(f"/v1/models/{name}")
+    error = answer["error"]
+    assert (status, error["code"], error["type"], error["param"]) == (
+        *(404, "model_not_found", "invalid_request_error"),
+        "model",
+    )
+    assert "this server has voxtral, mistralai/Voxtral-Mini-3B-2507" in error["message"]
+
+
+def test_a_model_needs_the_key() -> None:
+    assert model("/v1/models/voxtral", verify=lambda headers: False)[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("pieces", "more", "closed"),
+    [(2, (), False), (1000, (), True), (1000, ((b"expect", b"100-continue"),), True)],
+    ids=["whole", "slow", "waits for 100 Continue"],
+)
+def test_without_a_key(
+    pieces: int, more: tuple[tuple[bytes, bytes], ...], closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer comes once a body is whole that is on its way; a slow one is closed after the answer."""
+    monkeypatch.setattr(arriving, "HOLD_S", 0.05)
+    monkeypatch.setattr(arriving, "LINGER_S", 0.05)
+    made, _ = guarded(verify=lambda headers: False)
+    log: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(0.005)
+        log.append("received")
+        return {"type": "http.request", "body": b"a", "more_body": len(log) < pieces}
+
+    async def send(message: Any) -> None:
+        log.append(message)
+
+    headers = [(b"content-length", b"1000"), *more]
+    scope = {"type": "http", "method": "POST", "path": "/v1/audio/transcriptions", "headers": headers}
+    asyncio.run(made(scope, receive, send))
+    start, answer, *end = (message for message in log if message != "received")
+    assert (start["status"], (b"connection", b"close") in start["headers"]) == (401, closed)
+    assert json.loads(answer["body"])["error"]["code"] == "invalid_api_key"
+    assert end == ([{"type": "http.response.body", "body": b""}] if closed else [])
+    assert (log[0] == start) == bool(more)
+
+
+def test_bodies_that_arrive_take_no_place_in_the_queue() -> None:
+    """A full queue answers 429; one that is full of open bodies is not full."""
+    made, app = guarded(most_in_flight=1)
+    good, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/audio/transcriptions",
+        "headers": [(b"content-length", b"9")],
+    }
+
+    async def test() -> list[int]:
+        idle = [asyncio.create_task(made({**scope}, asyncio.Event().wait, app.send)) for _ in range(300)]
+        await asyncio.sleep(0.01)
+        assert len(made.bodies.bodies) == 300 and made.in_flight == 0
+        await post(made, app, good, kind)
+        statuses = [app.status]
+        made.in_flight = 1
+        await post(made, app, good, kind)
+        statuses.append(app.status)
+        made.in_flight = 0
+        for task in idle:
+            task.cancel()
+        await asyncio.gather(*idle, return_exceptions=True)
+        return statuses
+
+    assert asyncio.run(test()) == [200, 429]
 
 
 @pytest.mark.slow

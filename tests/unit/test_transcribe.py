@@ -16,6 +16,7 @@ from transcribing import environment, run, start, wait_for
 
 from voxtral_serve import cli
 from voxtral_serve.client import files
+from voxtral_serve.client import server as client_server
 from voxtral_serve.client.server import RETRIES, Upload
 
 KEY = "s3cret-key"
@@ -179,9 +180,9 @@ def test_failures_are_listed_and_the_rest_goes_on(tmp_path: Path) -> None:
     error = json.dumps({"error": {"message": "the clip is 48 s long:\n37 at most", "code": "too_long"}}).encode()
     answers = {
         "b.wav": Answer(status=400, body=error),
-        "c.wav": Answer(drop="before"),
+        "c.wav": Answer(status=408),
         "d.wav": Answer(body=b"<html>"),
-        "e.wav": Answer(drop="inside"),
+        "e.wav": Answer(status=500),
         "f.wav": Answer(status=302, body=b"", headers=(("Location", "http://127.0.0.1:9/"),)),
     }
     out = tmp_path / "out"
@@ -195,15 +196,16 @@ def test_failures_are_listed_and_the_rest_goes_on(tmp_path: Path) -> None:
             paths[1:6],
             (
                 "400: the clip is 48 s long: 37 at most",
-                "no answer: ",
+                "408: ",
                 "200, but no JSON object",
-                "no answer: ",
+                "500: ",
                 "302: ",
             ),
             strict=True,
         ):
             assert line.startswith(f"failed: {path}: {problem}")
         assert below(out) == {"a.txt": "fine\n", "g.txt": "fine\n"}
+        assert len(server.sent()) == 7
         server.answers = {}
         assert run(tmp_path / "in", "--out", out, "--url", server.url).stderr == (
             "7 files: 5 transcribed, 2 there already (--again makes them anew)\n"
@@ -225,17 +227,38 @@ def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
     body = b'{"error": {"message": "16 requests are in flight"}}'
 
     def busy(after: str) -> Answer:
-        return Answer(status=503, body=body, headers=(("Retry-After", after),))
+        return Answer(status=429, body=body, headers=(("Retry-After", after),))
 
     with FakeServer({"a.wav": [busy("0"), busy("1"), Answer("alpha")], "b.wav": busy("0")}) as server:
         done = run(*paths, "--url", server.url)
     assert done.stdout == f"{paths[0]}: alpha\n"
-    assert f"failed: {paths[1]}: 503: 16 requests are in flight" in done.stderr
+    assert f"failed: {paths[1]}: 429: 16 requests are in flight" in done.stderr
     assert server.sent().count("b.wav") == 1 + RETRIES
     starts = [received.start for received in server.received if received.name == "a.wav"]
     assert len(starts) == 3
     assert starts[2] - starts[1] >= 2  # what it asked for, doubled as it was the second time
     assert {received.size for received in server.received} == {1000}
+
+
+def test_what_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The statuses of a server that may answer later, and dropped connections, whatever had arrived; no other 4xx."""
+    monkeypatch.setattr(client_server, "WAIT_S", 0.01)
+    passing = {f"{status}.wav": Answer(status=status) for status in (429, 502, 503, 504)}
+    passing |= {"before.wav": Answer(drop="before"), "inside.wav": Answer("fine", drop="inside")}
+    lasting = {f"{status}.wav": Answer(status=status) for status in (400, 401, 404, 408, 413, 500)}
+    paths = write(*(tmp_path / name for name in passing | lasting))
+    answers = {name: [each, Answer("fine")] for name, each in passing.items()}
+    with FakeServer({**answers, **lasting}) as server:
+        assert cli.run(["transcribe", *map(str, paths), "--url", server.url, "--out", str(tmp_path / "out")]) == 1
+        assert {name: server.sent().count(name) for name in passing} == dict.fromkeys(passing, 2)
+        assert {name: server.sent().count(name) for name in lasting} == dict.fromkeys(lasting, 1)
+        assert "12 files: 6 transcribed, 6 failed" in capsys.readouterr().err
+        server.answers = {paths[0].name: Answer(drop="before")}
+        assert cli.run(["transcribe", str(paths[0]), "--url", server.url]) == 1
+        assert server.sent().count(paths[0].name) == 2 + 1 + RETRIES
+        assert "no answer: " in capsys.readouterr().err
 
 
 def test_nobody_there(tmp_path: Path) -> None:

@@ -92,6 +92,14 @@ def test_a_server_of_whole_clips_says_so_in_one_line(tmp_path: Path) -> None:
     assert "Connection refused" in done.stderr
 
 
+def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
+    path = write_clip(tmp_path, 0.5)
+    with FakeRealtime([(0.2, "alpha")], busy=2) as server:
+        done = run("--live", path, "--url", server.url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alpha\n", "")
+    assert server.busy == 0
+
+
 def test_a_session_that_breaks(tmp_path: Path) -> None:
     with FakeRealtime([(0.1, "alpha")], dies=0.3) as server:
         done = run("--live", write_clip(tmp_path, 1), "--url", server.url)

@@ -10,12 +10,21 @@ import pytest
 from voxtral_serve.audio.level import voiced
 from voxtral_serve.audio.speech import Piece
 from voxtral_serve.transcript.formats import AnswerFormat, PieceTranscript, TimeError, written
+from voxtral_serve.transcript.logprobs import TokenLogprobs
 from voxtral_serve.transcript.subtitles import LONGEST_S, Segment, _lines, _stamp, segments, srt, vtt
 from voxtral_serve.transcript.words import TokenStream, Word, refine, words
 
 PAD, WORD = 32, 33
 VOCABULARY = {2: "", 100: " Hello", 101: " wor", 102: "ld", 103: ".", 104: " again"}
-STREAM = TokenStream(PAD, WORD, 0.08, lambda tokens: "".join(VOCABULARY[token] for token in tokens))
+# A character in two tokens; blanks
+PIECES = {token: text.encode() for token, text in VOCABULARY.items()} | {110: b" caf\xc3", 111: b"\xa9", 112: b" "}
+STREAM = TokenStream(
+    PAD,
+    WORD,
+    0.08,
+    lambda tokens: "".join(VOCABULARY[token] for token in tokens),
+    lambda token: PIECES.get(token, b""),
+)
 RATE = 16000
 SILENT = np.zeros(0, bool)
 
@@ -156,3 +165,36 @@ def test_a_text_that_is_not_its_tokens_has_no_times() -> None:
 def test_times_as_subrip_writes_them() -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\d,\d{3}", _stamp(0.0004, ","))
     assert _stamp(59.9996, ".") == "00:01:00.000"
+
+
+# ---- Logprobs
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "tokens"),
+    [
+        ([[]], "", []),
+        ([[PAD, WORD, 2]], "", []),
+        ([[PAD, WORD, 101, 102, 103, PAD, 2]], "world.", ["wor", "ld", "."]),
+        ([[100, 103], [PAD], [104, 2]], "Hello. again", ["Hello", ".", " again"]),
+        ([[100], [103]], "Hello .", ["Hello", " ."]),  # a blank between two pieces, as their texts have
+        ([[110, PAD, 111, 100]], "café Hello", ["caf", "é", " Hello"]),
+        ([[112, 100, 112, 112]], "Hello", ["Hello"]),
+    ],
+)
+def test_tokens_with_logprobs_make_the_text(pieces: list[list[int]], text: str, tokens: list[str]) -> None:
+    writer = TokenLogprobs(STREAM)
+    for piece in pieces:
+        writer.begin_piece()
+        for token in piece:
+            writer.add([token], [-token / 100])
+    found = writer.finish()
+    assert [each["token"] for each in found] == tokens
+    assert b"".join(bytes(each["bytes"]) for each in found).decode() == "".join(tokens) == text
+    assert all(each["logprob"] < -0.5 for each in found)
+
+
+def test_a_blank_at_the_end_of_a_token_is_no_part_of_the_text() -> None:
+    writer = TokenLogprobs(STREAM._replace(piece=lambda token: b" a "))
+    assert writer.add([1], [0.0]) == [{"token": "a ", "bytes": [97, 32], "logprob": 0.0}]
+    assert writer.finish() == [{"token": "a", "bytes": [97], "logprob": 0.0}]

@@ -65,6 +65,26 @@ def test_fields_of_a_list_are_all_kept() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "timed", "logprobs", "ignored"),
+    [
+        ({}, True, False, ()),
+        ({"include[]": "logprobs"}, True, True, ()),
+        ({"include": "logprobs", "stream": "true"}, True, True, ()),
+        ({"include[]": "logprobs", "response_format": "verbose_json"}, True, False, ("logprobs",)),
+        ({"include[]": "logprobs"}, False, False, ("logprobs",)),
+        ({"include[]": "usage"}, True, False, ("include",)),
+        ({"include[]": ""}, True, False, ()),
+    ],
+)
+def test_logprobs_are_given_or_named(
+    fields: dict[str, str], timed: bool, logprobs: bool, ignored: tuple[str, ...]
+) -> None:
+    more = {name: (None, value) for name, value in fields.items()}
+    found = read(*form(file=("clip.wav", inputs.encoded(SAMPLES)), **more), RULES._replace(timed=timed)).request
+    assert (found.logprobs, found.ignored) == (logprobs, ignored)
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"response_format": "xml"}, ["response_format is 'xml'", "json, text, verbose_json, srt, vtt"]),

@@ -7,11 +7,13 @@ token came, transcription.done at the end, or error. A delta is never taken back
 
 import base64
 import contextlib
+import itertools
 import json
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from voxtral_serve.client.errors import RequestError, UsageError, report_end
 from voxtral_serve.client.jobs import LiveJob
-from voxtral_serve.client.server import CONNECT_S, Server, api_key, said
+from voxtral_serve.client.server import CONNECT_S, RESENT, RETRIES, Server, api_key, said, wait_s
 from voxtral_serve.client.sound import POLL_S, microphone, spoken
 
 PING_TIMEOUT_S = 60  # a busy server on a CPU may leave a ping unanswered for long
@@ -42,16 +44,7 @@ def hold(server: Server, model: str, pieces: Iterator[bytes], ending: threading.
     """One session, from its beginning to the final text. Raises RequestError, and what `pieces` raises."""
     printer = _Printer()
     try:
-        # Base64 of sound hardly shrinks.
-        with connect(
-            "ws" + server.url.removeprefix("http") + "/v1/realtime",
-            additional_headers=server.headers,
-            compression=None,
-            open_timeout=CONNECT_S,
-            close_timeout=1,
-            ping_timeout=PING_TIMEOUT_S,
-            proxy=True if server.proxied else None,
-        ) as socket:
+        with _connected(server) as socket:
             if (created := receive(socket))["type"] != "session.created":
                 raise RequestError(f"expected session.created, received {json.dumps(created)[:300]}")
             send(socket, "session.update", model=model)
@@ -71,6 +64,27 @@ def hold(server: Server, model: str, pieces: Iterator[bytes], ending: threading.
         raise RequestError(f"no WebSocket at {server.url}/v1/realtime: {error}") from None
     finally:
         printer.end()
+
+
+def _connected(server: Server) -> ClientConnection:
+    """A WebSocket. While the server is busy it is asked again, as for a file."""
+    for attempt in itertools.count():
+        try:
+            # Base64 of sound hardly shrinks.
+            return connect(
+                "ws" + server.url.removeprefix("http") + "/v1/realtime",
+                additional_headers=server.headers,
+                compression=None,
+                open_timeout=CONNECT_S,
+                close_timeout=1,
+                ping_timeout=PING_TIMEOUT_S,
+                proxy=True if server.proxied else None,
+            )
+        except InvalidStatus as error:
+            if error.response.status_code not in RESENT or attempt == RETRIES:
+                raise
+            time.sleep(wait_s(error.response.headers.get("Retry-After", ""), attempt))
+    raise AssertionError
 
 
 def _talk(socket: ClientConnection, pieces: Iterator[bytes], ending: threading.Event, printer: "_Printer") -> None:

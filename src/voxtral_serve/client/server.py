@@ -1,4 +1,4 @@
-"""A transcription server over HTTP: its model, its transcripts, retries while it is busy."""
+"""A transcription server over HTTP: its model, its transcripts; a request that may succeed later is sent again."""
 
 import contextlib
 import itertools
@@ -18,8 +18,8 @@ from voxtral_serve.client.errors import GoneError, RequestError, StoppedError, U
 from voxtral_serve.client.text import plain, shown
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-BUSY = (429, 503)  # statuses after which a request is sent again
-RETRIES = 7
+RESENT = (429, 502, 503, 504)  # statuses after which a request is sent again; so is one whose connection was dropped
+RETRIES = 7  # of one request, two minutes in all if the server does not say how long to wait
 WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # before the first retry, if the server does not say; before any
 CONNECT_S = 10
 ANSWER_S = 3600  # an hour of audio takes a small machine many minutes, and no byte comes before the end
@@ -138,22 +138,25 @@ class Server:
         return f"{text.strip()}\n".encode() if form == "text" else response.content
 
     def _answer(self, send: Callable[[], requests.Response]) -> requests.Response:
-        """What is answered with 200. A server that is busy is asked again, after twice as long each time."""
+        """What is answered with 200. A request is sent again after a status of RESENT or a dropped connection: after
+        the server's Retry-After, or WAIT_S, and twice as long each time."""
         for attempt in itertools.count():
+            told = ""
             try:
                 response = send()
             except requests.RequestException as error:
                 cause = _cause(error)
                 if _unreached(error):
                     raise GoneError(f"nothing answers at {self.url}: {cause}") from None
-                raise RequestError(f"no answer: {cause}") from None
+                if not _dropped(error) or attempt == RETRIES:
+                    raise RequestError(f"no answer: {cause}") from None
             except OSError as error:
                 raise RequestError(f"cannot be read: {error.strerror or error}") from None
-            if response.status_code not in BUSY or attempt == RETRIES:
-                break
-            told = response.headers.get("Retry-After", "")
-            first_s = float(told) if re.fullmatch(r"[0-9]{1,6}", told) else WAIT_S
-            if self.stop.wait(min(first_s * 2**attempt, LONGEST_WAIT_S)):
+            else:
+                if response.status_code not in RESENT or attempt == RETRIES:
+                    break
+                told = response.headers.get("Retry-After", "")
+            if self.stop.wait(wait_s(told, attempt)):
                 raise StoppedError
         if response.status_code != 200:
             raise RequestError(f"{response.status_code}: {said(response.content) or response.reason}")
@@ -173,6 +176,12 @@ class Server:
         return request
 
 
+def wait_s(told: str, attempt: int) -> float:
+    """Seconds before a request is sent again after `attempt` retries; `told` is the answer's Retry-After, or empty."""
+    first_s = float(told) if re.fullmatch(r"[0-9]{1,6}", told) else WAIT_S
+    return min(first_s * 2**attempt, LONGEST_WAIT_S)
+
+
 def said(body: bytes) -> str:
     """One line from an answer: the message of an error in OpenAI's form, else the first characters."""
     text = body[:ERROR_BYTES].decode(errors="replace")
@@ -187,9 +196,15 @@ def _start(response: requests.Response) -> str:
 
 def _cause(error: BaseException) -> str:
     """The words of the error beneath those of the libraries."""
-    while under := error.__cause__ or error.__context__:
-        error = under
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    *_, under = _chain(error)
+    return getattr(under, "strerror", None) or str(under) or type(under).__name__
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that caused it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _unreached(error: requests.RequestException) -> bool:
@@ -197,3 +212,9 @@ def _unreached(error: requests.RequestException) -> bool:
     under = error.args[0] if error.args else None
     never = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
     return isinstance(error, requests.ConnectTimeout) or isinstance(getattr(under, "reason", None), never)
+
+
+def _dropped(error: requests.RequestException) -> bool:
+    """Whether the connection ended before the answer did. A file that cannot be read looks the same to `requests`."""
+    kinds = (ConnectionError, requests.exceptions.ChunkedEncodingError)
+    return any(isinstance(each, kinds) for each in _chain(error))

@@ -52,11 +52,21 @@ class GoneError(Exception):
 
 
 class PieceResult(NamedTuple):
-    """vLLM's answer to one piece: the message with its headers, its JSON, and the generated tokens."""
+    """vLLM's answer to one piece: the message with its headers, its JSON, the generated tokens, and their logprobs if
+    they are asked for."""
 
     start: Message
     content: dict[str, Any]
     tokens: list[int]
+    logprobs: list[float] | None
+
+
+class PieceChunk(NamedTuple):
+    """A chunk of vLLM's stream for one piece: its JSON, the new tokens, and their logprobs if they are asked for."""
+
+    content: dict[str, Any]
+    tokens: list[int]
+    logprobs: list[float]
 
 
 class PieceRequests:
@@ -67,12 +77,21 @@ class PieceRequests:
     request_id  in vLLM's log: piece 0 has it as it is, piece n with -n
     fields      of each piece's form
     gone        to be set when the client has disconnected: vLLM then aborts what it has
+    logprobs    whether the logprobs of the tokens are needed
     """
 
     def __init__(
-        self, app: App, scope: Message, request_id: str, fields: Sequence[Part], audio: ClipPieces, gone: asyncio.Event
+        self,
+        app: App,
+        scope: Message,
+        request_id: str,
+        fields: Sequence[Part],
+        audio: ClipPieces,
+        gone: asyncio.Event,
+        logprobs: bool = False,
     ) -> None:
         self.app, self.scope, self.id, self.fields, self.audio, self.gone = app, scope, request_id, fields, audio, gone
+        self.logprobs = logprobs
 
     async def results(self) -> list[PieceResult]:
         """vLLM's JSON for all pieces, in order. Raises NotServedError or GoneError."""
@@ -90,7 +109,7 @@ class PieceRequests:
         return [task.result() for task in tasks]
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Any], None]:
-        """(number of the piece, vLLM's chunk) in order; a chunk may be an exception, and is the last then."""
+        """(number of the piece, PieceChunk) in order; an exception in place of a chunk is the last."""
         count = len(self.audio.pieces)
         queues: list[asyncio.Queue[Any]] = [asyncio.Queue() for _ in range(count)]
         room = asyncio.Semaphore(AT_ONCE)
@@ -120,22 +139,22 @@ class PieceRequests:
         async def send(message: Message) -> None:
             messages.append(message)
 
-        with recorded_tokens() as tokens:
+        with recorded_tokens(self.logprobs) as record:
             await self.app(*await self._request(number), send)
         if self.gone.is_set():
             raise GoneError
         if messages[0]["status"] != 200:
             raise NotServedError(messages)
         content = json.loads(b"".join(message.get("body", b"") for message in messages[1:]))
-        return PieceResult(messages[0], content, tokens)
+        return PieceResult(messages[0], content, record.tokens, record.logprobs)
 
     async def _stream(self, number: int, queue: asyncio.Queue[Any]) -> None:
         """Put vLLM's chunks for one piece into the queue, and None at their end. Raises what ends them early."""
         messages: list[Message] = []
-        rest, ended = b"", False
+        rest, ended, before = b"", False, 0
 
         async def send(message: Message) -> None:
-            nonlocal rest, ended
+            nonlocal rest, ended, before
             if not messages or messages[0]["status"] != 200:
                 messages.append(message)
                 return
@@ -148,9 +167,13 @@ class PieceRequests:
                 elif "error" in (content := json.loads(data)):
                     queue.put_nowait(StreamError(content["error"]))
                 else:
-                    queue.put_nowait(content)
+                    # vLLM sends a chunk for each of its outputs, so the new tokens are those of this chunk.
+                    tokens, logprobs = record.tokens[before:], (record.logprobs or [])[before:]
+                    queue.put_nowait(PieceChunk(content, tokens, logprobs))
+                    before += len(tokens)
 
-        await self.app(*await self._request(number), send)
+        with recorded_tokens(self.logprobs) as record:
+            await self.app(*await self._request(number), send)
         if self.gone.is_set():
             raise GoneError
         if messages[0]["status"] != 200:

@@ -15,10 +15,11 @@ from voxtral_serve.transcript.formats import FORMATS, GRANULARITIES, WITH_TIMES,
 FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
 OFF = ("", "0", "f", "false", "n", "no", "off")  # the values that pydantic reads as false, and an empty one
 # Fields that vLLM accepts and ignores, for every model
-UNUSED = ("include", "known_speaker_names", "known_speaker_references", "hotwords", "to_language")
+UNUSED = ("known_speaker_names", "known_speaker_references", "hotwords", "to_language")
 # Fields that the guard handles itself: it writes the answer in the format asked for, from vLLM's JSON.
 HANDLED = ("response_format", "timestamp_granularities", "stream_include_usage", "stream_continuous_usage_stats")
 GRANULARITIES_FIELD = "timestamp_granularities[]"
+LOGPROBS = "logprobs"  # of `include[]`
 
 
 class TranscriptRequest(NamedTuple):
@@ -27,13 +28,15 @@ class TranscriptRequest(NamedTuple):
     form      how to write the answer
     streamed  whether to send it as events
     kept      the fields that vLLM gets with each piece of the clip
-    ignored   names of the fields that have no effect with this model
+    ignored   names of the fields that have no effect with this model, and "logprobs" for those that cannot be had
+    logprobs  whether the answer has the logprobs of the tokens: `include[]=logprobs`
     """
 
     form: AnswerFormat
     streamed: bool
     kept: tuple[Part, ...]
     ignored: tuple[str, ...]
+    logprobs: bool = False
 
 
 def check_task(task: str, can: frozenset[str]) -> None:
@@ -58,7 +61,11 @@ def read(parts: Iterable[Part], task: str, rules: Rules) -> tuple[TranscriptRequ
     kept = [part for part in fields.values() if not any(_is_called(part, name) for name in HANDLED)]
     if streamed:
         kept.append(Part(b"stream_include_usage", None, b"true"))
-    return TranscriptRequest(form, streamed, tuple(kept), _ignored(fields.values(), texts, rules.can)), file
+    included = {part.data.decode() for part in fields.values() if _is_called(part, "include") and part.data}
+    logprobs = LOGPROBS in included and name == "json" and rules.timed
+    ignored = _ignored(fields.values(), texts, rules.can)
+    ignored += (LOGPROBS,) * (LOGPROBS in included and not logprobs) + ("include",) * bool(included - {LOGPROBS})
+    return TranscriptRequest(form, streamed, tuple(kept), ignored, logprobs), file
 
 
 def _by_name(parts: Iterable[Part]) -> dict[bytes, Part]:

@@ -4,8 +4,8 @@ Environment variables, read when this module is imported; a wrong value ends the
   VLLM_MAX_AUDIO_CLIP_FILESIZE_MB   MiB of one audio file (25)
   VLLM_MAX_AUDIO_DECODE_DURATION_S  seconds of one clip (600)
   VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's decoded samples (268435456)
-  VOXTRAL_SERVE_MAX_IN_FLIGHT       requests at a time, waiting ones included (4 x max_num_seqs, at least 16); each
-                                    of `api_server_count` processes takes its share
+  VOXTRAL_SERVE_MAX_IN_FLIGHT       requests at a time whose bodies are whole, waiting ones included (4 x
+                                    max_num_seqs, at least 16); each of `api_server_count` processes takes its share
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
 """
 
@@ -21,6 +21,22 @@ from voxtral_serve.units import MIB
 
 FIELDS_BYTES = MIB  # of a form's fields without the file, and of a chat's JSON without its audio
 SEQUENCES = 16  # the largest `n`: each sequence takes a place in vLLM's batch
+# Of bodies that are still arriving (guard.body), over all API processes. Each takes about 25 KB of memory beside
+# its bytes, for its connection and its task (tests/server/test_slow_clients.py).
+OPEN_BODIES = 512
+OPEN_BYTES = 256 * MIB
+
+
+class OpenLimits(NamedTuple):
+    """How many bodies may be arriving at one API process, and how many bytes of them it holds."""
+
+    bodies: int
+    size: int
+
+    @classmethod
+    def of_process(cls, processes: int, largest: int) -> "OpenLimits":
+        """The share of one of `processes`; there is always room for two bodies of `largest` bytes."""
+        return cls(max(OPEN_BODIES // processes, 1), max(OPEN_BYTES // processes, 2 * largest))
 
 
 class Limits(NamedTuple):

@@ -2,32 +2,37 @@
 
 It answers itself, in OpenAI's form of an error, what must not reach vLLM: unknown paths, requests without the key,
 bodies that are too large, files that are no audio or too long, URLs that vLLM would fetch, and requests beyond the
-queue's size. Other requests go on to vLLM with their audio decoded.
+queue's size. Other requests go on to vLLM with their audio decoded. A request is in the queue once its body is whole;
+before that, `body` bounds it.
 
 vLLM puts a config's middleware around its own, so the guard checks the key itself, before it reads a body, with vLLM's
 own function; vLLM checks it again. `limits` has the environment variables.
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import time
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from voxtral_serve.guard import asgi, chat, live, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
+from voxtral_serve.guard.body import OpenBodies, discard, hold
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.server import ServerFacts, attach, drifted
 from voxtral_serve.patches.live_server import log
 
 NAME = "voxtral_serve.guard"
-STALL_S = 30  # the longest wait for the next bytes of a body
 RETRY_AFTER_S = 1
+HELD = (401, 408)  # refusals of a body that is arriving that are held back (body.HOLD_S)
 THREADS = 4  # for decoding; ten minutes of audio take one of them for a second
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
-READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, "/v1/models"), ("GET",)) | {"/ping": ("GET", "POST")}
+MODELS, MODEL = "/v1/models", "/v1/models/"  # the list; one of it, whose name follows and may have slashes
+READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
 TASKS = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
 CHAT = "/v1/chat/completions"
 METHODS = READ | dict.fromkeys((*TASKS, CHAT), ("POST",))
@@ -41,6 +46,7 @@ class Guard:
         self.app = app
         self.facts: ServerFacts | None = None
         self.in_flight = 0
+        self.bodies = OpenBodies()
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="guard")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -58,6 +64,7 @@ class Guard:
         except asyncio.CancelledError:  # by uvicorn, once the grace period is over
             if request.answering:
                 raise
+            request.arriving = False  # there is no time to receive the rest
             await request.refuse(RefusedError(503, "the server is stopping: send this again", "stopping"))
         finally:
             request.report()
@@ -89,6 +96,8 @@ class Request:
         self.status = DISCONNECTED
         self.bytes, self.seconds = 0, 0.0
         self.answering = False
+        # Whether the client may still be sending a body
+        self.arriving = self.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self.headers
 
     async def send(self, message: Message) -> None:
         """Send the client a message, with the request id among its headers; keep the status for the log."""
@@ -118,22 +127,32 @@ class Request:
         )
 
     async def refuse(self, error: RefusedError) -> None:
-        """Answer with an error in OpenAI's form."""
+        """Answer with an error in OpenAI's form. A connection whose body is still arriving is then closed."""
+        # A client that waits for `100 Continue` sends no body before, and none once it has this answer.
+        if self.arriving and error.status in HELD and (error.status != 401 or b"expect" not in self.headers):
+            self.arriving = not await hold(self.receive)
         kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        if error.status == 429:
+            kind = "rate_limit_error"
         content = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
         body = json.dumps({"error": content}, ensure_ascii=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        if error.status == 503:
+        if error.status in (429, 503):
             headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
         elif error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         elif error.status == 405:
-            headers.append((b"allow", ", ".join(METHODS[self.path]).encode()))
-        if error.status in (408, 413) and b"content-length" not in self.headers:
-            headers.append((b"connection", b"close"))  # the length of the rest of the body is unknown
-        kind = "websocket.http.response" if self.scope["type"] == "websocket" else "http.response"
+            headers.append((b"allow", ", ".join(self._methods()).encode()))
+        websocket = self.scope["type"] == "websocket"
+        closing = self.arriving and not websocket
+        if closing:
+            headers.append((b"connection", b"close"))
+        kind = "websocket.http.response" if websocket else "http.response"
         await self.send({"type": f"{kind}.start", "status": error.status, "headers": headers})
-        await self.send({"type": f"{kind}.body", "body": body})
+        await self.send({"type": f"{kind}.body", "body": body, "more_body": closing})
+        if closing:
+            await discard(self.receive)
+            await self.send({"type": f"{kind}.body", "body": b""})
 
     async def serve(self) -> None:
         """Answer the request or have vLLM answer it. Raises RefusedError."""
@@ -145,34 +164,29 @@ class Request:
         if self.method == "OPTIONS":  # of a browser, which asks before it sends the key
             await self.guard.app(self.scope, self.receive, self.send)
             return
-        if not websocket and self.method not in METHODS[self.path]:
+        if not websocket and self.method not in self._methods():
             raise RefusedError(
-                405, f"{self.path} takes {' or '.join(METHODS[self.path])}, not {self.method}", "method_not_allowed"
+                405, f"{self.path} takes {' or '.join(self._methods())}, not {self.method}", "method_not_allowed"
             )
         self._check_key(facts)
         if self.path in READ:
             await self.guard.app(self.scope, self.receive, self.send)
-            return
-        most = facts.most_in_flight
-        if self.guard.in_flight >= most:
-            raise RefusedError(
-                503,
-                f"{most} requests are in flight, as many as this server takes at a time: try again soon",
-                "overloaded",
-            )
-        self.guard.in_flight += 1
-        try:
-            if websocket:
+        elif self.path.startswith(MODEL):
+            await self._model()
+        elif websocket:
+            with self._place(facts):
                 await self._live(facts)
-            elif self.path == CHAT:
-                await self._chat(facts)
-            else:
-                await self._upload(facts)
-        finally:
-            self.guard.in_flight -= 1
+        elif self.path == CHAT:
+            await self._chat(facts)
+        else:
+            await self._upload(facts)
+
+    def _methods(self) -> tuple[str, ...]:
+        """Those of the path; none for a path that is unknown."""
+        return ("GET",) if self.path.startswith(MODEL) else METHODS.get(self.path, ())
 
     def _check_path(self, websocket: bool) -> None:
-        if websocket != (self.path == live.PATH) or not (websocket or self.path in METHODS):
+        if websocket != (self.path == live.PATH) or not (websocket or self._methods()):
             path = ascii(self.path)[1:-1][:80]
             raise RefusedError(404, f"there is no {path} here: this server has {', '.join(METHODS)}", "not_found")
 
@@ -185,57 +199,93 @@ class Request:
             what = "a key that this server does not know" if b"authorization" in self.headers else "no key"
             raise RefusedError(401, f"the request has {what}: expected Authorization: Bearer KEY", "invalid_api_key")
 
+    def _check_queue(self, facts: ServerFacts) -> None:
+        most = facts.most_in_flight
+        if self.guard.in_flight >= most:
+            raise RefusedError(
+                429,
+                f"{most} requests are in flight, as many as this server takes at a time: try again soon",
+                "overloaded",
+            )
+
+    @contextlib.contextmanager
+    def _place(self, facts: ServerFacts) -> Iterator[None]:
+        """A place among the requests in flight. Raises RefusedError if there is none."""
+        self._check_queue(facts)
+        self.guard.in_flight += 1
+        try:
+            yield
+        finally:
+            self.guard.in_flight -= 1
+
+    async def _model(self) -> None:
+        """Answer `GET /v1/models/{id}`, which vLLM does not have, from its list of models."""
+        name = self.path.removeprefix(MODEL)
+        messages: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            messages.append(message)
+
+        path = self.scope.get("root_path", "") + MODELS
+        await self.guard.app({**self.scope, "path": path, "raw_path": path.encode()}, self.receive, keep)
+        models = json.loads(b"".join(message.get("body", b"") for message in messages[1:]))["data"]
+        found = next((model for model in models if model["id"] == name), None)
+        if found is None:
+            names = ", ".join(model["id"] for model in models)
+            raise RefusedError(
+                404, f"the model {ascii(name)[:80]} does not exist: this server has {names}", "model_not_found", "model"
+            )
+        body = json.dumps(found, ensure_ascii=False).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
+
     async def _live(self, facts: ServerFacts) -> None:
         app = self.guard.app if facts.live else live.WholeClipsOnly(self.guard.app)
         await app(self.scope, self.receive, self.send)
 
     async def _chat(self, facts: ServerFacts) -> None:
-        body = await self._body(facts.rules.chat_bytes)
+        body = await self._body(facts.rules.chat_bytes, facts)
         if body is None:
             return
-        clean = await asyncio.get_running_loop().run_in_executor(self.guard.threads, chat.read, body, facts.rules)
-        del body
-        if not facts.chats:
-            raise RefusedError(
-                400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
-            )
-        self.seconds = clean.seconds
-        # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
-        request = asgi.request(self.scope, chat.CONTENT_TYPE, clean.content, self.id, self.receive)
-        del clean
-        await self.guard.app(*request, self.send)
+        with self._place(facts):
+            clean = await asyncio.get_running_loop().run_in_executor(self.guard.threads, chat.read, body, facts.rules)
+            del body
+            if not facts.chats:
+                raise RefusedError(
+                    400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
+                )
+            self.seconds = clean.seconds
+            # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
+            request = asgi.request(self.scope, chat.CONTENT_TYPE, clean.content, self.id, self.receive)
+            del clean
+            await self.guard.app(*request, self.send)
 
     async def _upload(self, facts: ServerFacts) -> None:
-        body = await self._body(facts.rules.upload_bytes)
+        body = await self._body(facts.rules.upload_bytes, facts)
         if body is None:
             return
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
-        ready = await asyncio.get_running_loop().run_in_executor(
-            self.guard.threads, upload.read, body, content_type, TASKS[self.path], facts.rules, facts.detector
-        )
-        del body
-        self.seconds = ready.audio.clip.seconds
-        await upload.answer(ready, self.guard.app, self.scope, self.receive, self.send, self.id, facts.stream)
+        with self._place(facts):
+            ready = await asyncio.get_running_loop().run_in_executor(
+                self.guard.threads, upload.read, body, content_type, TASKS[self.path], facts.rules, facts.detector
+            )
+            del body
+            self.seconds = ready.audio.clip.seconds
+            await upload.answer(ready, self.guard.app, self.scope, self.receive, self.send, self.id, facts.stream)
 
-    async def _body(self, most: int) -> bytes | None:
-        """The body; None if the client has disconnected. Raises RefusedError as soon as there are more than `most`
-        bytes."""
+    async def _body(self, most: int, facts: ServerFacts) -> bytes | None:
+        """The body; None if the client has disconnected. Raises RefusedError, if the queue is full now as well: there
+        is no use in receiving the body then."""
         declared = self.headers.get(b"content-length", b"").decode("latin-1")
         if declared.isdigit() and int(declared[:18]) > most:
             raise too_large("the body", int(declared[:18]), most)
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RefusedError(415, "the body is compressed (Content-Encoding): send it as it is", "invalid_form")
-        pieces = []
-        while True:
-            try:
-                message = await asyncio.wait_for(self.receive(), STALL_S)
-            except TimeoutError:
-                raise RefusedError(408, f"no byte of the body came for {STALL_S} s", "stalled") from None
-            if message["type"] == "http.disconnect":
-                return None
-            pieces.append(message.get("body", b""))
-            self.bytes += len(pieces[-1])
-            if self.bytes > most:
-                raise too_large("the body", f"more than {most}", most)
-            if not message.get("more_body", False):
-                return b"".join(pieces)
+        self._check_queue(facts)
+        body = await self.guard.bodies.read(self.receive, most, facts.open, self._count)
+        self.arriving = False
+        return body
+
+    def _count(self, size: int) -> None:
+        self.bytes += size

@@ -13,7 +13,7 @@ from voxtral_serve.audio.decode import Bounds
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.clip_length import ClipLength
 from voxtral_serve.engine.names import REALTIME
-from voxtral_serve.guard.limits import LIMITS, Rules
+from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules
 from voxtral_serve.patches.live_server import FileLimit, GracefulStop, TokenRecording
 from voxtral_serve.transcript.words import TokenStream
 
@@ -25,11 +25,12 @@ class ServerFacts(NamedTuple):
 
     rules           for the bodies of requests
     detector        of speech
-    most_in_flight  requests at a time, of this process
+    most_in_flight  requests at a time, of this process, whose bodies are whole
     live            whether vLLM serves /v1/realtime
     chats           whether the model can chat
     verify          whether a request's headers hold a valid key; None if no key is needed
     stream          how to read the model's tokens; None for a model whose tokens have no times
+    open            limits on bodies that are still arriving at this process
     """
 
     rules: Rules
@@ -39,6 +40,7 @@ class ServerFacts(NamedTuple):
     chats: bool
     verify: Callable[[Any], bool] | None
     stream: TokenStream | None = None
+    open: OpenLimits = OpenLimits.of_process(1, 0)
 
 
 def attach(state: Any, app: Any) -> ServerFacts:
@@ -74,14 +76,17 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
     # versions of FastAPI nest them.
     live, chats = (getattr(state, f"openai_serving_{name}", None) is not None for name in ("realtime", "chat"))
     in_flight = LIMITS.in_flight or max(LEAST_IN_FLIGHT, 4 * config.scheduler_config.max_num_seqs)
+    processes = config.parallel_config._api_process_count
+    rules = Rules(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can)
     return ServerFacts(
-        rules=Rules(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can),
+        rules=rules,
         detector=Detector(),
-        most_in_flight=-(-in_flight // config.parallel_config._api_process_count),
+        most_in_flight=-(-in_flight // processes),
         live=live,
         chats=chats and not realtime,  # vLLM has a chat handler for Voxtral Realtime too, and a chat ends its engine
         verify=_verify(state, app),
         stream=TokenStream.of_tokenizer(engine.input_processor.tokenizer) if realtime else None,
+        open=OpenLimits.of_process(processes, rules.chat_bytes),
     )
 
 

@@ -49,10 +49,10 @@ async def answer(
     """
     gone = asyncio.Event()
     watcher = asyncio.create_task(_watch(receive, gone))
-    requests = PieceRequests(app, scope, request_id, upload.request.kept, upload.audio, gone)
+    requests = PieceRequests(app, scope, request_id, upload.request.kept, upload.audio, gone, upload.request.logprobs)
     try:
         if upload.request.streamed:
-            await _send_events(requests, EventWriter(upload.request, upload.audio.silent, send))
+            await _send_events(requests, EventWriter(upload.request, upload.audio.silent, send, stream))
         else:
             for message in response(upload.request, upload.audio, await requests.results(), stream):
                 await send(message)

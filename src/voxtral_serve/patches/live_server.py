@@ -19,8 +19,26 @@ from voxtral_serve.shims import Patch
 from voxtral_serve.units import MIB
 
 log = logging.getLogger("vllm.voxtral_serve.guard")  # under vLLM's own, whose handler and format it then has
-# The list for the tokens of the request that is being served; None if nobody needs them
-_TOKENS: ContextVar[list[int] | None] = ContextVar("_TOKENS", default=None)
+LEAST_LOGPROB = -9999.0  # as in vLLM's own answers: JSON has no -inf
+
+
+class TokenRecord:
+    """The tokens of one request; `logprobs` has one for each if they are asked for, else it is None."""
+
+    def __init__(self, logprobs: bool) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[float] | None = [] if logprobs else None
+
+    def add(self, output: Any) -> None:
+        """`output`: vLLM's CompletionOutput with new tokens."""
+        self.tokens.extend(output.token_ids)
+        if self.logprobs is not None:
+            candidates = zip(output.token_ids, output.logprobs, strict=True)
+            self.logprobs.extend(max(found[token].logprob, LEAST_LOGPROB) for token, found in candidates)
+
+
+# Of the request that is being served; None if nobody needs its tokens
+_RECORD: ContextVar[TokenRecord | None] = ContextVar("_RECORD", default=None)
 
 
 class EngineDeadError(RuntimeError):
@@ -47,11 +65,13 @@ class TokenRecording(ServerPatch):
     """Object: vLLM's EngineClient."""
 
     name = "token_recording"
-    does = "the guard reads the tokens of a transcription, of which it makes word times and subtitles"
+    does = (
+        "the guard reads the tokens of a transcription, of which it makes word times and subtitles, and their logprobs"
+    )
     target = "vllm.engine.protocol.EngineClient.generate"
-    breaks = "no times for srt, vtt, verbose_json: vLLM's answer has the text alone"
-    upstream = "vLLM's TranscriptionResponse has no token ids"
-    until = "vLLM answers a transcription with token ids, streams included"
+    breaks = "no times for srt, vtt, verbose_json, and no logprobs: vLLM's answer has the text alone"
+    upstream = "vLLM's TranscriptionResponse has no token ids and no logprobs"
+    until = "vLLM answers a transcription with token ids and logprobs, streams included"
     expires = "tests/patches/test_live_server.py::test_vllms_transcription_has_no_token_ids"
     used_by = "the models of Voxtral Realtime behind the guard"
 
@@ -63,33 +83,47 @@ class TokenRecording(ServerPatch):
 
 
 @contextlib.contextmanager
-def recorded_tokens() -> Iterator[list[int]]:
-    """A list that gets the tokens of calls of `recording` within this context, and in no other task."""
-    tokens: list[int] = []
-    before = _TOKENS.set(tokens)
+def recorded_tokens(logprobs: bool = False) -> Iterator[TokenRecord]:
+    """A record of the tokens of calls of `recording` within this context, and in no other task.
+
+    `logprobs` says whether vLLM is to compute the logprobs of the tokens as well.
+    """
+    record = TokenRecord(logprobs)
+    before = _RECORD.set(record)
     try:
-        yield tokens
+        yield record
     finally:
-        _TOKENS.reset(before)
+        _RECORD.reset(before)
 
 
 def recording(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's EngineClient.generate, whose tokens also go to the list of `recorded_tokens` at the time of the call."""
+    """vLLM's EngineClient.generate, whose tokens also go to the record of `recorded_tokens` at the time of the call.
+
+    Raises TypeError if `generate` takes no `sampling_params`, in which logprobs are asked for.
+    """
+    signature = inspect.signature(generate)
+    if "sampling_params" not in signature.parameters:
+        raise TypeError(f"generate takes no sampling_params: {signature}")
 
     @functools.wraps(generate)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        outputs, kept = generate(*args, **kwargs), _TOKENS.get()
-        return outputs if kept is None else _kept(outputs, kept)
+        record = _RECORD.get()
+        if record is None:
+            return generate(*args, **kwargs)
+        if record.logprobs is not None:
+            # vLLM makes the parameters for each request. 0: of the chosen token, and of no other candidate.
+            signature.bind(*args, **kwargs).arguments["sampling_params"].logprobs = 0
+        return _kept(generate(*args, **kwargs), record)
 
     recorded.records_tokens = True  # type: ignore[attr-defined]
     return recorded
 
 
-async def _kept(outputs: Any, kept: list[int]) -> AsyncIterator[Any]:
+async def _kept(outputs: Any, record: TokenRecord) -> AsyncIterator[Any]:
     async with contextlib.aclosing(outputs):
         async for output in outputs:
             # Either all tokens at once or the new ones of each output: vLLM's transcription asks for one of these.
-            kept.extend(output.outputs[0].token_ids)
+            record.add(output.outputs[0])
             yield output
 
 

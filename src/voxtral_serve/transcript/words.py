@@ -29,12 +29,13 @@ class Word(NamedTuple):
 
 class TokenStream(NamedTuple):
     """How to read a model's tokens: the ids of [STREAMING_PAD] and [STREAMING_WORD], seconds of audio for each token,
-    and a function from ids to text."""
+    a function from ids to text, and one from an id to its bytes, which are none for a special token."""
 
     pad: int
     word: int
     token_s: float
     decode: Callable[[list[int]], str]
+    piece: Callable[[int], bytes]
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any) -> "TokenStream":
@@ -42,7 +43,7 @@ class TokenStream(NamedTuple):
         text = tokenizer.instruct.tokenizer
         audio = tokenizer.instruct.audio_encoder.audio_config
         pad, word = map(text.get_special_token, ("[STREAMING_PAD]", "[STREAMING_WORD]"))
-        return cls(pad, word, 1 / audio.frame_rate, functools.partial(_decode, text))
+        return cls(pad, word, 1 / audio.frame_rate, functools.partial(_decode, text), text.id_to_byte_piece)
 
 
 def _decode(text: Any, tokens: list[int]) -> str:

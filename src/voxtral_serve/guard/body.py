@@ -1,0 +1,132 @@
+"""Bodies of requests while they arrive: how many are open at a time, how many bytes they hold, which one is ended.
+
+A request takes no place in the queue before its body is whole, so a client that sends slowly holds an open body only.
+Open bodies have bounds of their own (`OpenLimits`). Where a new body or new bytes exceed a bound, the slowest open body
+is ended with 408, and the newcomer is kept.
+
+Slowest: the body whose credit ends first. A body begins with CREDIT_S seconds of credit, and each PACE_BYTES_S bytes
+add one second, up to CREDIT_S seconds from now. So no body ever ranks above one that has just begun, whatever it has
+sent before; a body that stops ranks below all that began later; and a body at the pace or faster keeps its rank. The
+rate since a body's beginning would let a client send one burst and then outrank each newcomer for minutes.
+"""
+
+import asyncio
+import contextlib
+import operator
+from collections.abc import Callable
+
+from voxtral_serve.guard.asgi import Receive
+from voxtral_serve.guard.errors import RefusedError, too_large
+from voxtral_serve.guard.limits import OpenLimits
+
+STALL_S = 30  # the longest wait for the next bytes of a body
+CREDIT_S = 5.0  # a pause that costs no rank
+PACE_BYTES_S = 16 << 10  # a slow mobile connection; a 10 s clip in Opus takes 2 s at this pace
+# Seconds before the answer to a client that sends slowly and is refused. Clients that come again as soon as they are
+# answered would take all of the event loop's time.
+HOLD_S = 2.0
+LINGER_S = 1.0  # the wait for the rest of a body that is refused, so that the client reads the answer
+
+
+class OpenBody:
+    """A body that is still arriving. `clock` is the time limit of the task that reads it, `now` the event loop's time.
+
+    `ended` says that it was ended to make room.
+    """
+
+    def __init__(self, clock: asyncio.Timeout, now: float) -> None:
+        self.clock = clock
+        self.pieces: list[bytes] = []
+        self.size = 0  # bytes
+        self.credit_end = now + CREDIT_S  # on the event loop's clock
+        self.ended = False
+
+    def add(self, piece: bytes, now: float) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+        self.credit_end = min(self.credit_end + len(piece) / PACE_BYTES_S, now + CREDIT_S)
+
+
+class OpenBodies:
+    """The bodies that are arriving at one API process."""
+
+    def __init__(self) -> None:
+        self.bodies: set[OpenBody] = set()
+        self.size = 0  # bytes of all of them
+
+    async def read(self, receive: Receive, most: int, limits: OpenLimits, count: Callable[[int], None]) -> bytes | None:
+        """A whole body; None if the client has disconnected. `count` is called with the size of each piece.
+
+        Raises RefusedError for a body of more than `most` bytes, one that stalls, and one that is ended to make room.
+        """
+        now = asyncio.get_running_loop().time
+        ended = False
+        try:
+            async with asyncio.timeout(STALL_S) as clock:
+                body = OpenBody(clock, now())
+                try:
+                    self.bodies.add(body)
+                    self._make_room(limits)
+                    while (message := await receive())["type"] != "http.disconnect" and not body.ended:
+                        piece = message.get("body", b"")
+                        count(len(piece))
+                        if body.size + len(piece) > most:
+                            raise too_large("the body", f"more than {most}", most)
+                        if not message.get("more_body", False):
+                            return b"".join([*body.pieces, piece])
+                        clock.reschedule(now() + STALL_S)
+                        body.add(piece, now())
+                        self.size += len(piece)
+                        self._make_room(limits)
+                finally:
+                    ended = body.ended
+                    self._remove(body)
+        except TimeoutError:
+            if not ended:
+                raise RefusedError(408, f"no byte of the body came for {STALL_S} s", "stalled") from None
+        if ended:
+            raise RefusedError(
+                408,
+                "the server has no room for more bodies that are still arriving, and this one was the slowest: send it "
+                "again, faster",
+                "too_slow",
+            )
+        return None
+
+    def _make_room(self, limits: OpenLimits) -> None:
+        """End the slowest bodies until the others are within the limits."""
+        while self.bodies and (len(self.bodies) > limits.bodies or self.size > limits.size):
+            slowest = min(self.bodies, key=operator.attrgetter("credit_end"))
+            self._remove(slowest)
+            slowest.ended = True
+            slowest.pieces.clear()
+            if not slowest.clock.expired():
+                slowest.clock.reschedule(0)  # its task wakes with TimeoutError
+
+    def _remove(self, body: OpenBody) -> None:
+        if body in self.bodies:
+            self.bodies.remove(body)
+            self.size -= body.size
+
+
+async def hold(receive: Receive) -> bool:
+    """Receive the rest of a refused body for HOLD_S at most, before the answer. Returns whether it is whole."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HOLD_S):
+            while (await receive()).get("more_body", False):
+                pass
+            return True
+    return False
+
+
+async def discard(receive: Receive) -> None:
+    """Receive the rest of a refused body after the answer, for LINGER_S, and longer while it arrives at the pace.
+
+    A connection that is closed while the client still sends is reset, and the client may lose the answer.
+    """
+    now = asyncio.get_running_loop().time
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S) as clock:
+            while (message := await receive()).get("more_body", False):
+                credit_end = (clock.when() or now()) + len(message.get("body", b"")) / PACE_BYTES_S
+                clock.reschedule(min(credit_end, now() + CREDIT_S))
