@@ -10,6 +10,7 @@ OUT ?= results/$(shell date +%Y%m%d-%H%M%S)
 PORT ?= 8000
 MINUTES ?= 30
 CONFIG ?= profiles/fast.yaml
+SLOW ?= tests
 ROWS ?= stock-eager,stock-piecewise,fast
 
 # GiB of KV cache on a CPU. Without it, vLLM takes gpu_memory_utilization as a share of RAM.
@@ -42,7 +43,7 @@ test: lint ## lint, types, units, and a real server behind each capability
 	@.venv/bin/python -m pytest -m "not slow" -n 2 --no-loadscope-reorder
 
 test-slow: .venv/ready-dev ## the longer tests of vLLM 0.32.0: more servers, longer runs
-	@.venv/bin/python -m pytest -m slow
+	@.venv/bin/python -m pytest -m slow $(SLOW)
 
 # kubernetes-validate has the schemas of Kubernetes' own kinds only: no ServiceMonitor, no Kustomization.
 lint: .venv/ready-dev ## style, types, documentation, and the schemas of the deployment files
