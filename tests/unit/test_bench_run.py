@@ -400,7 +400,7 @@ def test_resume_after_a_kill_repeats_only_what_was_in_flight(case: Case) -> None
     process = case.start("--concurrency", "2", "--warmup", "1")
     rows = case.out / "requests.jsonl"
     wait_until(lambda: len(case.server.sent()) == 1 + 8 and len(rows_of(case.out)) == 6)
-    time.sleep(1)  # neither this nor the pause until --resume is part of the wall clock
+    time.sleep(4)  # neither this nor the pause until --resume is part of the wall clock
     process.kill()
     process.communicate()
     assert sorted(row["id"] for row in rows_of(case.out)) == list(TEXTS)[:6]
@@ -413,7 +413,7 @@ def test_resume_after_a_kill_repeats_only_what_was_in_flight(case: Case) -> None
     summary = summary_of(case.out)
     assert (summary["completed"], summary["quality"]["wer"]["value"]) == (12, 0.0)
     assert [row["part"] for row in rows_of(case.out)] == [1] * 6 + [2] * 6
-    assert 2 * 3 * 0.1 <= load_of(case.out)["wall_s"] < 2 * 3 * 0.1 + 0.9
+    assert 2 * 3 * 0.1 <= load_of(case.out)["wall_s"] < 2 * 3 * 0.1 + 3.9
     assert rows.read_bytes().endswith(b"}\n")
 
 

@@ -38,6 +38,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VLLM_PLUGINS", "VLLM_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(memory, "runs_on_cpu", lambda: True)  # vLLM 0.20.0's does not
+    # Whatever else runs here
+    monkeypatch.setattr(memory, "first_device", lambda _: Device("memory node 0 (CPU)", 24 * GIB, 20 * GIB))
 
 
 def write(path: Path, **options: object) -> Path:
