@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of a folder that share servers, or another costly fixture, run in one of the processes of `make test PROCESSES=4`."""
+    """Tests that share servers, or another costly fixture, run in one of the processes of `make test PROCESSES=4`."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
