@@ -40,7 +40,7 @@ bench: .venv/ready ## measure a server that is up (URL=http://127.0.0.1:8000 SAM
 	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
 test: lint ## lint, types, units, and a real server behind each capability
-	@.venv/bin/python -m pytest -m "not slow" $(if $(PROCESSES),-n $(PROCESSES) --no-loadscope-reorder)
+	@.venv/bin/python -m pytest -m "not slow"
 
 test-slow: .venv/ready-dev ## the longer tests of vLLM 0.32.0: more servers, longer runs
 	@.venv/bin/python -m pytest -m slow $(SLOW)

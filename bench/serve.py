@@ -131,8 +131,9 @@ def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path, show: b
     begun: dict[str, float] = {}
     with tqdm(desc="starting vLLM", bar_format="{desc}: {elapsed}", file=sys.stderr, disable=not show) as bar:
         while True:
-            begun.setdefault(phase(log), time.monotonic())
-            bar.set_description_str(phase(log), refresh=False)
+            reached = phase(log)
+            begun.setdefault(reached, time.monotonic())
+            bar.set_description_str(reached, refresh=False)
             with contextlib.suppress(requests.RequestException):
                 if get(f"{url}/health", timeout_s=2).status_code == 200:
                     if show:

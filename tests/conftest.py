@@ -9,7 +9,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import starts
@@ -45,44 +45,14 @@ class Server(NamedTuple):
 # ---- The slow tests, the last ones, and the number of servers
 
 
-FOLDERS = ("server", "patches")  # before all others: what they start takes long
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test marked `last` ends a server that others share."""
-
-    def place(item: pytest.Item) -> tuple[int, bool]:
-        folder = item.path.parent.name
-        number = FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
-        return number, item.get_closest_marker("last") is not None
-
-    items.sort(key=place)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests that share servers, or another costly fixture, run in one of the processes of `make test PROCESSES=4`."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            folder = Path(file).parent.name
-            return folder if folder in FOLDERS else file
-
-    return Scheduling(config, log)
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):  # one of several processes: the first one counts
-        session.config.workeroutput["servers"] = [str(start) for start in starts.STARTED]
-    elif too_many(session.config):
+    if too_many(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    starts.STARTED.extend(map(starts.Start, getattr(node, "workeroutput", {}).get("servers", [])))
 
 
 def too_many(config: pytest.Config) -> bool:

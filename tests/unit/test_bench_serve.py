@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -299,7 +300,7 @@ def test_no_vllm(vllm: Vllm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_serve_until_a_signal(vllm: Vllm, number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored there as well
-    process = vllm.start(vllm.serve_flags())
+    process = vllm.start([*vllm.serve_flags(), "--", "--flag", "x"])
     signal.signal(number, before)
     assert process.stdout
     url = f"http://127.0.0.1:{vllm.port}"
@@ -310,11 +311,13 @@ def test_serve_until_a_signal(vllm: Vllm, number: signal.Signals) -> None:
     request = process.stdout.readline()
     assert request == f"  curl {url}/v1/audio/transcriptions -F model={MODEL} -F file=@{serve.SAMPLE}\n"
     assert (ROOT / serve.SAMPLE).is_file()
+    assert vllm.calls()[0]["arguments"][-2:] == ["--flag", "x"]
     assert len(vllm.left()) == 2
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in stderr
+    assert re.search(r"vLLM is up after \d+ s: importing vLLM \d+ s", stderr)
     assert vllm.left() == set()
 
 
@@ -493,3 +496,11 @@ def test_a_start_says_what_took_its_time() -> None:
     assert serve.took(begun, 141.1) == (
         "vLLM is up after 41 s: importing vLLM 14 s, starting the engine 26 s, starting the API 1 s"
     )
+
+
+@pytest.mark.parametrize(("config", "flags"), [("profiles/fast.yaml", True), ("vllm_config.yaml", False)])
+def test_make_serve_changes_profiles_for_a_cpu_and_not_the_contests_configuration(config: str, flags: bool) -> None:
+    command = ["make", "--dry-run", "serve", *([] if flags else [f"CONFIG={config}"])]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"bench serve --config {config} " in printed
+    assert ("--enforce-eager" in printed) == flags

@@ -23,15 +23,6 @@ def test_a_session_fails_with_one_more(marks: str, more: int, fails: bool, monke
     assert (session.exitstatus != 0) == fails
 
 
-def test_servers_of_several_processes_are_counted_in_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "STARTED", [starts.Start("config.yaml in checkpoint", 40.0)])
-    worker: Any = SimpleNamespace(config=SimpleNamespace(workeroutput={}))
-    conftest.pytest_sessionfinish(worker)
-    monkeypatch.setattr(starts, "STARTED", [])
-    conftest.pytest_testnodedown(worker.config)
-    assert list(map(str, starts.STARTED)) == ["config.yaml in checkpoint: up in 40.0 s"]
-
-
 @pytest.mark.parametrize("fake", [False, True])
 def test_servers_of_this_environment_are_counted(fake: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a config none comes up."""
