@@ -129,16 +129,14 @@ def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path, show: b
     """
     start = time.monotonic()
     begun: dict[str, float] = {}
-    with tqdm(desc="starting vLLM", bar_format="{desc}: {elapsed}", file=sys.stderr, disable=not show) as bar:
+    with tqdm(desc="starting vLLM", bar_format="{desc}: {elapsed}", leave=False, disable=not show) as bar:
         while True:
             reached = phase(log)
             begun.setdefault(reached, time.monotonic())
             bar.set_description_str(reached, refresh=False)
             with contextlib.suppress(requests.RequestException):
                 if get(f"{url}/health", timeout_s=2).status_code == 200:
-                    if show:
-                        bar.write(took(begun, time.monotonic()), file=sys.stderr)
-                    return
+                    break
             if process.poll() is not None:
                 raise BenchError(f"vllm serve ended with status {process.returncode} before it answered.\n{_tail(log)}")
             if time.monotonic() - start > START_TIMEOUT_S:
@@ -146,6 +144,8 @@ def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path, show: b
             time.sleep(0.3)
             if sys.stderr.isatty():
                 bar.refresh()
+    if show:
+        print(took(begun, time.monotonic()), file=sys.stderr)
 
 
 def phase(log: Path) -> str:
