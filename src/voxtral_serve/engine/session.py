@@ -1,0 +1,66 @@
+"""What a live session is to vLLM's engine, and how the API server's process speaks to it. Standard library only.
+
+A session is one ordinary request of the encode-once model. Its prompt is BOS, the left padding and the delay, as that
+of an uploaded clip; each further token needs one more row of 80 ms of audio, and the scheduler waits for it
+(live_scheduler). Audio reaches the scheduler by the utility call `UTILITY` of vLLM's EngineCore, with one list of
+messages for all sessions of an API process:
+
+    ["open", session]            before the request is added; may be refused
+    ["audio", session, bytes]    mono PCM16, little-endian, 16 kHz
+    ["end", session]             no more audio: the right padding follows
+    ["close", session]           forget the session; its request is aborted by who added it
+
+The answer is a dict {session: reason} of the messages that were refused. The request names its session in
+`SamplingParams.extra_args[SESSION]`, and is added once `ready_samples` of audio were sent, so that it never waits for
+its prompt's rows.
+"""
+
+from typing import Any, NamedTuple
+
+UTILITY = "voxtral_serve_live"
+SESSION = "voxtral_serve_session"
+OPTION = "max_live_sessions"  # of vLLM's additional_config: sessions that the engine has memory for; 0 is none
+LOOK_AHEAD = 40  # samples past a row's end that its last spectrogram frame sees: half a window less a hop
+
+
+class SessionShape(NamedTuple):
+    """Token positions and samples of a session.
+
+    left, delay, right   positions of padding before the audio, of the delay, and after the audio
+    samples              of one position, at `rate_hz`
+    """
+
+    left: int
+    delay: int
+    right: int
+    samples: int
+    rate_hz: int
+
+    @classmethod
+    def of(cls, audio: Any) -> "SessionShape":
+        """From mistral_common.tokens.tokenizers.audio.AudioConfig."""
+        return cls(
+            audio.n_left_pad_tokens,
+            audio.get_num_delay_tokens(),
+            audio.n_right_pad_tokens(),
+            audio.raw_audio_length_per_tok,
+            audio.sampling_rate,
+        )
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt: BOS, the left padding, the delay."""
+        return 1 + self.left + self.delay
+
+    @property
+    def ready_samples(self) -> int:
+        """Samples of audio after which the prompt's rows are complete."""
+        return (self.prompt - self.left) * self.samples + LOOK_AHEAD
+
+    def rows(self, n: int) -> int:
+        """Rows that are complete after n samples, while more are to come."""
+        return self.left + (n - LOOK_AHEAD) // self.samples
+
+    def total_rows(self, n: int) -> int:
+        """Rows of a session of n samples once it has ended; those of an uploaded clip of this length."""
+        return self.left + -(-n // self.samples) + self.right
