@@ -18,14 +18,14 @@ BYTES = 2  # of a sample
 
 
 class LivePart(NamedTuple):
-    """What one step needs of a session: rows `first` to `first + count - 1`.
+    """What one step needs of a session: rows `first` to `first + rows - 1`.
 
     samples: int16, from LOOK_BACK before row `max(first, left - 1)` to LOOK_AHEAD after the last row. The rows before
     that one are the same for every session; the array is empty where only those are needed.
     """
 
     first: int
-    count: int
+    rows: int
     samples: np.ndarray
 
 

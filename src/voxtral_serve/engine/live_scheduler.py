@@ -1,7 +1,7 @@
 """vLLM's scheduler with live sessions: a request whose next row of audio has not arrived is left out of the step.
 
-`scheduler_cls` names `live_scheduler`, which vLLM has for this; the config hook of the model sets it (config.py). vLLM's
-scheduler has no public interface, so `expected` checks what is used of it before the engine starts.
+`scheduler_cls` names `live_scheduler`, which vLLM has for this; the config hook of the model sets it (config.py). The
+scheduler of vLLM has no public interface, so `expected` checks what is used of it before the engine starts.
 
 While vLLM's scheduler decides on a step, it does not see the running requests that wait for audio, and the number of
 requests that may run is lowered by theirs. They keep their KV cache and are never preempted, and the engine's loop
@@ -30,6 +30,7 @@ METHODS = {
     "add_request": ("request",),
     "finish_requests": ("request_ids", "finished_status"),
     "_free_request": ("request",),
+    "_preempt_request": ("request",),
     "get_num_unfinished_requests": (),
 }
 ATTRIBUTES = ("self.running", "self.requests", "self.max_num_running_reqs", "request.max_tokens")
@@ -39,6 +40,7 @@ class LiveSessions:
     """Put before one of vLLM's scheduler classes."""
 
     running: list[Any]
+    waiting: Any
     requests: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -49,6 +51,7 @@ class LiveSessions:
         self.shape = SessionShape.of(tokenizer.instruct.audio_encoder.audio_config)
         self.sessions: dict[str, SessionAudio] = {}
         self.audio_of: dict[str, SessionAudio] = {}  # by request id
+        self.preempted: dict[str, Any] = {}  # requests of sessions that were preempted and may not run yet
         self.most_running = [name for name in MOST_RUNNING if hasattr(self, name)]
 
     def live(self, messages: list[list[Any]]) -> dict[str, str]:
@@ -109,6 +112,9 @@ class LiveSessions:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         waiting = [request for request in self.running if self.waits(request)]
         limits = {name: getattr(self, name) for name in self.most_running}
+        # All rows but the last of a request that was preempted are there. That one is waited for, too.
+        preempted = self._preempted_waiting()
+        self.waiting.remove_requests(preempted)
         if waiting:
             self.running = [request for request in self.running if not self.waits(request)]
             for name, most in limits.items():
@@ -117,10 +123,25 @@ class LiveSessions:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.running = waiting + self.running
+            for request in preempted:
+                self.waiting.prepend_request(request)
             for name, most in limits.items():
                 setattr(self, name, most)
         output.voxtral_serve_live = self._parts(output.num_scheduled_tokens)
         return output
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        if request.request_id in self.audio_of:
+            self.preempted[request.request_id] = request
+
+    def _preempted_waiting(self) -> list[Any]:
+        self.preempted = {
+            request_id: request
+            for request_id, request in self.preempted.items()
+            if request.status == RequestStatus.PREEMPTED and request_id in self.audio_of
+        }
+        return [request for request in self.preempted.values() if self.waits(request)]
 
     def _parts(self, scheduled: dict[str, int]) -> dict[str, LivePart]:
         """The audio that the worker needs for a step, by request id."""
@@ -134,7 +155,7 @@ class LiveSessions:
         """Without the requests that wait for audio: with none but these the engine's loop blocks."""
         unfinished: int = super().get_num_unfinished_requests()  # type: ignore[misc]
         if self.audio_of:
-            unfinished -= sum(map(self.waits, self.running))
+            unfinished -= sum(map(self.waits, self.running)) + len(self._preempted_waiting())
         return unfinished
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
