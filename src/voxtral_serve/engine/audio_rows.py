@@ -1,8 +1,8 @@
 """Where the encode-once model keeps the audio rows of running requests.
 
 vLLM would look the rows up for every step, request by request, and embed the tokens before the model and outside its
-CUDA graph. Here each running request has a slot in one tensor, filled when its clip is encoded; a step says only which
-slot each of its tokens belongs to. Who fills it: `model_state` in Model Runner V2, `model_runner` in V1.
+CUDA graph. Here each running request has a place in one tensor, filled when its audio is encoded; a step says only
+which request slot each of its tokens belongs to. Who fills it: `model_state` in Model Runner V2, `model_runner` in V1.
 """
 
 import torch
@@ -12,32 +12,58 @@ from vllm.config import VllmConfig
 
 
 class AudioRows(nn.Module):
-    """`slots` rows of up to `length` positions each; as many as requests may run, and as long as the context."""
+    """Rows of up to `slots` requests.
+
+    An uploaded clip has its rows at positions 0 to n - 1 of its place, which is as long as the context. A live session
+    has a ring of `ring` rows, the most that one step can need: position p is at p modulo `ring`.
+    """
 
     pool: torch.Tensor
-    starts: torch.Tensor
+    first: torch.Tensor
+    length: torch.Tensor
+    slot: torch.Tensor
     embeddings: torch.Tensor
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
+    def __init__(self, vllm_config: VllmConfig, live_slots: int = 0) -> None:
         super().__init__()
         self.slots = vllm_config.scheduler_config.max_num_seqs
-        self.length = vllm_config.model_config.max_model_len
+        self.positions = vllm_config.model_config.max_model_len
         tokens, dim = vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.get_hidden_size()
+        self.ring = min(tokens, self.positions)
+        self.clips = self.slots * self.positions  # rows of the pool for clips; those of live sessions follow
         # CUDA graphs read from, and write to, addresses: all of these stay where they are.
-        self.register_buffer("pool", torch.zeros(self.slots * self.length, dim), persistent=False)
-        self.register_buffer("starts", torch.zeros(tokens, dtype=torch.int64), persistent=False)
+        rows = self.clips + live_slots * self.ring
+        self.register_buffer("pool", torch.zeros(rows, dim), persistent=False)
+        places = torch.arange(self.slots, dtype=torch.int64) * self.positions
+        self.register_buffer("first", places, persistent=False)  # row of the pool, by request slot
+        self.register_buffer("length", torch.full_like(places, self.positions), persistent=False)
+        self.register_buffer("slot", torch.zeros(tokens, dtype=torch.int64), persistent=False)  # by token of a step
         self.register_buffer("embeddings", torch.zeros(tokens, dim), persistent=False)
 
     def put(self, slot: int, rows: torch.Tensor) -> None:
-        """Rows [n, dim] of positions 0 to n - 1 into a slot; positions after them have none."""
-        held = self.pool[slot * self.length : (slot + 1) * self.length]
-        n = min(len(rows), self.length)
+        """Rows [n, dim] of an uploaded clip's positions 0 to n - 1; positions after them have none."""
+        self._place(slot, slot * self.positions, self.positions)
+        held = self.pool[slot * self.positions : (slot + 1) * self.positions]
+        n = min(len(rows), self.positions)
         held[:n] = rows[:n]
         held[n:] = 0
+
+    def put_live(self, slot: int, live_slot: int) -> None:
+        """Have a request slot read the ring of a live session."""
+        self._place(slot, self.clips + live_slot * self.ring, self.ring)
+
+    def _place(self, slot: int, first: int, length: int) -> None:
+        self.first[slot] = first
+        self.length[slot] = length
+
+    def live(self) -> torch.Tensor:
+        """The rings of live sessions: [live slots * ring, dim]."""
+        return self.pool[self.clips :]
 
     def added_to(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Token embeddings [n, dim] of one step, at positions [n] of their requests, plus the audio's rows."""
         n = len(positions)
+        slot = self.slot[:n]
         # Warm-up runs count positions beyond the context.
-        rows = F.embedding(self.starts[:n] + positions.clamp(max=self.length - 1), self.pool)
+        rows = F.embedding(self.first[slot] + positions % self.length[slot], self.pool)
         return torch.add(embeddings, rows, out=self.embeddings[:n])

@@ -21,6 +21,7 @@ from vllm.transformers_utils.configs.mistral import adapt_config_dict
 
 from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import drafter, names
+from voxtral_serve.engine.session import OPTION, slots
 
 logger = init_logger("vllm.voxtral_serve")
 
@@ -117,6 +118,7 @@ class EncodeOnce(MistralTokenizerMode):
         shims.require("clip_end")
         drafter.check(vllm_config)
         _choose_worker(vllm_config.parallel_config)
+        _choose_scheduler(vllm_config)
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise ValueError(
                 f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}: expected 1 for "
@@ -132,6 +134,40 @@ class EncodeOnce(MistralTokenizerMode):
         MistralTokenizerMode.verify_and_update_model_config(model_config)
         # By this vLLM sizes the embeddings of a model that takes audio: here they are the LM's.
         model_config.hf_text_config.projection_size = model_config.hf_text_config.hidden_size
+
+
+def live_sessions(vllm_config: VllmConfig) -> int:
+    """`max_live_sessions` of additional_config; 0 is none. Raises ValueError for another option, or another value."""
+    options = vllm_config.additional_config
+    options = options if isinstance(options, dict) else {}
+    if unknown := sorted(set(options) - {OPTION}):
+        raise ValueError(f"additional_config has {unknown[0]!r}: expected {OPTION} or nothing")
+    most = options.get(OPTION, 0)
+    if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+        raise ValueError(f"additional_config: {OPTION} is {most!r}: expected a whole number, or 0 for no live sessions")
+    return most
+
+
+def _choose_scheduler(vllm_config: VllmConfig) -> None:
+    """Set `scheduler_cls` if there are live sessions. Raises ValueError for what does not work with them."""
+    most, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
+    if not most:
+        return
+    shims.require("live_audio")
+    ours = "voxtral_serve.engine.live_scheduler.live_scheduler"
+    for name, found, expected in (
+        ("scheduler_cls", scheduler.scheduler_cls, (None, ours)),
+        ("speculative_config", vllm_config.speculative_config, (None,)),
+        ("data_parallel_size", vllm_config.parallel_config.data_parallel_size, (1,)),
+    ):
+        if found not in expected:
+            raise ValueError(f"{name} is {found!r} with {OPTION} {most}: expected {expected[0]!r}")
+    if slots(most) > scheduler.max_num_seqs:
+        raise ValueError(
+            f"max_num_seqs is {scheduler.max_num_seqs} with {OPTION} {most}: expected {slots(most)} or more, of which "
+            f"{slots(most) - most} are for sessions that go on in a second request"
+        )
+    scheduler.scheduler_cls = ours
 
 
 def _choose_worker(parallel: ParallelConfig) -> None:

@@ -36,7 +36,10 @@ from vllm.tokenizers import cached_tokenizer_from_config
 
 from voxtral_serve.engine.audio_rows import AudioRows
 from voxtral_serve.engine.clip_length import ClipLength
+from voxtral_serve.engine.config import live_sessions
 from voxtral_serve.engine.encoder import EncodeOnceEncoder
+from voxtral_serve.engine.live_encoder import LiveEncoder
+from voxtral_serve.engine.session import SessionShape, slots
 from voxtral_serve.engine.weights import EitherLayout
 
 
@@ -89,7 +92,14 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
         self.time_embedding = TimeEmbedding(dim=config.text_config.hidden_size)
         self.n_delay_tokens = self.tokenizer.instruct.audio_encoder.audio_config.get_num_delay_tokens()
-        self.audio_rows = AudioRows(vllm_config)
+        most = live_sessions(vllm_config)
+        places = slots(most) if most else 0
+        # One place more for the unused places of the live encoder's graphs.
+        self.audio_rows = AudioRows(vllm_config, places + 1 if most else 0)
+        self.live: LiveEncoder | None = None
+        if most:
+            shape = SessionShape.of(self.tokenizer.instruct.audio_encoder.audio_config)
+            self.live = LiveEncoder(self.whisper_encoder, self.project, self.audio_rows, shape, places)
         self.delay: torch.Tensor | None = None
 
     def embed_multimodal(self, **kwargs: object) -> list[torch.Tensor]:
@@ -124,6 +134,8 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
             self.delay = self.settle_delay(positions.device)
             # At the latest now, in a trial run: with a KV cache of given size, none has encoded anything yet.
             self.whisper_encoder.capture(self.project, self.downsample_factor)
+            if self.live is not None:
+                self.live.prepare()
         embeddings = self.audio_rows.added_to(self.language_model.model.embed_input_ids(input_ids), positions)
         return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=self.delay)
 

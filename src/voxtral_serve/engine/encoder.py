@@ -6,7 +6,7 @@ four at a time, and a piece of a clip needs of what came before only the last 74
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,17 @@ class Spans(NamedTuple):
         starts = torch.tensor([[0, *accumulate(lengths)] for lengths in (queries, keys)], dtype=torch.int32)
         # Pinned, as a plain copy would have the CPU wait for what the GPU does.
         return cls(queries, keys, *starts.pin_memory().to(like.device, non_blocking=True))
+
+    def attend(self, layer: "EncoderAttention", q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(q, k, v, self, layer.window)
+
+
+class Attending(Protocol):
+    """Which frames attend to which: `Spans` of whole clips, or the rings of live sessions (live_encoder.RingStep)."""
+
+    def attend(self, layer: "EncoderAttention", q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Packed frames [n, heads, head_dim] each, rotated -> [n, heads, head_dim]."""
+        ...
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, window: int) -> torch.Tensor:
@@ -122,9 +133,10 @@ class Past:
 
 
 class EncoderAttention(nn.Module):
-    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+    def __init__(self, vllm_config: VllmConfig, number: int, prefix: str) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
+        self.number = number  # of its layer
         self.heads = config.encoder_attention_heads // get_tensor_model_parallel_world_size()
         self.head_dim, self.window = config.encoder_head_dim, config.sliding_window
         quantization = vllm_config.quant_config
@@ -152,7 +164,7 @@ class EncoderAttention(nn.Module):
         )
 
     def forward(
-        self, frames: torch.Tensor, positions: torch.Tensor, spans: Spans, past: Past | None = None
+        self, frames: torch.Tensor, positions: torch.Tensor, spans: Attending, past: Past | None = None
     ) -> torch.Tensor:
         q, k, v = self.qkv_proj(frames)[0].chunk(3, dim=-1)
         if not q.is_cuda:  # vLLM's kernel for CPUs takes whole rows only
@@ -161,14 +173,14 @@ class EncoderAttention(nn.Module):
         q, k, v = (x.unflatten(-1, (self.heads, self.head_dim)) for x in (q, k, v))
         if past is not None:
             k, v = past.extend(self, k, v)
-        return self.out_proj(attention(q, k, v, spans, self.window).flatten(1))[0]
+        return self.out_proj(spans.attend(self, q, k, v).flatten(1))[0]
 
 
 class EncoderLayer(nn.Module):
-    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+    def __init__(self, vllm_config: VllmConfig, number: int, prefix: str) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
-        self.self_attn = EncoderAttention(vllm_config, f"{prefix}.self_attn")
+        self.self_attn = EncoderAttention(vllm_config, number, f"{prefix}.self_attn")
         self.self_attn_layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
         self.mlp = MistralMLP(
             hidden_size=config.d_model,
@@ -182,7 +194,7 @@ class EncoderLayer(nn.Module):
         self.final_layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
 
     def forward(
-        self, added: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, spans: Spans, past: Past | None
+        self, added: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, spans: Attending, past: Past | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the layer before added to the residual stream, and the stream without it -> the same of this layer."""
         frames, residual = add_and_normalise(added, residual, self.self_attn_layer_norm)
@@ -202,7 +214,7 @@ class Encoder(nn.Module):
         self.conv1 = WhisperCausalConv1d(config.num_mel_bins, config.d_model, kernel_size=3)
         self.conv2 = WhisperCausalConv1d(config.d_model, config.d_model, stride=2, kernel_size=3)
         self.layers = nn.ModuleList(
-            [EncoderLayer(vllm_config, f"{prefix}.layers.{number}") for number in range(config.encoder_layers)]
+            [EncoderLayer(vllm_config, number, f"{prefix}.layers.{number}") for number in range(config.encoder_layers)]
         )
         self.layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
         # vLLM turns its own kernels off where it compiles the model; the encoder runs as it is written.
@@ -211,18 +223,18 @@ class Encoder(nn.Module):
                 module._forward_method = module.forward_cuda
 
     def convolve(self, mel: torch.Tensor, first: bool) -> torch.Tensor:
-        """[bins, m] -> [n, dim]: one frame for every two of the spectrogram.
+        """[clips, bins, m] -> [clips, n, dim]: one frame for every two of the spectrogram.
 
         Of a clip's first piece m = 2 n, and zeros lie before both convolutions; of any other m = 2 n + 3, beginning
         with the last three of the piece before.
         """
-        x = mel[None]
+        x = mel
         x = F.gelu(F.conv1d(F.pad(x, (2, 0)) if first else x, self.conv1.weight, self.conv1.bias))
         x = F.gelu(F.conv1d(F.pad(x, (1, 0)) if first else x, self.conv2.weight, self.conv2.bias, stride=2))
-        return x[0].transpose(0, 1)
+        return x.transpose(1, 2)
 
     def forward(
-        self, frames: torch.Tensor, positions: torch.Tensor, spans: Spans, past: Past | None = None
+        self, frames: torch.Tensor, positions: torch.Tensor, spans: Attending, past: Past | None = None
     ) -> torch.Tensor:
         """Packed frames [n, dim] at positions [n] of their clips -> [n, dim]."""
         residual = torch.zeros_like(frames)
@@ -283,7 +295,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         for start in range(0, total, FRAMES):
             end = min(start + FRAMES, total)
             mel = self.log_mel(padded, max(0, 2 * start - 3), 2 * end).to(self.dtype)
-            yield self.whisper_encoder.convolve(mel, first=start == 0)
+            yield self.whisper_encoder.convolve(mel[None], first=start == 0)[0]
 
     def encode(self, pieces: list[torch.Tensor], start: int = 0, past: Past | None = None) -> torch.Tensor:
         """First pieces of clips, or one later piece with its `past`, packed -> [sum of n, dim]."""

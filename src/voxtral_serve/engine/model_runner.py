@@ -16,16 +16,17 @@ import torch
 
 from voxtral_serve import shims
 from voxtral_serve.engine.audio_rows import AudioRows
+from voxtral_serve.engine.live_encoder import LiveEncoder
 
 
 class Slots:
     """Slots of requests in Model Runner V1, whose own numbering of a batch changes from step to step."""
 
-    def __init__(self, rows: AudioRows) -> None:
-        self.rows = rows
+    def __init__(self, rows: AudioRows, live: LiveEncoder | None = None) -> None:
+        self.rows, self.live = rows, live
         self.of: dict[str, int] = {}
         self.free = list(range(rows.slots))
-        self.starts = np.zeros(0, np.int64)
+        self.numbers = np.zeros(0, np.int64)  # of the tokens of a step
 
     def begin_step(self, runner: Any, scheduled: Any) -> None:
         """Free what ended, fill what begins or begins again, and say which slot each token of the step belongs to."""
@@ -34,25 +35,39 @@ class Slots:
         if begun or scheduled.preempted_req_ids:
             # Requests may also end in steps that run no model, and so are not seen here.
             for request in [name for name in self.of if name not in runner.requests]:
-                self.free.append(self.of.pop(request))
+                self._end(request)
             for request in (scheduled.preempted_req_ids or set()) & self.of.keys():
-                self.free.append(self.of.pop(request))
+                self._end(request)
+        parts = getattr(scheduled, "voxtral_serve_live", {})
         for request in begun:
+            if request in parts:
+                assert self.live is not None
+                self.rows.put_live(self._begin(request), self.live.begin(request))
             for clip in runner.requests[request].mm_features:
-                if request not in self.of:
-                    self.of[request] = self.free.pop()
-                self.rows.put(self.of[request], runner.encoder_cache[clip.identifier])
+                self.rows.put(self._begin(request), runner.encoder_cache[clip.identifier])
+        if self.live is not None and parts:
+            self.live.encode(parts)
         batch = runner.input_batch.req_ids
-        starts = np.repeat(
-            [self.of.get(request, 0) * self.rows.length for request in batch],
+        numbers = np.repeat(
+            [self.of.get(request, 0) for request in batch],
             [scheduled.num_scheduled_tokens[request] for request in batch],
         )
-        if not np.array_equal(starts, self.starts):  # most steps continue the same requests
-            self.starts = starts
-            host = torch.from_numpy(starts)
-            if self.rows.starts.is_cuda:
+        if not np.array_equal(numbers, self.numbers):  # most steps continue the same requests
+            self.numbers = numbers
+            host = torch.from_numpy(numbers)
+            if self.rows.slot.is_cuda:
                 host = host.pin_memory()
-            self.rows.starts[: len(starts)].copy_(host, non_blocking=True)
+            self.rows.slot[: len(numbers)].copy_(host, non_blocking=True)
+
+    def _begin(self, request: str) -> int:
+        if request not in self.of:
+            self.of[request] = self.free.pop()
+        return self.of[request]
+
+    def _end(self, request: str) -> None:
+        self.free.append(self.of.pop(request))
+        if self.live is not None:
+            self.live.end(request)
 
 
 class AudioRowsRunner:
@@ -64,7 +79,7 @@ class AudioRowsRunner:
 
     @cached_property
     def slots(self) -> Slots:
-        return Slots(self.get_model().audio_rows)
+        return Slots(self.get_model().audio_rows, self.get_model().live)
 
     def _preprocess(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._execute_mm_encoder(scheduler_output)

@@ -12,6 +12,8 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
 from voxtral_serve.engine.audio_rows import AudioRows
+from voxtral_serve.engine.live_audio import LivePart
+from voxtral_serve.engine.live_encoder import LiveEncoder
 
 
 class RowsState(DefaultModelState):
@@ -20,11 +22,20 @@ class RowsState(DefaultModelState):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rows: AudioRows = self.model.audio_rows
+        self.live: LiveEncoder | None = self.model.live
+        self.parts: dict[str, LivePart] = {}  # of this step; the worker sets them
         self.begun: list[tuple[int, str]] = []
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """A request begins, or begins again after it was preempted; its clip is encoded in the same step."""
+        if new_req_data.req_id in self.parts:
+            assert self.live is not None
+            self.rows.put_live(req_index, self.live.begin(new_req_data.req_id))
         self.begun += [(req_index, clip.identifier) for clip in new_req_data.mm_features]
+
+    def remove_request(self, req_id: str) -> None:
+        if self.live is not None:
+            self.live.end(req_id)
 
     def dummy_inputs_embeds(self, num_tokens: int) -> None:
         return None
@@ -40,11 +51,12 @@ class RowsState(DefaultModelState):
         for slot, clip in self.begun:
             self.rows.put(slot, self.encoder_cache.encoder_outputs[clip])
         self.begun.clear()
-        tokens, starts = input_batch.num_tokens, self.rows.starts[: input_batch.num_tokens]
+        if self.live is not None and self.parts:
+            self.live.encode(self.parts)
+        tokens, slots = input_batch.num_tokens, self.rows.slot[: input_batch.num_tokens]
         if tokens == input_batch.num_reqs:
-            torch.mul(input_batch.idx_mapping, self.rows.length, out=starts)
+            slots.copy_(input_batch.idx_mapping)
             return
         ends = input_batch.query_start_loc[1 : input_batch.num_reqs + 1]
         counts = ends - input_batch.query_start_loc[: input_batch.num_reqs]
-        slots = torch.repeat_interleave(input_batch.idx_mapping, counts, output_size=tokens)
-        torch.mul(slots, self.rows.length, out=starts)
+        slots.copy_(torch.repeat_interleave(input_batch.idx_mapping, counts, output_size=tokens))

@@ -5,7 +5,8 @@ of an uploaded clip; each further token needs one more row of 80 ms of audio, an
 (live_scheduler). Audio reaches the scheduler by the utility call `UTILITY` of vLLM's EngineCore, with one list of
 messages for all sessions of an API process:
 
-    ["open", session]            before the request is added; may be refused
+    ["open", session, again]     before the request is added; may be refused, unless `again` is true: a session that
+                                 goes on in a second request, since the first one's context is full
     ["audio", session, bytes]    mono PCM16, little-endian, 16 kHz
     ["end", session]             no more audio: the right padding follows
     ["close", session]           forget the session; its request is aborted by who added it
@@ -64,3 +65,9 @@ class SessionShape(NamedTuple):
     def total_rows(self, n: int) -> int:
         """Rows of a session of n samples once it has ended; those of an uploaded clip of this length."""
         return self.left + -(-n // self.samples) + self.right
+
+
+def slots(most: int) -> int:
+    """Sessions that the engine keeps memory for, where `most` clients may be live: a session that goes on in a second
+    request has two of them for a moment."""
+    return most + -(-most // 16)

@@ -28,6 +28,12 @@ class EncodeOnceWorker:
         # vLLM 0.20.0 makes the runner inside init_device, and nothing before it could choose the class.
         self.model_runner.__class__ = model_runner.with_audio_rows(type(self.model_runner))
 
+    def execute_model(self, scheduler_output: Any) -> Any:
+        state = getattr(self.model_runner, "model_state", None)
+        if state is not None:
+            state.parts = getattr(scheduler_output, "voxtral_serve_live", {})
+        return super().execute_model(scheduler_output)  # type: ignore[misc]
+
 
 class GpuWorker(EncodeOnceWorker, Worker):
     pass

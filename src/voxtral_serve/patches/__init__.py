@@ -15,12 +15,13 @@ from voxtral_serve import shims
 from voxtral_serve.patches.clip_end import ClipEnd
 from voxtral_serve.patches.config_hooks import ConfigHooks, ConfigParsers
 from voxtral_serve.patches.drain import ApiProcessDrain
+from voxtral_serve.patches.live_audio import LiveAudio
 from voxtral_serve.patches.live_server import FileLimit, GracefulStop, TokenRecording
 from voxtral_serve.patches.ngram_pads import NgramPads
 
 # Without these two nobody could tell what a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
-RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain())
+RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio())
 SERVER_RECORDS = (TokenRecording(), FileLimit(), GracefulStop())
 
 

@@ -1,0 +1,227 @@
+"""The audio encoder for live sessions: rows as their audio arrives, several sessions at once.
+
+Each session has a slot: the keys and values of its last frames in every layer, in rings (ring_attention). A pass takes
+the samples of the same number of new rows of each of its sessions, and leaves their rows in the sessions' rings of
+AudioRows. The rows before the audio are the same for every session: they are computed once, and copied to a slot when a
+session begins.
+
+On a GPU a pass is one CUDA graph for each of the numbers of sessions in `sizes`; unused places of a graph work on a
+slot of their own, whose content nobody reads.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from voxtral_serve.engine.audio_rows import AudioRows
+from voxtral_serve.engine.encoder import EncodeOnceEncoder, EncoderAttention, Past
+from voxtral_serve.engine.live_audio import HOP, LOOK_BACK, LivePart
+from voxtral_serve.engine.ring_attention import ring_attention
+from voxtral_serve.engine.session import LOOK_AHEAD, SessionShape
+
+BULK = 8  # rows of a session in one pass, where so many are there: those of a prompt after the left padding
+BULK_SESSIONS = 8  # at once
+IN_FLIGHT = 4  # passes whose samples may be on their way to the GPU
+
+
+class Rows(NamedTuple):
+    """New rows of one session: its slot, the first row's number, and the samples of all."""
+
+    slot: int
+    row: int
+    samples: np.ndarray
+
+
+class RingStep:
+    """Where the frames of one pass are: stands in for the `Spans` of whole clips."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, frames: torch.Tensor) -> None:
+        """keys, values [layers, slots, heads, ring, head_dim]; slots [sessions]; frames [sessions, n]."""
+        self.keys, self.values, self.slots, self.frames = keys, values, slots, frames
+        self.places = frames % keys.shape[3]
+
+    def attend(self, layer: EncoderAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Packed [sessions * n, heads, head_dim] each -> the same."""
+        q, k, v = (x.unflatten(0, self.frames.shape) for x in (q, k, v))
+        keys, values = self.keys[layer.number], self.values[layer.number]
+        keys[self.slots[:, None], :, self.places] = k
+        values[self.slots[:, None], :, self.places] = v
+        first = self.frames[:, 0].contiguous()
+        return ring_attention(q, keys, values, self.slots, first, layer.window).flatten(0, 1)
+
+
+class LiveEncoder(nn.Module):
+    """`slots` sessions. Its buffers are allocated here, so that vLLM counts them as memory of the model."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(
+        self,
+        encoder: EncodeOnceEncoder,
+        project: Callable[[torch.Tensor], torch.Tensor],
+        rows: AudioRows,
+        shape: SessionShape,
+        slots: int,
+    ) -> None:
+        super().__init__()
+        # Not as submodules: they are the model's.
+        self.encoder, self.project, self.rows = [encoder], project, [rows]
+        self.shape, self.slots = shape, slots
+        self.stride = shape.samples // encoder.samples  # frames of a row
+        first: EncoderAttention = encoder.whisper_encoder.layers[0].self_attn
+        ring = -(-(first.window - 1 + BULK * self.stride) // self.stride) * self.stride
+        # One slot more for the unused places of graphs.
+        shape_ = (len(encoder.whisper_encoder.layers), slots + 1, first.heads, ring, first.head_dim)
+        self.register_buffer("keys", torch.zeros(shape_, dtype=encoder.dtype), persistent=False)
+        self.register_buffer("values", torch.zeros(shape_, dtype=encoder.dtype), persistent=False)
+        self.before: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self.most = {1: slots, BULK: min(slots, BULK_SESSIONS)}  # sessions of a pass, by its rows of each
+        self.graphs: dict[int, PassGraphs] = {}
+        self.slot_of: dict[str, int] = {}
+        self.free = list(range(slots))
+
+    def begin(self, request_id: str) -> int:
+        """A slot for a request that begins, or begins again after it was preempted."""
+        if request_id not in self.slot_of:
+            self.slot_of[request_id] = self.free.pop()
+        slot = self.slot_of[request_id]
+        before = self.before or self.prepare()
+        n = before[0].shape[2]
+        self.keys[:, slot, :, :n], self.values[:, slot, :, :n] = before[0], before[1]
+        self._ring(slot)[: len(before[2])] = before[2]
+        return slot
+
+    def end(self, request_id: str) -> None:
+        if (slot := self.slot_of.pop(request_id, None)) is not None:
+            self.free.append(slot)
+
+    def _ring(self, slot: int) -> torch.Tensor:
+        (rows,) = self.rows
+        return rows.live()[slot * rows.ring : (slot + 1) * rows.ring]
+
+    @torch.inference_mode()
+    def prepare(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys, values [layers, heads, frames, head_dim] and rows of the left padding that no audio reaches; and on
+        GPUs the graphs. Once the weights are loaded."""
+        (encoder,) = self.encoder
+        device = self.keys.device
+        silence = torch.zeros((self.shape.left - 1) * self.shape.samples, device=device)
+        past = Past(encoder.whisper_encoder.window)
+        (piece,) = encoder.pieces(silence)
+        rows = self.project(encoder.encode([piece], past=past))
+        held = [past.held[layer.self_attn] for layer in encoder.whisper_encoder.layers]
+        keys, values = (torch.stack(each).transpose(1, 2).contiguous() for each in zip(*held, strict=True))
+        self.before = keys, values, rows
+        if encoder.use_graphs and device.type == "cuda":
+            self.graphs = {count: PassGraphs(self, count, most) for count, most in self.most.items()}
+        return self.before
+
+    def encode(self, parts: dict[str, LivePart]) -> None:
+        """Put the rows of one step in place, by request id. The requests have begun."""
+        bulks: list[list[Rows]] = []  # a pass each, in order
+        singles: list[list[Rows]] = []
+        for request_id, part in parts.items():
+            slot = self.slot_of[request_id]
+            begin, end = max(part.first, self.shape.left - 1), part.first + part.rows
+            row = begin
+            for passes, count in ((bulks, BULK), (singles, 1)):
+                for turn in range(max(end - row, 0) // count):
+                    at = (row - begin) * self.shape.samples
+                    samples = part.samples[at : at + LOOK_BACK + count * self.shape.samples + LOOK_AHEAD]
+                    if turn == len(passes):
+                        passes.append([])
+                    passes[turn].append(Rows(slot, row, samples))
+                    row += count
+        for passes, count in ((bulks, BULK), (singles, 1)):
+            for each in passes:
+                for start in range(0, len(each), self.most[count]):
+                    self._pass(each[start : start + self.most[count]], count)
+
+    def _pass(self, sessions: list[Rows], count: int) -> None:
+        if self.graphs:
+            self.graphs[count].replay(sessions)
+            return
+        device = self.keys.device
+        slots, rows = (
+            torch.tensor(each, device=device) for each in ([x.slot for x in sessions], [x.row for x in sessions])
+        )
+        samples = torch.from_numpy(np.stack([x.samples for x in sessions])).to(device)
+        self.run(slots, rows, samples, count)
+
+    def run(self, slots: torch.Tensor, rows: torch.Tensor, samples: torch.Tensor, count: int) -> None:
+        """slots, rows [sessions]; samples int16 [sessions, LOOK_BACK + count rows + LOOK_AHEAD]."""
+        (encoder,), (store,) = self.encoder, self.rows
+        frames = self.convolved(samples).flatten(0, 1).contiguous()
+        numbers = rows[:, None] * self.stride + torch.arange(count * self.stride, device=rows.device)
+        step = RingStep(self.keys, self.values, slots, numbers)
+        encoded = self.project(encoder.whisper_encoder(frames, numbers.flatten(), step))
+        places = slots[:, None] * store.ring + (rows[:, None] + torch.arange(count, device=rows.device)) % store.ring
+        store.live().index_copy_(0, places.flatten(), encoded.to(store.pool.dtype))
+
+    def convolved(self, samples: torch.Tensor) -> torch.Tensor:
+        """int16 [sessions, samples] -> [sessions, frames, dim], as EncodeOnceEncoder.pieces has it for later pieces."""
+        (encoder,) = self.encoder
+        size = encoder.config.window_size
+        windows = (samples.float() / 2**15).unfold(1, size, HOP) * encoder.hann
+        power = torch.fft.rfft(windows).abs() ** 2
+        log = (power @ encoder.mel_filters).clamp(min=1e-10).log10()
+        mel = (log.clamp(min=encoder.config.global_log_mel_max - 8.0) + 4.0) / 4.0
+        x = mel.transpose(1, 2).to(encoder.dtype)
+        return encoder.whisper_encoder.convolve(x, first=False)
+
+
+class PassGraphs:
+    """The CUDA graphs of passes of `count` rows a session, for up to `most` sessions."""
+
+    def __init__(self, live: LiveEncoder, count: int, most: int) -> None:
+        width = LOOK_BACK + count * live.shape.samples + LOOK_AHEAD
+        record = np.dtype([("samples", "<i2", width), ("row", "<i8"), ("slot", "<i8")])
+        self.sizes = sizes(most)
+        self.unused = live.slots
+        # One copy to the GPU for a pass. Several passes may be on their way: each has a buffer of its own on the host.
+        self.raw = torch.zeros(most * record.itemsize, dtype=torch.uint8, device=live.keys.device)
+        self.hosts = [torch.zeros_like(self.raw, device="cpu").pin_memory() for _ in range(IN_FLIGHT)]
+        self.copied = [torch.cuda.Event() for _ in self.hosts]
+        self.records = [host.numpy().view(record) for host in self.hosts]
+        self.size_of_record = record.itemsize
+        self.turn = 0
+        samples = self.raw.view(torch.int16).view(most, -1)[:, :width]
+        numbers = self.raw.view(torch.int64).view(most, -1)[:, -2:]
+        numbers[:, 0], numbers[:, 1] = live.shape.left, self.unused
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        for size in reversed(self.sizes):  # the largest first, so that the others fit into its memory
+
+            def run(size: int = size) -> None:
+                live.run(numbers[:size, 1], numbers[:size, 0], samples[:size], count)
+
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                run()  # what kernels set up at their first call cannot be captured
+            torch.cuda.current_stream().wait_stream(stream)
+            self.graphs[size] = graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                run()
+        torch.cuda.empty_cache()  # of the runs outside the graphs
+
+    def replay(self, sessions: list[Rows]) -> None:
+        size = next(size for size in self.sizes if size >= len(sessions))
+        self.turn = (self.turn + 1) % IN_FLIGHT
+        self.copied[self.turn].synchronize()
+        records = self.records[self.turn]
+        for record, each in zip(records, sessions, strict=False):
+            record["samples"], record["row"], record["slot"] = each.samples, each.row, each.slot
+        records["slot"][len(sessions) : size] = self.unused
+        used = size * self.size_of_record
+        self.raw[:used].copy_(self.hosts[self.turn][:used], non_blocking=True)
+        self.copied[self.turn].record()
+        self.graphs[size].replay()
+
+
+def sizes(most: int) -> list[int]:
+    """Sessions of the graphs, up to `most`: close together, since a pass computes the unused places as well."""
+    return [size for size in (1, 2, 3, 4, 6, *range(8, 64, 8), *range(64, most, 16)) if size < most] + [most]

@@ -1,0 +1,194 @@
+"""vLLM's scheduler with live sessions: a request whose next row of audio has not arrived is left out of the step.
+
+`scheduler_cls` names `live_scheduler`, which vLLM has for this; the config hook of the model sets it (config.py). The
+scheduler of vLLM has no public interface, so `expected` checks what is used of it before the engine starts.
+
+While vLLM's scheduler decides on a step, it does not see the running requests that wait for audio, and the number of
+requests that may run is lowered by theirs. They keep their KV cache and are never preempted, and the engine's loop
+blocks until audio arrives where no other request runs.
+"""
+
+import inspect
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from voxtral_serve import shims
+from voxtral_serve.engine.live_audio import LivePart, SessionAudio
+from voxtral_serve.engine.session import OPTION, SESSION, SessionShape, slots
+
+logger = init_logger("vllm.voxtral_serve.live")
+# vLLM 0.32.0 has both of these limits, 0.20.0 the first.
+MOST_RUNNING = ("max_num_running_reqs", "max_num_active_reqs")
+# What is used of vLLM's scheduler: methods and their parameters, attributes that its source sets.
+METHODS = {
+    "schedule": (),
+    "add_request": ("request",),
+    "finish_requests": ("request_ids", "finished_status"),
+    "_free_request": ("request",),
+    "_preempt_request": ("request",),
+    "get_num_unfinished_requests": (),
+}
+ATTRIBUTES = ("self.running", "self.requests", "self.max_num_running_reqs", "request.max_tokens")
+
+
+class LiveSessions:
+    """Put before one of vLLM's scheduler classes."""
+
+    running: list[Any]
+    waiting: Any
+    requests: dict[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config: Any = self.vllm_config  # type: ignore[attr-defined]
+        self.most_sessions = int(config.additional_config[OPTION])
+        tokenizer: Any = cached_tokenizer_from_config(config.model_config)
+        self.shape = SessionShape.of(tokenizer.instruct.audio_encoder.audio_config)
+        self.sessions: dict[str, SessionAudio] = {}
+        self.audio_of: dict[str, SessionAudio] = {}  # by request id
+        self.preempted: dict[str, Any] = {}  # requests of sessions that were preempted and may not run yet
+        self.most_running = [name for name in MOST_RUNNING if hasattr(self, name)]
+
+    def live(self, messages: list[list[Any]]) -> dict[str, str]:
+        """Take messages (voxtral_serve.engine.session) -> {session: reason} of those that were refused."""
+        refused: dict[str, str] = {}
+        for kind, name, *rest in messages:
+            audio = self.sessions.get(name)
+            if kind == "open":
+                most = slots(self.most_sessions) if rest and rest[0] else self.most_sessions
+                if audio is not None or len(self.sessions) >= most:
+                    refused[name] = f"{OPTION} is {most}"
+                else:
+                    self.sessions[name] = SessionAudio(self.shape)
+            elif kind == "close":
+                self.sessions.pop(name, None)
+            elif audio is None:
+                refused[name] = "unknown session"
+            elif kind == "audio":
+                try:
+                    audio.add(rest[0])
+                except ValueError as error:
+                    refused[name] = str(error)
+            elif kind == "end":
+                audio.end()
+                self._bound(audio)
+            else:
+                refused[name] = f"unknown message {kind!r}"
+        return refused
+
+    def _bound(self, audio: SessionAudio) -> None:
+        """Have the request of a session that has ended end with its last row, as an uploaded clip's does."""
+        for request_id, held in self.audio_of.items():
+            if held is audio and (request := self.requests.get(request_id)) is not None:
+                request.max_tokens = min(request.max_tokens, audio.rows - request.num_prompt_tokens + 1)
+
+    def add_request(self, request: Any) -> None:
+        name = (getattr(request.sampling_params, "extra_args", None) or {}).get(SESSION)
+        super().add_request(request)  # type: ignore[misc]
+        if name is None:
+            return
+        audio = self.sessions.get(name)
+        if audio is None or audio.rows < request.num_prompt_tokens:
+            # Its client has gone in the meantime, or its prompt came before its audio.
+            logger.warning("request %s: its session has no audio for its prompt", request.request_id)
+            self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)  # type: ignore[attr-defined]
+            return
+        self.audio_of[request.request_id] = audio
+        if audio.ended:
+            self._bound(audio)
+
+    def waits(self, request: Any) -> bool:
+        """Whether a request's next token needs a row of audio that has not arrived."""
+        audio = self.audio_of.get(request.request_id)
+        return audio is not None and request.num_tokens + request.num_output_placeholders > audio.rows
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.audio_of:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        waiting = [request for request in self.running if self.waits(request)]
+        limits = {name: getattr(self, name) for name in self.most_running}
+        # All rows but the last of a request that was preempted are there. That one is waited for, too.
+        preempted = self._preempted_waiting()
+        self.waiting.remove_requests(preempted)
+        if waiting:
+            self.running = [request for request in self.running if not self.waits(request)]
+            for name, most in limits.items():
+                setattr(self, name, most - len(waiting))
+        try:
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.running = waiting + self.running
+            for request in preempted:
+                self.waiting.prepend_request(request)
+            for name, most in limits.items():
+                setattr(self, name, most)
+        output.voxtral_serve_live = self._parts(output.num_scheduled_tokens)
+        return output
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        if request.request_id in self.audio_of:
+            self.preempted[request.request_id] = request
+
+    def _preempted_waiting(self) -> list[Any]:
+        self.preempted = {
+            request_id: request
+            for request_id, request in self.preempted.items()
+            if request.status == RequestStatus.PREEMPTED and request_id in self.audio_of
+        }
+        return [request for request in self.preempted.values() if self.waits(request)]
+
+    def _parts(self, scheduled: dict[str, int]) -> dict[str, LivePart]:
+        """The audio that the worker needs for a step, by request id."""
+        parts = {}
+        for request_id, count in scheduled.items():
+            if (audio := self.audio_of.get(request_id)) is not None:
+                parts[request_id] = audio.part(self.requests[request_id].num_computed_tokens - count, count)
+        return parts
+
+    def get_num_unfinished_requests(self) -> int:
+        """Without the requests that wait for audio: with none but these the engine's loop blocks."""
+        unfinished: int = super().get_num_unfinished_requests()  # type: ignore[misc]
+        if self.audio_of:
+            unfinished -= sum(map(self.waits, self.running)) + len(self._preempted_waiting())
+        return unfinished
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.audio_of.pop(request.request_id, None)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+class LiveScheduler(LiveSessions, Scheduler):
+    pass
+
+
+class LiveAsyncScheduler(LiveSessions, AsyncScheduler):
+    pass
+
+
+def live_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> LiveSessions:
+    """What vLLM makes its scheduler with. Raises PatchError where its own is not as expected."""
+    chosen = LiveAsyncScheduler if vllm_config.scheduler_config.async_scheduling else LiveScheduler
+    if lacking := expected(Scheduler):
+        raise shims.PatchError(
+            f"vllm {shims.installed('vllm')}: its scheduler has no {', '.join(lacking)}: live sessions cannot be "
+            f"served with it. {shims.ADVICE}"
+        )
+    return chosen(*args, vllm_config=vllm_config, **kwargs)
+
+
+def expected(scheduler: type) -> list[str]:
+    """What is used of vLLM's scheduler and is not there."""
+    source = inspect.getsource(inspect.getmodule(scheduler))  # type: ignore[arg-type]
+    lacking = [name for name in ATTRIBUTES if name not in source]
+    for name, parameters in METHODS.items():
+        method = getattr(scheduler, name, None)
+        found = inspect.signature(method).parameters if method else {}
+        if method is None or not set(parameters) <= set(found):
+            lacking.append(f"{name}({', '.join(parameters)})")
+    return lacking
