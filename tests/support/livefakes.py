@@ -65,7 +65,7 @@ class FakeEngine:
         for what, name, *more in messages:
             if what == "open":
                 if not more[0] and len(self.opened) - len(self.closed) >= self.most:
-                    refused[name] = "no place is free"
+                    refused[name] = f"max_live_sessions is {self.most}"
                     continue
                 self.opened.append(name)
                 self.forced.append(more[0])
@@ -96,7 +96,7 @@ class FakeEngine:
     async def generate(self, prompt: Any, params: Any, request_id: str, priority: int) -> AsyncIterator[Any]:
         name = params.extra_args[SESSION]
         assert (request_id, len(prompt)) == (name, SHAPE.prompt)
-        # It never waits for its prompt, which lies in the queue already: messages are one call behind.
+        assert self.rows(name) >= SHAPE.prompt  # vLLM's scheduler aborts it otherwise
         self.requests.append(name)
         self.params[name] = params
         self.tokens[name] = 0
@@ -204,7 +204,6 @@ def service(engine: FakeEngine, silent_s: float = 1.0, idle_s: float = 60, backl
         lambda name: name == "voxtral",
         idle_s,
         backlog_s,
-        engine.most,
     )
     made.link._tick_s = 0
     return made

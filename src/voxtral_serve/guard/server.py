@@ -106,12 +106,11 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
     config = engine.vllm_config
     # A dict, or an object of a platform's own
     options = config.additional_config if isinstance(config.additional_config, dict) else {}
-    most = options.get(OPTION) or 0
-    if config.model_config.architecture != ENCODE_ONCE or most < 1:
+    if config.model_config.architecture != ENCODE_ONCE or not options.get(OPTION):
         return None
     shape = SessionShape.of(engine.input_processor.tokenizer.instruct.audio_encoder.audio_config)
     serves = state.openai_serving_models.is_base_model
-    return LiveService(Engine.of_vllm(engine), shape, detector, serves, LIMITS.live_idle_s, LIMITS.live_backlog_s, most)
+    return LiveService(Engine.of_vllm(engine), shape, detector, serves, LIMITS.live_idle_s, LIMITS.live_backlog_s)
 
 
 def _verify(state: Any, app: Any) -> Callable[[Any], bool] | None:

@@ -88,6 +88,7 @@ class EngineLink:
         self._messages: list[list[Any]] = []
         self._audio: dict[str, list[bytes]] = {}  # of the messages that are waiting, joined when they go
         self._opening: dict[str, asyncio.Future[None]] = {}
+        self._waiters: list[asyncio.Future[None]] = []  # for all that was put before to be answered
         self._pump: asyncio.Task[None] | None = None
         self._last = 0.0
 
@@ -120,6 +121,13 @@ class EngineLink:
         self.on_refused.pop(session, None)
         self._put(["close", session])
 
+    async def delivered(self) -> None:
+        """Wait until the engine has all messages so far."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._start()
+        await waiter
+
     def tokens(self, session: str) -> AsyncGenerator[Any, None]:
         """vLLM's outputs for a session; closing the iterator aborts its request."""
         prompt, params = self.engine.request(session, self.engine.positions - self.shape.prompt)
@@ -130,29 +138,41 @@ class EngineLink:
 
     def _put(self, message: list[Any]) -> None:
         self._messages.append(message)
+        self._start()
+
+    def _start(self) -> None:
         if self._pump is None or self._pump.done():
             self._pump = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        while self._messages:
-            # At least one turn of the loop, in which others may add to this call
-            await asyncio.sleep(max(0.0, self._last + self._tick_s - time.monotonic()))
-            self._last = time.monotonic()
+        while self._messages or self._waiters:
+            if self._messages:
+                # At least one turn of the loop, in which others may add to this call
+                await asyncio.sleep(max(0.0, self._last + self._tick_s - time.monotonic()))
+                self._last = time.monotonic()
             messages, self._messages = self._messages, []
+            waiters, self._waiters = self._waiters, []
             self._audio.clear()
-            for message in messages:
-                if message[0] == "audio":
-                    message[2] = b"".join(message[2])
-            try:
-                refused = await self._call(messages)
-            except Exception as error:
-                gone = isinstance(error, EngineGoneError)
-                if not gone:  # of the whole call: all that it carried is lost
-                    log.exception("the engine failed %d messages of live sessions", len(messages))
-                refused = dict.fromkeys((message[1] for message in messages), str(error))
-                self._settle(messages, refused, EngineGoneError if gone else LinkError)
-            else:
-                self._settle(messages, refused or {}, LinkError)
+            if messages:
+                await self._deliver(messages)
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def _deliver(self, messages: list[list[Any]]) -> None:
+        for message in messages:
+            if message[0] == "audio":
+                message[2] = b"".join(message[2])
+        try:
+            refused = await self._call(messages)
+        except Exception as error:
+            gone = isinstance(error, EngineGoneError)
+            if not gone:  # of the whole call: all that it carried is lost
+                log.exception("the engine failed %d messages of live sessions", len(messages))
+            refused = dict.fromkeys((message[1] for message in messages), str(error))
+            self._settle(messages, refused, EngineGoneError if gone else LinkError)
+        else:
+            self._settle(messages, refused or {}, LinkError)
 
     async def _call(self, messages: list[list[Any]]) -> Any:
         call = asyncio.ensure_future(self.engine.call(UTILITY, messages))

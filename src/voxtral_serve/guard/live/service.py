@@ -77,10 +77,9 @@ class LiveService:
         serves: Callable[[object], bool],
         idle_s: float,
         backlog_s: float,
-        most: int,
     ) -> None:
-        """`serves` says whether a model of this name is served; `most` is the server's max_live_sessions."""
-        self.link, self.detector, self.serves, self.most = EngineLink(engine, shape), detector, serves, most
+        """`serves` says whether a model of this name is served."""
+        self.link, self.detector, self.serves = EngineLink(engine, shape), detector, serves
         self.points = CutPoints.of(shape, engine.positions)
         self.idle_s, self.backlog_s = idle_s, backlog_s
         self.metrics: Metrics = metrics()

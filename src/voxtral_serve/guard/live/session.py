@@ -118,6 +118,7 @@ class LiveSession:
         while True:
             part = self._parts[0]
             await part.ready.wait()
+            await self.link.delivered()  # the engine refuses a request whose prompt has no audio yet
             fresh = True  # the first word after another request's
             if part.samples:
                 async with contextlib.aclosing(self._outputs(part)) as outputs:

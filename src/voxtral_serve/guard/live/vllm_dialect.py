@@ -175,7 +175,7 @@ class VllmSocket:
             self.stop(DEAD)
             return
         except LinkError as error:
-            words = f"{error}: the server takes {self.service.most} live sessions at a time (max_live_sessions)"
+            words = f"{error}: this server has no place for another live session, try again later"
             self.stop(Ending("refused", LATER, words, "too_many_sessions"))
             return
         self.texts += 1
