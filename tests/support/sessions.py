@@ -1,13 +1,14 @@
 """Live sessions on an `LLM` without a server (offline.running): audio in pieces of any size, tokens out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from offline import prompt, sampling
+import torch
+from offline import limit, prompt, sampling, without_eos
 
 from pico import model
-from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
+from voxtral_serve.engine.session import OPTION, SESSION, UTILITY, SessionShape
 
 SHAPE = SessionShape(
     model.LEFT_PAD_TOKENS,
@@ -16,34 +17,47 @@ SHAPE = SessionShape(
     model.SAMPLES_PER_TOKEN,
     model.SAMPLE_RATE,
 )
+PROMPT = prompt(np.zeros(0, np.float32))["prompt_token_ids"]
+
+
+def live(most: int) -> dict[str, Any]:
+    """Options of an LLM with so many live sessions."""
+    return {"additional_config": {OPTION: most}}
+
+
+def rounded(audio: np.ndarray) -> np.ndarray:
+    """float32 [n], as 16 bits hold it: what a session sends, and what an upload of the same must have."""
+    return (np.rint(audio * 2**15).clip(-(2**15), 2**15 - 1) / 2**15).astype(np.float32)
 
 
 class Session:
-    """One session of a clip, float32 [n]: `sent` samples of it have gone to the engine, `tokens` have come."""
+    """A session of one clip, float32 [n] as `rounded` has it: `sent` samples of it have gone, `tokens` have come."""
 
     def __init__(self, name: str, audio: np.ndarray) -> None:
         self.name = name
-        self.pcm = (np.rint(audio * 2**15).clip(-(2**15), 2**15 - 1)).astype("<i2")
-        self.sent, self.ended, self.tokens = 0, False, list[int]()
-        self.added = False
-
-    @property
-    def rows(self) -> int:
-        return SHAPE.total_rows(self.sent) if self.ended else SHAPE.rows(self.sent)
+        self.pcm = (audio * 2**15).astype("<i2")
+        self.sent, self.ended, self.added = 0, False, False
+        self.tokens: list[int] = []
 
     @property
     def due(self) -> int:
         """Tokens that the engine can make of what was sent."""
-        return max(self.rows - SHAPE.prompt + 1, 0) if self.added else 0
+        rows = SHAPE.total_rows(self.sent) if self.ended else SHAPE.rows(self.sent)
+        return max(rows - SHAPE.prompt + 1, 0) if self.added else 0
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens before EOS: an upload ends there."""
+        return without_eos(self.tokens[: self.tokens.index(model.EOS) + 1] if model.EOS in self.tokens else self.tokens)
 
 
 class Sessions:
-    """Sessions of an LLM whose additional_config has max_live_sessions."""
+    """Sessions, and uploads beside them, of an LLM."""
 
     def __init__(self, llm: Any) -> None:
-        self.llm, self.engine = llm, llm.llm_engine
-        self.open: dict[str, Session] = {}
-        self.uploads: dict[str, list[int]] = {}
+        self.engine = llm.llm_engine
+        self.all: dict[str, Session] = {}
+        self.uploads: dict[str, list[int] | None] = {}  # None until they are done
 
     def call(self, *messages: list[Any]) -> dict[str, str]:
         refused: dict[str, str] = self.engine.engine_core.call_utility(UTILITY, [*messages])
@@ -51,11 +65,11 @@ class Sessions:
 
     def begin(self, name: str, audio: np.ndarray) -> Session:
         assert self.call(["open", name]) == {}
-        self.open[name] = Session(name, audio)
-        return self.open[name]
+        self.all[name] = Session(name, audio)
+        return self.all[name]
 
     def feed(self, session: Session, samples: int) -> None:
-        """The next samples; with the last of them the end. The request is added as soon as its prompt's rows are there."""
+        """The next samples, and with the last of them the end. The request follows once its prompt's rows are there."""
         piece = session.pcm[session.sent : session.sent + samples]
         session.sent += len(piece)
         messages: list[list[Any]] = [["audio", session.name, piece.tobytes()]]
@@ -63,27 +77,60 @@ class Sessions:
             messages.append(["end", session.name])
             session.ended = True
         assert self.call(*messages) == {}
-        if not session.added and session.rows >= SHAPE.prompt:
-            ids = prompt(np.zeros(0, np.float32))["prompt_token_ids"]
+        if not session.added and (session.ended or session.sent >= SHAPE.ready_samples):
             options = sampling(ignore_eos=True, max_tokens=10_000, extra_args={SESSION: session.name})
-            self.engine.add_request(session.name, {"prompt_token_ids": ids}, options)
+            self.engine.add_request(session.name, {"prompt_token_ids": PROMPT}, options)
             session.added = True
 
     def upload(self, name: str, audio: np.ndarray) -> None:
-        self.uploads[name] = []
-        self.engine.add_request(name, prompt(audio), sampling())
+        self.uploads[name] = None
+        self.engine.add_request(name, prompt(audio), sampling(max_tokens=limit(audio)))
 
     def settle(self) -> None:
-        """Wait for all tokens that are due, of uploads as well."""
-        while any(len(each.tokens) < each.due for each in self.open.values()) or self.engine_has_uploads():
+        """Wait for all tokens that are due, and for the uploads."""
+        while None in self.uploads.values() or any(len(each.tokens) < each.due for each in self.all.values()):
             for output in self.engine.step():
                 tokens = [*output.outputs[0].token_ids]
-                name = output.request_id
-                if name in self.open:
-                    self.open[name].tokens = tokens
-                else:
-                    self.uploads[name] = tokens
-                    if output.finished:
-                        self.done.add(name)
+                if output.request_id in self.all:
+                    self.all[output.request_id].tokens = tokens
+                elif output.finished:
+                    self.uploads[output.request_id] = without_eos(tokens)
 
-    def __post_init__(self) -> None: ...
+    def close(self, session: Session) -> None:
+        self.call(["close", session.name])
+        del self.all[session.name]
+
+    def hear(self, audios: Sequence[np.ndarray], pieces: Sequence[int], at_once: int) -> list[Session]:
+        """All clips, `at_once` at a time; session i takes pieces of `pieces[i]` samples, one a round."""
+        done, waiting, active = [], list(enumerate(audios)), list[tuple[Session, int]]()
+        while waiting or active:
+            while waiting and len(active) < at_once:
+                number, audio = waiting.pop(0)
+                active.append((self.begin(f"session {number}", audio), pieces[number % len(pieces)]))
+            for session, samples in active:
+                self.feed(session, samples)
+            self.settle()
+            for session, _ in active:
+                assert len(session.tokens) == session.due
+                if session.ended:
+                    done.append(session)
+                    self.close(session)
+            active = [each for each in active if not each[0].ended]
+        return sorted(done, key=lambda session: int(session.name.split()[1]))
+
+
+# What workers run
+
+
+def rows_of_session(served: Any, name: str, first: int, count: int) -> torch.Tensor:
+    """Rows first to first + count - 1 of the only session whose request's id begins so."""
+    live, store = served.live, served.audio_rows
+    (slot,) = [slot for request, slot in live.slot_of.items() if request.startswith(name)]
+    numbers = torch.arange(first, first + count) % store.ring
+    rows: torch.Tensor = store.live()[slot * store.ring + numbers].clone()
+    return rows
+
+
+def sessions_held(served: Any) -> int:
+    """Slots of live sessions that are in use."""
+    return len(served.live.slot_of)

@@ -23,7 +23,9 @@ def held() -> AudioRows:
     return AudioRows(
         SimpleNamespace(
             scheduler_config=SimpleNamespace(max_num_seqs=SLOTS, max_num_batched_tokens=TOKENS),
-            model_config=SimpleNamespace(max_model_len=LENGTH, get_hidden_size=lambda: DIM),
+            model_config=SimpleNamespace(
+                max_model_len=LENGTH, get_hidden_size=lambda: DIM, hf_config=SimpleNamespace()
+            ),
         )
     )
 
@@ -54,7 +56,7 @@ def test_rows_beyond_the_context_are_left_out(held: AudioRows) -> None:
 def test_each_token_gets_the_row_of_its_slot_and_position(held: AudioRows) -> None:
     held.put(0, filled(5))
     held.put(2, filled(8))
-    held.starts[:4] = torch.tensor([0, 2 * LENGTH, 2 * LENGTH, LENGTH])
+    held.slot[:4] = torch.tensor([0, 2, 2, 1])
     positions = torch.tensor([3, 0, 9, 4])
     embeddings = torch.randn(4, DIM)
     got = held.added_to(embeddings, positions)
@@ -65,7 +67,7 @@ def test_each_token_gets_the_row_of_its_slot_and_position(held: AudioRows) -> No
 
 def test_positions_of_a_warm_up_may_be_beyond_the_context(held: AudioRows) -> None:
     held.put(2, filled(8))
-    held.starts[:1] = 2 * LENGTH
+    held.slot[:1] = 2
     got = held.added_to(torch.zeros(1, DIM), torch.tensor([LENGTH + 5]))
     torch.testing.assert_close(got, torch.full((1, DIM), 8.09))
 
@@ -195,7 +197,7 @@ def test_the_model_gets_token_ids_and_its_rows_are_put_before() -> None:
         supports_mm_inputs = True
 
         def get_model(self) -> Any:
-            return SimpleNamespace(audio_rows="rows")
+            return SimpleNamespace(audio_rows="rows", live=None)
 
         def _execute_mm_encoder(self, scheduler_output: Any) -> None:
             calls.append("encoder")

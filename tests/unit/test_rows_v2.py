@@ -16,7 +16,6 @@ from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
 from voxtral_serve.engine.model_state import RowsState
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
-LENGTH = 10
 PAD = 32
 
 
@@ -25,7 +24,8 @@ def state() -> Any:
     state: Any = RowsState.__new__(RowsState)
     put: dict[int, str] = {}
     state.put = put
-    state.rows = SimpleNamespace(length=LENGTH, starts=torch.full((32,), -1), put=put.__setitem__)
+    state.rows = SimpleNamespace(slot=torch.full((32,), -1), put=put.__setitem__)
+    state.live, state.parts = None, {}
     state.begun = []
     state.encoder_cache = SimpleNamespace(encoder_outputs={})
     state.execute_mm_encoder = state.encoder_cache.encoder_outputs.update
@@ -33,7 +33,7 @@ def state() -> Any:
 
 
 def request(clip: str) -> Any:
-    return SimpleNamespace(mm_features=[SimpleNamespace(identifier=clip)])
+    return SimpleNamespace(req_id=clip, mm_features=[SimpleNamespace(identifier=clip)])
 
 
 def batch(*tokens_of_slots: tuple[int, int]) -> Any:
@@ -46,10 +46,10 @@ def batch(*tokens_of_slots: tuple[int, int]) -> Any:
     )
 
 
-def starts_after(state: Any, encoded: dict[str, str], asked: Any) -> list[int]:
+def slots_after(state: Any, encoded: dict[str, str], asked: Any) -> list[int]:
     assert state.prepare_inputs_embeds(encoded, asked, None) is None  # so the runner gives the model token ids
-    starts: list[int] = state.rows.starts[: asked.num_tokens].tolist()
-    return starts
+    slots: list[int] = state.rows.slot[: asked.num_tokens].tolist()
+    return slots
 
 
 def test_the_model_asks_for_this_state() -> None:
@@ -58,25 +58,25 @@ def test_the_model_asks_for_this_state() -> None:
 
 def test_a_clip_is_put_where_its_request_is_in_the_step_that_encodes_it(state: Any) -> None:
     state.add_request(5, request("clip"))
-    starts_after(state, {"clip": "rows"}, batch((5, 3)))
+    slots_after(state, {"clip": "rows"}, batch((5, 3)))
     assert state.put == {5: "rows"}
     state.put.clear()
-    starts_after(state, {}, batch((5, 1)))
+    slots_after(state, {}, batch((5, 1)))
     assert state.put == {}
 
 
 def test_a_request_that_resumes_elsewhere_is_put_again(state: Any) -> None:
     state.add_request(5, request("clip"))
-    starts_after(state, {"clip": "rows"}, batch((5, 3)))
+    slots_after(state, {"clip": "rows"}, batch((5, 3)))
     state.add_request(2, request("clip"))
-    starts_after(state, {}, batch((2, 4)))
+    slots_after(state, {}, batch((2, 4)))
     assert state.put == {5: "rows", 2: "rows"}
 
 
 def test_a_clip_that_was_not_encoded_is_an_error(state: Any) -> None:
     state.add_request(5, request("clip"))
     with pytest.raises(KeyError, match="clip"):
-        starts_after(state, {}, batch((5, 3)))
+        slots_after(state, {}, batch((5, 3)))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_clip_that_was_not_encoded_is_an_error(state: Any) -> None:
     ids=["decoding", "one begins", "drafts"],
 )
 def test_each_token_has_the_slot_of_its_request(state: Any, requests: list[tuple[int, int]], slots: list[int]) -> None:
-    assert starts_after(state, {}, batch(*requests)) == [slot * LENGTH for slot in slots]
+    assert slots_after(state, {}, batch(*requests)) == slots
 
 
 def test_nothing_stands_in_for_embeddings(state: Any) -> None:

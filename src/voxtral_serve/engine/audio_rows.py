@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 from vllm.config import VllmConfig
 
+from voxtral_serve.engine.clip_length import clip_positions
+
 
 class AudioRows(nn.Module):
     """Rows of up to `slots` requests.
 
-    An uploaded clip has its rows at positions 0 to n - 1 of its place, which is as long as the context. A live session
-    has a ring of `ring` rows, the most that one step can need: position p is at p modulo `ring`.
+    An uploaded clip has its rows at positions 0 to n - 1 of its place, which is as long as the longest clip. A live
+    session has a ring of `ring` rows, the most that one step can need: position p is at p modulo `ring`.
     """
 
     pool: torch.Tensor
@@ -27,9 +29,9 @@ class AudioRows(nn.Module):
     def __init__(self, vllm_config: VllmConfig, live_slots: int = 0) -> None:
         super().__init__()
         self.slots = vllm_config.scheduler_config.max_num_seqs
-        self.positions = vllm_config.model_config.max_model_len
+        self.positions = clip_positions(vllm_config.model_config)
         tokens, dim = vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.get_hidden_size()
-        self.ring = min(tokens, self.positions)
+        self.ring = min(tokens, vllm_config.model_config.max_model_len)
         self.clips = self.slots * self.positions  # rows of the pool for clips; those of live sessions follow
         # CUDA graphs read from, and write to, addresses: all of these stay where they are.
         rows = self.clips + live_slots * self.ring

@@ -6,6 +6,18 @@ Standard library only.
 
 from typing import Any, NamedTuple
 
+OPTION = (
+    "max_clip_positions"  # of vLLM's additional_config: token positions of the longest clip; max_model_len if unset
+)
+
+
+def clip_positions(model_config: Any) -> int:
+    """Token positions of the longest clip that the served model takes, from vLLM's ModelConfig.
+
+    Live sessions need a context of many minutes, and the audio rows of a clip are held for its whole length.
+    """
+    return int(getattr(model_config.hf_config, OPTION, model_config.max_model_len))
+
 
 class ClipLength(NamedTuple):
     """Token positions of padding, left and right together; samples of one position; sampling rate in Hz."""

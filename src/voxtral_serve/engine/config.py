@@ -20,8 +20,7 @@ from vllm.transformers_utils.config import HFConfigParser, MistralConfigParser, 
 from vllm.transformers_utils.configs.mistral import adapt_config_dict
 
 from voxtral_serve import checkpoint, shims
-from voxtral_serve.engine import drafter, names
-from voxtral_serve.engine.session import OPTION, slots
+from voxtral_serve.engine import clip_length, drafter, names, session
 
 logger = init_logger("vllm.voxtral_serve")
 
@@ -118,6 +117,7 @@ class EncodeOnce(MistralTokenizerMode):
         shims.require("clip_end")
         drafter.check(vllm_config)
         _choose_worker(vllm_config.parallel_config)
+        _take_options(vllm_config)
         _choose_scheduler(vllm_config)
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise ValueError(
@@ -136,16 +136,27 @@ class EncodeOnce(MistralTokenizerMode):
         model_config.hf_text_config.projection_size = model_config.hf_text_config.hidden_size
 
 
-def live_sessions(vllm_config: VllmConfig) -> int:
-    """`max_live_sessions` of additional_config; 0 is none. Raises ValueError for another option, or another value."""
-    options = vllm_config.additional_config
+def _take_options(vllm_config: VllmConfig) -> None:
+    """Check `additional_config`. Raises ValueError for an option that is unknown, and for a value that is not valid."""
+    options, model = vllm_config.additional_config, vllm_config.model_config
     options = options if isinstance(options, dict) else {}
-    if unknown := sorted(set(options) - {OPTION}):
-        raise ValueError(f"additional_config has {unknown[0]!r}: expected {OPTION} or nothing")
-    most = options.get(OPTION, 0)
-    if not isinstance(most, int) or isinstance(most, bool) or most < 0:
-        raise ValueError(f"additional_config: {OPTION} is {most!r}: expected a whole number, or 0 for no live sessions")
-    return most
+    known = {session.OPTION: range(2**31), clip_length.OPTION: range(1, model.max_model_len + 1)}
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(f"additional_config has {name!r}: expected {' or '.join(known)}")
+        if isinstance(value, bool) or value not in known[name]:
+            raise ValueError(
+                f"additional_config: {name} is {value!r}: expected a whole number of {known[name].start} to "
+                f"{known[name].stop - 1}"
+            )
+    if clip_length.OPTION in options:
+        setattr(model.hf_config, clip_length.OPTION, options[clip_length.OPTION])
+
+
+def live_sessions(vllm_config: VllmConfig) -> int:
+    """`max_live_sessions` of additional_config; 0 is none."""
+    options = vllm_config.additional_config
+    return int(options.get(session.OPTION, 0)) if isinstance(options, dict) else 0
 
 
 def _choose_scheduler(vllm_config: VllmConfig) -> None:
@@ -161,11 +172,12 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
         ("data_parallel_size", vllm_config.parallel_config.data_parallel_size, (1,)),
     ):
         if found not in expected:
-            raise ValueError(f"{name} is {found!r} with {OPTION} {most}: expected {expected[0]!r}")
-    if slots(most) > scheduler.max_num_seqs:
+            raise ValueError(f"{name} is {found!r} with {session.OPTION} {most}: expected {expected[0]!r}")
+    needed = session.slots(most)
+    if needed > scheduler.max_num_seqs:
         raise ValueError(
-            f"max_num_seqs is {scheduler.max_num_seqs} with {OPTION} {most}: expected {slots(most)} or more, of which "
-            f"{slots(most) - most} are for sessions that go on in a second request"
+            f"max_num_seqs is {scheduler.max_num_seqs} with {session.OPTION} {most}: expected {needed} or more, of which "
+            f"{needed - most} are for sessions that go on in a second request"
         )
     scheduler.scheduler_cls = ours
 

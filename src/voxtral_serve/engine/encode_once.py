@@ -35,7 +35,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from voxtral_serve.engine.audio_rows import AudioRows
-from voxtral_serve.engine.clip_length import ClipLength
+from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.config import live_sessions
 from voxtral_serve.engine.encoder import EncodeOnceEncoder
 from voxtral_serve.engine.live_encoder import LiveEncoder
@@ -48,6 +48,9 @@ class OneClip(VoxtralProcessingInfo):
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {"audio": 1}
+
+    def get_max_audio_tokens(self) -> int:
+        return clip_positions(self.ctx.model_config)
 
     def get_max_audio_array_len(self) -> int:
         """Samples of that clip: with its padding it fills the context, and no frame lies beyond the rotary table."""

@@ -24,13 +24,15 @@ from vllm.model_executor.models.utils import maybe_prefix
 from vllm.model_executor.models.voxtral import VoxtralEncoderModel
 from vllm.model_executor.models.whisper_causal import WhisperCausalConv1d
 
+from voxtral_serve.engine.clip_length import clip_positions
+
 # The encoder's, not in its config: WhisperCausalEncoder has both built in.
 ROPE_THETA = 1e6
 NORM_EPS = 1e-5
 # Frames computed at once: 164 s of audio. It bounds the memory for activations whatever the clips, and is enough to
 # keep a large GPU busy.
 FRAMES = 8192
-# Sizes of CUDA graphs in frames, up to FRAMES or the context, and clips that one of them can hold.
+# Sizes of CUDA graphs in frames, up to FRAMES or the longest clip, and clips that one of them can hold.
 SIZES = (256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144)
 CLIPS = 8
 # Queries that attend at once where no kernel knows windows. With the window before them they bound the mask.
@@ -254,7 +256,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         self.dtype = vllm_config.model_config.dtype
         self.is_causal = True
         self.samples = config.hop_length * 2  # of one frame
-        self.context_frames = vllm_config.model_config.max_model_len * config.block_pool_size
+        self.clip_frames = clip_positions(vllm_config.model_config) * config.block_pool_size
         parallel = vllm_config.parallel_config
         self.use_graphs = (
             not vllm_config.model_config.enforce_eager
@@ -351,7 +353,7 @@ class Graphs:
     ) -> None:
         conv = encoder.whisper_encoder.conv2
         device, dtype, dim = conv.weight.device, conv.weight.dtype, conv.out_channels
-        self.frames = min(FRAMES, encoder.context_frames)
+        self.frames = min(FRAMES, encoder.clip_frames)
         self.sizes = [size for size in SIZES if size < self.frames] + [self.frames]
         self.stride = stride
         self.input = torch.zeros(self.frames, dim, dtype=dtype, device=device)

@@ -155,6 +155,7 @@ class LiveEncoder(nn.Module):
     def run(self, slots: torch.Tensor, rows: torch.Tensor, samples: torch.Tensor, count: int) -> None:
         """slots, rows [sessions]; samples int16 [sessions, LOOK_BACK + count rows + LOOK_AHEAD]."""
         (encoder,), (store,) = self.encoder, self.rows
+        slots, rows = slots.contiguous(), rows.contiguous()  # as the kernel reads them
         frames = self.convolved(samples).flatten(0, 1).contiguous()
         numbers = rows[:, None] * self.stride + torch.arange(count * self.stride, device=rows.device)
         step = RingStep(self.keys, self.values, slots, numbers)

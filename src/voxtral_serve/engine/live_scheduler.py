@@ -110,13 +110,15 @@ class LiveSessions:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         if not self.audio_of:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
-        waiting = [request for request in self.running if self.waits(request)]
+        waiting, ready = list[Any](), list[Any]()
+        for request in self.running:
+            (waiting if self.waits(request) else ready).append(request)
         limits = {name: getattr(self, name) for name in self.most_running}
         # All rows but the last of a request that was preempted are there. That one is waited for, too.
         preempted = self._preempted_waiting()
         self.waiting.remove_requests(preempted)
         if waiting:
-            self.running = [request for request in self.running if not self.waits(request)]
+            self.running = ready
             for name, most in limits.items():
                 setattr(self, name, most - len(waiting))
         try:
@@ -152,11 +154,10 @@ class LiveSessions:
         return parts
 
     def get_num_unfinished_requests(self) -> int:
-        """Without the requests that wait for audio: with none but these the engine's loop blocks."""
+        """0 where all of them wait for audio: the engine's loop then blocks until a message comes."""
         unfinished: int = super().get_num_unfinished_requests()  # type: ignore[misc]
-        if self.audio_of:
-            unfinished -= sum(map(self.waits, self.running)) + len(self._preempted_waiting())
-        return unfinished
+        held = len(self.running) + len(self._preempted_waiting())
+        return 0 if self.audio_of and unfinished == held and all(map(self.waits, self.running)) else unfinished
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.audio_of.pop(request.request_id, None)

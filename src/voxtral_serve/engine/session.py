@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 UTILITY = "voxtral_serve_live"
 SESSION = "voxtral_serve_session"
-OPTION = "max_live_sessions"  # of vLLM's additional_config: sessions that the engine has memory for; 0 is none
+OPTION = "max_live_sessions"  # of vLLM's additional_config: clients that may be live at a time; 0 is none
 LOOK_AHEAD = 40  # samples past a row's end that its last spectrogram frame sees: half a window less a hop
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from voxtral_serve import shims
 from voxtral_serve.audio.decode import Bounds
 from voxtral_serve.audio.speech import Detector
-from voxtral_serve.engine.clip_length import ClipLength
+from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
 from voxtral_serve.engine.session import OPTION, SessionShape
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules
@@ -131,7 +131,7 @@ def _longest(state: Any) -> tuple[int, Bounds, Fraction]:
         return rate, bounds, Fraction(served.max_audio_clip_s)
     tokenizer = engine.input_processor.tokenizer
     if model.architecture in REALTIME:
-        return rate, bounds, Fraction(ClipLength.of_tokenizer(tokenizer).longest(model.max_model_len), rate)
+        return rate, bounds, Fraction(ClipLength.of_tokenizer(tokenizer).longest(clip_positions(model)), rate)
     audio = tokenizer.instruct.audio_encoder.audio_config
     piece = round(audio.chunk_length_s * audio.frame_rate)
     longest = model.max_model_len // piece * Fraction(audio.chunk_length_s)

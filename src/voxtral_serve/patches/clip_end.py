@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any, ClassVar
 
 from voxtral_serve.engine import names
-from voxtral_serve.engine.clip_length import ClipLength
+from voxtral_serve.engine.clip_length import OPTION, ClipLength, clip_positions
 from voxtral_serve.shims import Patch
 
 
@@ -94,14 +94,18 @@ def refuse_beyond_context(processor: Any, positions: int) -> None:
     """
     from vllm.exceptions import VLLMValidationError
 
-    context = processor.model_config.max_model_len
+    model = processor.model_config
+    context = clip_positions(model)
     if positions <= context:
         return
-    clip = ClipLength.of_tokenizer(processor.tokenizer)
+    clip, name = (
+        ClipLength.of_tokenizer(processor.tokenizer),
+        "max_model_len" if context == model.max_model_len else OPTION,
+    )
     raise VLLMValidationError(
         f"the clip lasts {clip.seconds(positions):.2f} s and this server takes at most {clip.seconds(context):.2f} s: "
-        f"its max_model_len is {context} tokens of {clip.position_ms:.0f} ms, {clip.padding} of them padding. Send a "
-        f"shorter clip, or set max_model_len to {positions} or more in the server's config"
+        f"its {name} is {context} tokens of {clip.position_ms:.0f} ms, {clip.padding} of them padding. Send a "
+        f"shorter clip, or set {name} to {positions} or more in the server's config"
     )
 
 

@@ -1,0 +1,128 @@
+"""Live sessions in the engine, float32: the rows and tokens of the upload, whatever the pieces and the neighbours.
+
+Real vLLM without a server. How clients reach it is in test_live.py.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import offline
+import pytest
+import sessions
+
+from pico import model
+
+MOST = 16
+RELATIVE = 1e-6  # seen: 4e-7 at most
+PIECES = [1280, 160, 1000, 5000, 16_000, 10**6]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[Any]:
+    with offline.running(max_num_seqs=32, **sessions.live(MOST)) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(llm: Any) -> sessions.Sessions:
+    return sessions.Sessions(llm)
+
+
+@pytest.fixture(scope="module")
+def audios() -> list[np.ndarray]:
+    return [sessions.rounded(offline.read(name)) for name in offline.varied(12)]
+
+
+@pytest.fixture(scope="module")
+def uploaded(llm: Any, audios: list[np.ndarray]) -> list[list[int]]:
+    return offline.generate(llm, audios)
+
+
+@pytest.mark.parametrize("samples", [80, 1280, 16_000, 10**6])
+def test_rows_are_those_of_the_whole_clip(llm: Any, engine: sessions.Sessions, samples: int) -> None:
+    audio = sessions.rounded(offline.speech(4.0 if samples == 80 else 20.0))
+    session = engine.begin("rows", audio)
+    while len(session.pcm) - session.sent > samples:
+        engine.feed(session, samples)
+        engine.settle()
+    rows = session.due + sessions.SHAPE.prompt - 1
+    if rows <= sessions.SHAPE.prompt:  # all at once: nothing can be read before the end
+        engine.feed(session, len(session.pcm) - session.sent - 1)
+        engine.settle()
+        rows = session.due + sessions.SHAPE.prompt - 1
+    ((got,),) = (llm.apply_model(partial(sessions.rows_of_session, name="rows", first=0, count=rows)),)
+    ((whole,),) = llm.apply_model(partial(offline.rows_of, audios=[audio]))
+    engine.feed(session, 10**6)
+    engine.settle()
+    engine.close(session)
+    assert offline.relative(got[0] if isinstance(got, list) else got, whole[:rows]) <= RELATIVE
+
+
+def test_tokens_are_those_of_uploads(
+    engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
+) -> None:
+    heard = engine.hear(audios, PIECES, at_once=8)
+    assert [session.text for session in heard] == uploaded
+
+
+def test_beside_uploads(engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]) -> None:
+    for number, audio in enumerate(audios):
+        engine.upload(f"upload {number}", audio)
+    heard = engine.hear(audios[:3], [4000], at_once=3)
+    assert [session.text for session in heard] == uploaded[:3]
+    assert [*engine.uploads.values()] == uploaded
+
+
+def test_a_session_without_audio_costs_no_step(llm: Any, engine: sessions.Sessions, audios: list[np.ndarray]) -> None:
+    session = engine.begin("silent", audios[0])
+    engine.feed(session, 20_000)
+    engine.settle()
+    offline.steps(llm)
+    engine.upload("upload", audios[1])
+    engine.settle()
+    upload = offline.steps(llm)
+    assert len(upload) == offline.limit(audios[1]) - 1 or sum(upload) < 2 * len(upload) + 40  # its own steps
+    tokens = len(session.tokens)
+    engine.close(session)
+    assert len(session.tokens) == tokens
+
+
+def test_more_sessions_than_there_may_be(engine: sessions.Sessions) -> None:
+    names = [f"open {number}" for number in range(MOST + 1)]
+    refused = engine.call(*(["open", name] for name in names))
+    assert refused == {names[-1]: f"max_live_sessions is {MOST}"}
+    assert engine.call(["open", "goes on", 1]) == {}
+    assert engine.call(*(["close", name] for name in [*names, "goes on"])) == {}
+    assert engine.call(["open", names[-1]], ["close", names[-1]]) == {}
+
+
+def test_messages_that_are_refused(engine: sessions.Sessions) -> None:
+    assert engine.call(["audio", "nobody", b"12"]) == {"nobody": "unknown session"}
+    assert engine.call(["close", "nobody"]) == {}
+    assert engine.call(["open", "odd"], ["audio", "odd", b"123"]) == {"odd": "3 bytes: expected an even number"}
+    assert engine.call(["end", "odd"], ["audio", "odd", b"12"], ["close", "odd"]) == {"odd": "audio after the end"}
+
+
+def test_sessions_whose_requests_are_aborted_leave_nothing(
+    llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
+) -> None:
+    for number in range(MOST):
+        session = engine.begin(f"gone {number}", audios[number % len(audios)])
+        engine.feed(session, 12_000)
+    engine.settle()
+    engine.engine.abort_request([*engine.all])
+    for session in [*engine.all.values()]:
+        engine.close(session)
+    (heard,) = engine.hear(audios[:1], [1280], at_once=1)
+    assert heard.text == uploaded[0]
+    assert llm.apply_model(sessions.sessions_held) in ([0], [1])
+
+
+def test_after_preemption(audios: list[np.ndarray], uploaded: list[list[int]]) -> None:
+    longest = max(model.n_tokens(len(audio)) for audio in audios)
+    with offline.crowded(-(-longest // offline.BLOCK) * offline.BLOCK, 8, **sessions.live(7)) as llm:
+        heard = sessions.Sessions(llm).hear(audios, [1280, 4000, 700], at_once=6)
+        assert [session.text for session in heard] == uploaded
+        assert offline.counters(llm)["num_preemptions"] > 0
