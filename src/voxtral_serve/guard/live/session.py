@@ -23,32 +23,32 @@ BEHIND_S, CAUGHT_UP_S = 0.5, 0.16  # lags that a catch-up goes from and to
 class Part:
     """The audio and the tokens of one request of a session."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, shape: SessionShape) -> None:
         self.name = name
         self.samples = 0  # sent
         self.tokens = 0  # received
         self.ready = asyncio.Event()  # the prompt's rows are complete, or there is no more audio
-        self.ended = False
-        self.done = False
+        self.ended = self.done = False
         # (samples, time) of what was sent: that many samples had arrived by then
         self.arrivals: deque[tuple[int, float]] = deque()
         self.last = time.monotonic()  # when its last audio arrived, or its end
+        self._first, self._step = shape.ready_samples, shape.samples
 
-    def covered(self, shape: SessionShape) -> int:
+    def needed(self, token: int) -> int:
+        """Samples after which the row is complete that a token (the first is 0) needs."""
+        return self._first + token * self._step
+
+    @property
+    def covered(self) -> int:
         """Samples whose text is there, as far as tokens tell."""
-        return min(self.samples, needed(shape, self.tokens - 1)) if self.tokens else 0
+        return min(self.samples, self.needed(self.tokens - 1)) if self.tokens else 0
 
-    def lag_s(self, shape: SessionShape, now: float) -> float:
+    def lag_s(self, now: float) -> float:
         """Seconds since the last sample arrived that the row of the last token needs."""
-        samples, arrivals = needed(shape, self.tokens - 1), self.arrivals
+        samples, arrivals = self.needed(self.tokens - 1), self.arrivals
         while arrivals and arrivals[0][0] < samples:
             arrivals.popleft()
         return now - (arrivals[0][1] if arrivals else self.last)
-
-
-def needed(shape: SessionShape, token: int) -> int:
-    """Samples after which the row is complete that a request's token (the first is 0) needs."""
-    return shape.ready_samples + token * shape.samples
 
 
 class LiveSession:
@@ -70,7 +70,7 @@ class LiveSession:
     ) -> None:
         self.link, self.shape, self.metrics = link, link.shape, metrics
         self._pause, self._failed = pause, failed
-        self._most = round(backlog_s * link.shape.rate_hz)
+        self._most, self._ready_samples = round(backlog_s * link.shape.rate_hz), link.shape.ready_samples
         self._splitter = Splitter(points)
         self._id = uuid.uuid4().hex
         self._parts: list[Part] = []  # those that are not done, and the last one
@@ -92,12 +92,13 @@ class LiveSession:
         """Mono PCM16 of any length, at the shape's rate. It waits while the backlog is full."""
         arrived = time.monotonic()
         while pcm and not self.ended:
-            room = self._most - self.backlog
+            room, later = (self._most - self.backlog) * SAMPLE_BYTES, b""
             if room <= 0:
                 await self._until_room()
                 continue
-            now, later = pcm[: room * SAMPLE_BYTES], pcm[room * SAMPLE_BYTES :]
-            stretch, rest = self._splitter.take(now)
+            if len(pcm) > room:
+                pcm, later = pcm[:room], pcm[room:]
+            stretch, rest = self._splitter.take(pcm)
             self._send(stretch.pcm, arrived)
             if stretch.cut or (stretch.doubt and await self._is_pause()):
                 self._roll_over(arrived)
@@ -147,19 +148,21 @@ class LiveSession:
     @property
     def backlog(self) -> int:
         """Samples that the engine has been sent and has not answered by tokens."""
-        return (
-            self.samples - self._done_samples - sum(part.covered(self.shape) for part in self._parts if not part.done)
-        )
+        answered = self._done_samples
+        for part in self._parts:
+            if not part.done:
+                answered += part.covered
+        return self.samples - answered
 
     def stalled_s(self, now: float) -> float:
         """Seconds until `now` in which the engine has not answered, while it had what it needs for a token."""
         part = self._parts[0]
-        if not part.ended and needed(self.shape, part.tokens) > part.samples:
+        if not part.ended and part.needed(part.tokens) > part.samples:
             self.heard_from = now
         return now - self.heard_from
 
     def _new(self) -> Part:
-        part = Part(f"{self._id}-{self.rollovers}")
+        part = Part(f"{self._id}-{self.rollovers}", self.shape)
         self.link.on_refused[part.name] = self._failed
         self._parts.append(part)
         return part
@@ -173,7 +176,7 @@ class LiveSession:
         part.arrivals.append((part.samples, arrived))
         part.last = arrived
         self.link.audio(part.name, pcm)
-        if part.samples >= self.shape.ready_samples:
+        if part.samples >= self._ready_samples:
             part.ready.set()
 
     def _end(self, part: Part) -> None:
@@ -193,8 +196,8 @@ class LiveSession:
         self.link.open_next(self._new().name)
 
     async def _outputs(self, part: Part) -> AsyncGenerator[tuple[str, int], None]:
-        shape, observe = self.shape, self.metrics.lag.observe
-        self.prompt_tokens += shape.prompt
+        observe = self.metrics.lag.observe
+        self.prompt_tokens += self.shape.prompt
         outputs = self.link.tokens(part.name)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -205,7 +208,7 @@ class LiveSession:
                 now = self.heard_from = time.monotonic()
                 for _ in range(count):
                     part.tokens += 1
-                    lag_s = part.lag_s(shape, now)
+                    lag_s = part.lag_s(now)
                     observe(lag_s)
                     self._follow(lag_s)
                 self.tokens += count

@@ -74,6 +74,9 @@ class VllmSocket:
                 self._ending = STOPPING
                 raise
             task.uncancel()
+        except Exception:
+            log.exception("a live session failed, id %s", self.id)
+            self._ending = Ending("error", FAILED, "the session failed", "processing_error")
         finally:
             self._reader = None
             self.reason = self._ending.reason if self._ending else self.reason or "error"
