@@ -102,8 +102,8 @@ def at_once(config: Path, directories: Mapping[str, Path], logs: Path, *flags: s
 SHARED: dict[str, tuple[Path, tuple[str, ...]]] = {
     # The contest: vLLM's own model, Mistral's layout, no guard.
     "pico_server": (CONFIG, SMALL),
-    # The encode-once model behind the guard, with live sessions and an API key, from Hugging Face's layout. On a CPU: one API process
-    # (server/test_shutdown.py has several), and a context in which 37 s are a long file.
+    # The encode-once model behind the guard, with live sessions and an API key, from Hugging Face's layout. On a CPU:
+    # one API process (server/test_shutdown.py has several), and a context in which 37 s are a long file.
     "fast": (
         ROOT / "profiles/fast.yaml",
         (

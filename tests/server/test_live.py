@@ -11,7 +11,7 @@ import pytest
 import requests
 import soundfile
 from conftest import DATA, MOST_LIVE, Server
-from uploads import AUTHORIZED, upload
+from uploads import upload
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 

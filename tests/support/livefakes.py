@@ -64,7 +64,7 @@ class FakeEngine:
         refused = {}
         for what, name, *more in messages:
             if what == "open":
-                if not more[0] and len(self.opened) - len(self.closed) >= self.most:
+                if len(self.opened) - len(self.closed) >= self.most:
                     refused[name] = f"max_live_sessions is {self.most}"
                     continue
                 self.opened.append(name)

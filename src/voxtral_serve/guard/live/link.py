@@ -102,7 +102,7 @@ class EngineLink:
             self._opening.pop(session, None)
 
     def open_next(self, session: str) -> None:
-        """A session that takes over from one that ends: the engine has a place for it."""
+        """A session that takes over from one that was closed, in the same call: the engine has a place for it."""
         self._put(["open", session, 1])
 
     def audio(self, session: str, pcm: bytes) -> None:

@@ -28,7 +28,8 @@ class Part:
         self.samples = 0  # sent
         self.tokens = 0  # received
         self.ready = asyncio.Event()  # the prompt's rows are complete, or there is no more audio
-        self.ended = self.done = False
+        self.opened = self.ended = self.done = False
+        self.waiting: list[bytes] = []  # audio that goes to the engine once it is opened
         # (samples, time) of what was sent: that many samples had arrived by then
         self.arrivals: deque[tuple[int, float]] = deque()
         self.last = time.monotonic()  # when its last audio arrived, or its end
@@ -84,7 +85,9 @@ class LiveSession:
 
     async def begin(self) -> None:
         """Raises LinkError if the engine has no place for another session."""
-        await self.link.open(self._new().name)
+        part = self._new()
+        part.opened = True
+        await self.link.open(part.name)
         self.metrics.sessions.inc()
         self._begun = True
 
@@ -101,7 +104,7 @@ class LiveSession:
             stretch, rest = self._splitter.take(pcm)
             self._send(stretch.pcm, arrived)
             if stretch.cut or (stretch.doubt and await self._is_pause()):
-                self._roll_over(arrived)
+                self._roll_over()
             pcm = rest + later if later else rest
 
     def end(self) -> None:
@@ -130,9 +133,8 @@ class LiveSession:
                             fresh, written, text_ended = False, True, text[-1].isspace()
                         yield text, tokens
             self._finish(part)
-            if len(self._parts) == 1:
+            if self._parts[0] is part:
                 return
-            self._parts.pop(0)
 
     def close(self) -> None:
         """Free what the engine has of it. To be called in any case, once `deltas` is not running."""
@@ -141,7 +143,7 @@ class LiveSession:
             if self._begun:
                 self.metrics.sessions.dec()
             for part in self._parts:
-                if not part.done:
+                if part.opened and not part.done:
                     self.link.close(part.name)
             self._wake()
 
@@ -175,25 +177,30 @@ class LiveSession:
         self.samples += len(pcm) // SAMPLE_BYTES
         part.arrivals.append((part.samples, arrived))
         part.last = arrived
-        self.link.audio(part.name, pcm)
+        if part.opened:
+            self.link.audio(part.name, pcm)
+        else:
+            part.waiting.append(pcm)
         if part.samples >= self._ready_samples:
             part.ready.set()
 
     def _end(self, part: Part) -> None:
         part.ended, part.last = True, time.monotonic()
-        self.link.end(part.name)
+        if part.opened:
+            self.link.end(part.name)
         part.ready.set()
 
     async def _is_pause(self) -> bool:
         return await self._pause(bytes(self._splitter.heard)) and not self.ended
 
-    def _roll_over(self, arrived: float) -> None:
-        """The audio so far is one request's, what follows the next one's."""
+    def _roll_over(self) -> None:
+        """The audio so far is one request's, what follows the next one's: it is opened when the former is done, so
+        that a session has one place in the engine."""
         self._splitter.cut()
         self._end(self._parts[-1])
         self.rollovers += 1
         self.metrics.rollovers.inc()
-        self.link.open_next(self._new().name)
+        self._new()
 
     async def _outputs(self, part: Part) -> AsyncGenerator[tuple[str, int], None]:
         observe = self.metrics.lag.observe
@@ -235,9 +242,21 @@ class LiveSession:
             self.metrics.catch_ups.inc()
 
     def _finish(self, part: Part) -> None:
+        """Of a request that has all its tokens: the next one takes its place in the engine."""
         part.done = True
         self._done_samples += part.samples
         self.link.close(part.name)
+        self.link.on_refused.pop(part.name, None)
+        if len(self._parts) > 1:
+            self._parts.pop(0)
+            following = self._parts[0]
+            following.opened = True
+            self.link.open_next(following.name)
+            if following.waiting:
+                self.link.audio(following.name, b"".join(following.waiting))
+                following.waiting.clear()
+            if following.ended:
+                self.link.end(following.name)
         self._wake()
 
     def _wake(self) -> None:
