@@ -755,3 +755,44 @@ def test_a_tokenizer_that_mistral_common_refuses(change: dict[str, Any]) -> None
     tekken = json.loads((PICO / "tekken.json").read_text())["audio"]
     with pytest.raises(CheckpointError, match=r"audio part of tekken\.json"):
         clip_length(tekken | change)
+
+
+# Live sessions
+
+
+LIVE = {"hf_overrides": {"architectures": [ENCODE_ONCE]}, "max_model_len": 512}
+
+
+def live(tmp_path: Path, **options: Any) -> Report:
+    return check_all(write(tmp_path / "config.yaml", **options), PICO)
+
+
+def test_live_sessions_are_told(tmp_path: Path) -> None:
+    report = live(tmp_path, **LIVE)
+    assert (
+        row(report, "sessions")
+        == "none: `additional_config: {max_live_sessions: N}` serves N at a time on /v1/realtime"
+    )
+    report = live(tmp_path, **LIVE, additional_config={"max_live_sessions": 8})
+    assert report.problems == []
+    assert row(report, "sessions") == "8 at a time (max_live_sessions); others are refused"
+    assert row(report, "one request") == "37 s of audio: at a pause after 80%, the next one takes over"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({**LIVE, "max_model_len": 128}, "max_model_len is 128, and live sessions need at least "),
+        ({**LIVE, "max_num_seqs": 8}, "max_num_seqs is 8 with max_live_sessions 8: expected 9 or more"),
+        ({"max_model_len": 512}, "max_live_sessions is 8, and only VoxtralRealtimeEncodeOnce reads it"),
+    ],
+)
+def test_live_sessions_that_cannot_be(tmp_path: Path, options: dict[str, Any], problem: str) -> None:
+    report = live(tmp_path, **options, additional_config={"max_live_sessions": 8})
+    assert [each for each in report.problems if problem in each] == report.problems != []
+
+
+@pytest.mark.parametrize("value", [-1, "many", True])
+def test_a_wrong_number_of_live_sessions(tmp_path: Path, value: Any) -> None:
+    report = live(tmp_path, **LIVE, additional_config={"max_live_sessions": value})
+    assert [f"max_live_sessions is {value!r}, expected a whole number" in each for each in report.problems] == [True]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from livefakes import SHAPE, FakeClient, FakeEngine, chunks, service
 
+from voxtral_serve.engine.session import least_positions
 from voxtral_serve.guard.live import cuts
 from voxtral_serve.guard.live import service as services
 from voxtral_serve.guard.live.link import LinkError
@@ -254,10 +255,13 @@ def test_texts_of_two_requests_are_two_words() -> None:
 
 
 def test_a_context_that_is_too_short_says_so() -> None:
-    least = cuts.least_positions(SHAPE)
-    cuts.CutPoints.of(SHAPE, least)
-    with pytest.raises(ValueError, match=f"positions .max_model_len. is too short.*at least {least}"):
-        cuts.CutPoints.of(SHAPE, least - 8)
+    least = least_positions(SHAPE)
+    points = cuts.CutPoints.of(SHAPE, least)
+    assert SHAPE.ready_samples <= points.watch < points.soft < points.tight < points.most
+    with pytest.raises(
+        cuts.ContextError, match=f"max_model_len is {least - 1}, and live sessions need at least {least}"
+    ):
+        cuts.CutPoints.of(SHAPE, least - 1)
 
 
 # ---- The backlog, the lag

@@ -50,14 +50,18 @@ def clip_length(tekken: dict[str, Any]) -> ClipLength:
 
     Raises CheckpointError for values that mistral-common's AudioConfig refuses.
     """
+    return ClipLength.of(audio_config(tekken))
+
+
+def audio_config(tekken: dict[str, Any]) -> Any:
+    """mistral-common's AudioConfig. Raises CheckpointError."""
     from mistral_common.tokens.tokenizers.audio import AudioConfig, AudioSpectrogramConfig
 
     values = dict(tekken)
     try:
         encoding = AudioSpectrogramConfig(**values.pop("audio_encoding_config"))
-        audio = AudioConfig(encoding_config=encoding, **values)
+        return AudioConfig(encoding_config=encoding, **values)
     except (AssertionError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"mistral-common refuses the audio part of tekken.json: {type(error).__name__}: {error}"
         ) from error
-    return ClipLength.of(audio)

@@ -11,6 +11,7 @@ from voxtral_serve import shims
 from voxtral_serve.check.clip import check_clip
 from voxtral_serve.check.gate import check_gate
 from voxtral_serve.check.installation import check_patches, check_plugin, check_versions
+from voxtral_serve.check.live import check_live
 from voxtral_serve.check.memory import check_memory, check_memory_of_other
 from voxtral_serve.check.model_directory import check_model
 from voxtral_serve.check.options import ServeOptions, is_option, read_options
@@ -70,3 +71,5 @@ def _check_memory_and_clip(report: Report, options: ServeOptions | None, held: C
         check_clip(report, held, plan.max_model_len)
     else:
         report.row("not computed", f"the {missing} must be right first")
+    if options and isinstance(held, Checkpoint) and plan:
+        check_live(report, options, held, plan)

@@ -16,11 +16,14 @@ The answer is a dict {session: reason} of the messages that were refused. The re
 its prompt's rows.
 """
 
+import math
 from typing import Any, NamedTuple
 
 UTILITY = "voxtral_serve_live"
 SESSION = "voxtral_serve_session"
 OPTION = "max_live_sessions"  # of vLLM's additional_config: clients that may be live at a time; 0 is none
+ROLL_OVER = 0.80  # share of a request's positions from which its session goes on in another one, at a pause
+LEVELS_S = 5  # seconds by whose levels a pause is one
 LOOK_AHEAD = 40  # samples past a row's end that its last spectrogram frame sees: half a window less a hop
 
 
@@ -71,3 +74,9 @@ def slots(most: int) -> int:
     """Sessions that the engine keeps memory for, where `most` clients may be live: a session that goes on in a second
     request has two of them for a moment."""
     return most + -(-most // 16)
+
+
+def least_positions(shape: SessionShape) -> int:
+    """The shortest context (max_model_len) in which a request has LEVELS_S of audio before its session goes on."""
+    audio = -(-(shape.ready_samples + LEVELS_S * shape.rate_hz) // shape.samples)
+    return math.ceil((audio + shape.left + shape.right + 1) / ROLL_OVER) + 2

@@ -15,6 +15,7 @@ from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
 from voxtral_serve.engine.session import OPTION, SessionShape
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules
+from voxtral_serve.guard.live.cuts import ContextError
 from voxtral_serve.guard.live.link import Engine
 from voxtral_serve.guard.live.service import PONG_S, LiveService
 from voxtral_serve.patches.live_server import FileLimit, GracefulStop, TokenRecording
@@ -146,6 +147,8 @@ def _longest(state: Any) -> tuple[int, Bounds, Fraction]:
 
 def drifted(error: Exception) -> str:
     """Why the server cannot start: what `attach` raised."""
+    if isinstance(error, ContextError):
+        return str(error)
     if isinstance(error, shims.PatchError):
         return f"PatchError: {error}"
     found = f"{type(error).__name__}: {error}"

@@ -12,22 +12,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from voxtral_serve.engine.session import SessionShape
+from voxtral_serve.engine.session import LEVELS_S, ROLL_OVER, SessionShape, least_positions
 
 FRAME = 320  # samples, 20 ms, of a level
 SAMPLE_BYTES = 2
-# Shares of a request's positions: from the first it is cut in a pause of PAUSE frames; from the second HELD frames are
-# held back, and it is cut in a pause of SHORT frames; with the last position at its quietest.
-SOFT, TIGHT = 0.80, 0.97
+# From ROLL_OVER of its positions a request is cut in a pause of PAUSE frames; from TIGHT of them HELD frames are held
+# back, and it is cut in a pause of SHORT frames; with the last position where it is quietest.
+TIGHT = 0.97
 PAUSE, SHORT, HELD, AGAIN = 15, 5, 20, 5  # AGAIN: quiet frames until a pause that was denied is looked at again
 QUIETEST = 10  # frames whose mean level is compared at the last position
-LEVELS = 250  # frames, 5 s, by whose levels a frame is quiet
+LEVELS = LEVELS_S * 16000 // FRAME  # frames by whose levels a frame is quiet
 FLOOR_DB = -90.0
 # A frame is quiet below a third of the way from the tenth percentile of the levels to the 95th, or where it is
 # DROP_DB below the latter: digital silence would make all else loud.
 GATE, DROP_DB = 0.35, 30.0
 ANEW = 25  # frames between two looks at the percentiles
 HEARD = 3 * 16000 * SAMPLE_BYTES  # bytes of audio that `heard` keeps
+
+
+class ContextError(ValueError):
+    """The engine's context is too short for live sessions."""
 
 
 class CutPoints(NamedTuple):
@@ -40,26 +44,16 @@ class CutPoints(NamedTuple):
 
     @classmethod
     def of(cls, shape: SessionShape, positions: int) -> "CutPoints":
-        """For a context of `positions`. Raises ValueError if no request with audio fits."""
+        """For a context of `positions`. Raises ContextError if it is too short."""
 
         def samples(share: float) -> int:
             # One position less than all: the last token needs a place of its own.
             return (int(share * (positions - 1)) - shape.left - shape.right) * shape.samples
 
         most = samples(1.0)
-        # The first cut is not before the prompt's audio and what is looked at.
-        if samples(SOFT) < shape.ready_samples + LEVELS * FRAME:
-            raise ValueError(
-                f"a context of {positions} positions (max_model_len) is too short for live sessions: expected at least "
-                f"{least_positions(shape)}"
-            )
-        return cls(samples(SOFT) - LEVELS * FRAME, samples(SOFT), samples(TIGHT), most)
-
-
-def least_positions(shape: SessionShape) -> int:
-    """The shortest context in which sessions can roll over."""
-    audio = -(-(shape.ready_samples + LEVELS * FRAME) // shape.samples)
-    return int((audio + shape.left + shape.right + 1) / SOFT) + 2
+        if positions < (least := least_positions(shape)):
+            raise ContextError(f"max_model_len is {positions}, and live sessions need at least {least}")
+        return cls(samples(ROLL_OVER) - LEVELS * FRAME, samples(ROLL_OVER), samples(TIGHT), most)
 
 
 class Stretch(NamedTuple):

@@ -66,7 +66,7 @@ class Socket(Protocol):
 class LiveService:
     """The only one of a process.
 
-    Raises ValueError if the engine's context is too short, AttributeError if vLLM is not as expected.
+    Raises ContextError if the engine's context is too short, AttributeError if vLLM is not as expected.
     """
 
     def __init__(
