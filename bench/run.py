@@ -77,10 +77,10 @@ def check(plan: RunPlan) -> Selection:
         for clip in selection.clips:
             mime(clip)
     if plan.mode == "realtime":
-        from bench import realtime  # which needs libraries that the other modes do without
+        from bench import sound  # which needs libraries that the other modes do without
 
         for clip in selection.clips:
-            realtime.check(clip)
+            sound.check(clip)
     if plan.resume and (plan.out / results.ROWS).exists():
         _refuse_differences(plan.out, results.read_run(plan.out), _settings(plan, selection))
     if not plan.language and not data.language and data.format != "manifest":
