@@ -65,8 +65,7 @@ class Client:
     """Talks to one server. Usable from many threads: each has a session, and so a connection, of its own.
 
     `timeout_s` bounds the time to connect and each wait for the server's next byte, not the whole request. `language`
-    is a field of the transcription endpoint alone, `prompt` is what a chat is asked, `delay_ms` the model's delay in live
-    audio.
+    is a field of the transcription endpoint alone, `prompt` is what a chat is asked, `delay_ms` the model's delay.
     """
 
     def __init__(

@@ -20,7 +20,6 @@ from mistral_layout.audio import (
     DELAY_MS,
     DELAY_TOKENS,
     LEFT_PAD_TOKENS,
-    RIGHT_PAD_TOKENS,
     SAMPLE_RATE,
     SAMPLES_PER_TOKEN,
     n_tokens,

@@ -140,6 +140,7 @@ def of_load(
         "load": load,
         "concurrency": level.concurrency,
         "rate": level.rate,
+        "sessions": level.sessions,
         "samples": clips,
         "completed": len(done),
         "failed": len(rows) - len(done),

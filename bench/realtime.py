@@ -187,9 +187,7 @@ class _Session:
         needed = lag.complete_tokens(samples, self._delay)
         if lag.is_one_delta_a_token(len(self._arrivals), self._tokens, samples, self._delay):
             answer.lag_of = "token"
-            answer.lags = lag.token_lags(
-                self._arrivals, self._sent, answer.spoken, samples, self._skipped, self._delay
-            )
+            answer.lags = lag.token_lags(self._arrivals, self._sent, answer.spoken, samples, self._skipped, self._delay)
         elif words:
             answer.lag_of, answer.lags, needed = "word", lag.word_lags(delays, delay_ms), 0
         if answer.lags is not None:
@@ -279,5 +277,3 @@ class _Session:
         if event.get("type") == "error":
             raise LiveError(f"the server says: {json.dumps(event, ensure_ascii=False)[:300]}")
         return event
-
-

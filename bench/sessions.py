@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from bench import metrics
+import numpy as np
 
 START_S = 0.1  # from the moment at which all sessions are ready until the first may start
 SPREAD_S = 1.0  # within which sessions start that are measured together
@@ -121,6 +121,9 @@ class Sessions(Executor):
 
     def lateness(self) -> dict[str, float] | None:
         """P50, P99 and the longest, in ms, of all pieces since the last call; null where none was sent."""
-        late = [1000 * each for each in self.late]
+        late = 1000 * np.array(self.late)
         del self.late[:]
-        return {**(metrics.spread(late, (50, 99)) or {}), "max": max(late)} if late else None
+        if not len(late):
+            return None
+        p50, p99 = np.percentile(late, (50, 99), method="linear")
+        return {"p50": float(p50), "p99": float(p99), "max": float(late.max())}

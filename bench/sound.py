@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def _kept(clip: Clip) -> Samples:
     return _decoded(clip.path, clip.id)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _decoded(path: Path, id: str) -> Samples:
     """Kept, as sessions share the clips: 32 kB a second."""
     return pcm16(Clip(id, path, "", 0.0, {}))
