@@ -13,11 +13,14 @@ AGES = 60  # points of a line of lag against session age, at most
 TOLERANCE_S = 0.001
 
 
-def of_load(rows: Sequence[Row], attempts: Sequence[Row], took: Mapping[str, Any], age_s: float) -> dict[str, Any]:
+def of_load(
+    sessions: int | None, rows: Sequence[Row], attempts: Sequence[Row], took: Mapping[str, Any], age_s: float
+) -> dict[str, Any]:
     """What summary.json says of a load besides metrics.of_load.
 
-    `rows` is each session's last row, `attempts` all rows of the load, `took` what run.json holds of it; `age_s` of the
-    sessions when they were measured. Null is what was not measured: a percentile of nothing is none.
+    `sessions` are those of the load, null where clips are sent. `rows` is each session's last row, `attempts` all rows
+    of the load, `took` what run.json holds of it, and `age_s` that of the sessions when their measurement began. Null
+    is what was not measured: a percentile of nothing is none.
     """
     done = [row for row in rows if row.error is None]
     told = [row for row in done if row.lags is not None]
@@ -26,6 +29,7 @@ def of_load(rows: Sequence[Row], attempts: Sequence[Row], took: Mapping[str, Any
     kinds = {row.lag_of for row in told}
     seconds, harness_s = sum(row.duration_s for row in attempts), took.get("harness_cpu_s")
     return {
+        "sessions": sessions,
         "lag_ms": _spread(lags),
         "lag_in_audio_ms": _spread(in_audio),
         "lag_of": (kinds.pop() if len(kinds) == 1 else "both") if kinds else None,

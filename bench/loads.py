@@ -57,7 +57,7 @@ def live(numbers: str) -> list[Load]:
 
 
 def parse(name: str) -> Load:
-    """The load of a name such as "c16", "r2.5" or "s64". Raises BenchError for one that `bench run` writes otherwise."""
+    """The load of a name such as "c16", "r2.5" or "s64". Raises BenchError for any other form."""
     read = {"c": closed, "r": open_loop, "s": live}.get(name[:1])
     try:
         found = read(name[1:]) if read else []

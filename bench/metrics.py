@@ -140,7 +140,6 @@ def of_load(
         "load": load,
         "concurrency": level.concurrency,
         "rate": level.rate,
-        "sessions": level.sessions,
         "samples": clips,
         "completed": len(done),
         "failed": len(rows) - len(done),

@@ -24,7 +24,7 @@ class ServedConfig:
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """Find the most live sessions, up to `most`, with a P99 of the lag of at most `lag_ms` and none that fell behind."""
+    """Find the most live sessions, up to `most`, with a P99 of the lag of at most `lag_ms` and none fallen behind."""
 
     most: int
     lag_ms: float

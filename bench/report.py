@@ -49,8 +49,8 @@ DEFINITIONS = (
     (
         "lag",
         "--realtime, of a token: when the client has its delta, less when it sent the last sample that the token's "
-        "audio row needs, or the end of the audio. Where a server sends other than one delta a token, of a word: its delay "
-        "less the model's. Lag in the audio: without the tokens that need the end of the audio.",
+        "audio row needs, or the end of the audio. Where a server does not send one delta a token, of a word: its "
+        "delay less the model's. Lag in the audio: without the tokens that need the end of the audio.",
     ),
     ("fell behind", "sessions with a lag above 500 ms in the last 5 s of their audio, or without text for part of it."),
     (
@@ -105,11 +105,12 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
     age_s = (run.get("live") or {}).get("age_s", 0.0)
     loads = []
     for load in run["loads"]:
-        took, clips = record["loads"].get(load), parse(load).sessions or len(run["ids"])
+        took, sessions = record["loads"].get(load), parse(load).sessions
+        clips = sessions or len(run["ids"])
         peers = None if load == first else rows[first]
         loads.append(metrics.of_load(load, rows[load], attempts[load], clips, took, run["mode"], peers))
         if run["mode"] == "realtime":
-            loads[-1] |= live.of_load(rows[load], attempts[load], took or {}, age_s)
+            loads[-1] |= live.of_load(sessions, rows[load], attempts[load], took or {}, age_s)
     summary = {
         "schema_version": results.SCHEMA_VERSION,
         **{name: sum(load[name] for load in loads) for name in ("samples", "completed", "failed", "missing")},

@@ -286,7 +286,7 @@ class _Measurement:
                 self._record["run"]["loads"].append(load.name)
                 self._bar.total = self._bar.n + number
                 rows = self.run(load, self._selection.of(load))
-                figures = live.of_load(rows, rows, {}, 0.0)
+                figures = live.of_load(number, rows, rows, {}, 0.0)
                 failed = sum(row.error is not None for row in rows)
                 held = live.holds(figures, failed, plan.lag_ms)
                 p99 = f"{figures['lag_ms']['p99']:.1f} ms" if figures["lag_ms"] else "unknown"

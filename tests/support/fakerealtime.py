@@ -133,8 +133,8 @@ class FakeLive:
     """A server of many sessions: one delta for each token, `lag_s` after the audio that its row needs, as vLLM's.
 
     Beyond `holds` sessions at a time each further token is later than the one before it, by `slower_s`. With `merges`,
-    a delta has the text of so many tokens. Session number `dies` (from 1) is closed after 0.5 s of audio. Without `counts`, transcription.done has
-    no usage. `most` is the highest number of sessions that were open at a time.
+    a delta has the text of so many tokens. Session number `dies` (from 1) is closed after 0.5 s of audio. Without
+    `counts`, transcription.done has no usage. `most` is the highest number of sessions that were open at a time.
     """
 
     lag_s: float = 0.0
@@ -143,6 +143,7 @@ class FakeLive:
     merges: int = 1
     dies: int | None = None
     counts: bool = True
+    port: int = 0
     models: tuple[str, ...] = ("fake-voxtral",)
     sessions: list[Session] = field(default_factory=list)
     most: int = 0
@@ -166,7 +167,7 @@ class FakeLive:
 
     async def _serve(self) -> None:
         self._end = asyncio.Event()
-        async with asyncio_server.serve(self._talk, "127.0.0.1", 0, process_request=self._http) as server:
+        async with asyncio_server.serve(self._talk, "127.0.0.1", self.port, process_request=self._http) as server:
             self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             self._ready.set()
             await self._end.wait()
@@ -174,8 +175,9 @@ class FakeLive:
     def _http(self, socket: asyncio_server.ServerConnection, request: Any) -> Any:
         if request.path == "/v1/realtime":
             return None
-        answer = {"data": [{"id": model} for model in self.models]} if request.path == "/v1/models" else {}
-        return socket.respond(200 if answer else 404, json.dumps(answer))
+        models = [{"id": model} for model in self.models]
+        answers = {"/v1/models": {"data": models}, "/health": {}, "/version": {"version": "0.0.fake"}}
+        return socket.respond(200 if request.path in answers else 404, json.dumps(answers.get(request.path)))
 
     async def _talk(self, socket: asyncio_server.ServerConnection) -> None:
         self._open += 1

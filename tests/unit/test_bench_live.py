@@ -57,8 +57,10 @@ def test_complete_tokens(samples: int, tokens: int) -> None:
 
 @pytest.mark.parametrize(
     ("deltas", "counted", "expected"),
-    [(20, 20, True), (21, 20, True), (19, 20, False), (22, 20, False), (21, None, True), (22, None, True)]
-    + [(20, None, True), (18, None, False), (24, None, False)],
+    [
+        *((20, 20, True), (21, 20, True), (19, 20, False), (22, 20, False)),
+        *((20, None, True), (21, None, True), (22, None, True), (18, None, False), (24, None, False)),
+    ],
 )
 def test_deltas_are_tokens_or_not(deltas: int, counted: int | None, expected: bool) -> None:
     """11 pieces: 32 + 11 + 17 rows, less the prompt's 38 before the first token."""
