@@ -13,7 +13,7 @@ import soundfile
 import soxr
 
 from bench import BenchError
-from bench.dataset import Clip
+from bench.dataset import APART_S, Clip
 from mistral_layout.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN
 
 Samples = npt.NDArray[np.int16]
@@ -94,10 +94,10 @@ def session(number: int, clips: Sequence[Clip], seconds: float, age_s: float, se
     order = random.Random(f"{seed} {number}").sample(clips, len(clips))
     parts: list[Clip] = []
     words: list[list[object]] | None = []
-    while fitting := [clip for clip in order if used + len(_kept(clip)) <= whole] or order[: not parts]:
+    while fitting := [clip for clip in order if _fits(clip, whole - used)] or order[: not parts]:
         for clip in fitting:
             begin, length = used / SAMPLE_RATE, len(_kept(clip))
-            if parts and used + length > whole:
+            if parts and not _fits(clip, whole - used):
                 continue
             told = clip.extra.get("words")
             words = None if told is None or words is None else words + [[w, s + begin, e + begin] for w, s, e in told]
@@ -109,6 +109,11 @@ def session(number: int, clips: Sequence[Clip], seconds: float, age_s: float, se
         text = " ".join(str(word[0]) for word in words) or text
     extra = {} if words is None else {"words": words}
     return SessionClip(f"session-{number:04}", parts[0].path, text, seconds, extra, tuple(parts), age_s)
+
+
+def _fits(clip: Clip, samples: int) -> bool:
+    """Told by the stated duration where that is enough, as decoding takes a while."""
+    return clip.duration_s - APART_S <= samples / SAMPLE_RATE and len(_kept(clip)) <= samples
 
 
 def whole_pieces(seconds: float) -> float:
