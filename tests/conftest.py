@@ -5,6 +5,7 @@ slow tests that starts more fails (support/starts.py).
 """
 
 import contextlib
+import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,8 @@ UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 SAMPLES = 30  # of the 500 clips; all of them are `make bench-full`, `make layouts` and `make models`
 # Clips whose text the LM ends only after the clip's end, as it does in 16 of the 500. None is among the 30.
 LATE = ("057", "154", "162", "499")
+
+MOST_LIVE = 8  # live sessions of the server `fast`
 
 starts.count_servers()
 
@@ -99,11 +102,14 @@ def at_once(config: Path, directories: Mapping[str, Path], logs: Path, *flags: s
 SHARED: dict[str, tuple[Path, tuple[str, ...]]] = {
     # The contest: vLLM's own model, Mistral's layout, no guard.
     "pico_server": (CONFIG, SMALL),
-    # The encode-once model behind the guard, with an API key, from Hugging Face's layout. On a CPU: one API process
-    # (server/test_shutdown.py has several), and a context in which 37 s are a long file.
+    # The encode-once model behind the guard, with live sessions and an API key, from Hugging Face's layout. On a CPU:
+    # one API process (server/test_shutdown.py has several), and a context in which 37 s are a long file.
     "fast": (
         ROOT / "profiles/fast.yaml",
-        (*EAGER, "--api-server-count", "1", "--max-model-len", "512", "--api-key", KEY),
+        (
+            *(*EAGER, "--api-server-count", "1", "--max-model-len", "512", "--api-key", KEY),
+            *("--additional-config", json.dumps({"max_live_sessions": MOST_LIVE})),
+        ),
     ),
     # vLLM's own model behind the guard. In float32, where no two candidates are so close that the order of a sum would
     # decide.

@@ -206,6 +206,31 @@ def test_a_stop_drains_and_tells_a_dead_engine(dies: bool) -> None:
     assert server.stopped == 1
 
 
+@pytest.mark.parametrize("told_twice", [False, True])
+def test_a_stop_waits_for_what_drains_and_takes_its_time_from_the_grace_period(told_twice: bool) -> None:
+    """uvicorn closes WebSockets at once: live sessions are ended before."""
+    server: Any = Server()
+    order: list[object] = []
+    server.servers = [SimpleNamespace(close=lambda: order.append("listens no more"))]
+    seconds = 30.0 if told_twice else 0.3
+
+    async def drain(grace_s: float) -> None:
+        order.append(grace_s)
+        await asyncio.sleep(seconds)
+        order.append("drained")
+
+    async def run() -> None:
+        GracefulStop(Engine(), drain).settle_on(server)
+        if told_twice:
+            asyncio.get_running_loop().call_later(0.1, setattr, server, "force_exit", True)
+        await asyncio.wait_for(server.shutdown(), 2)
+
+    asyncio.run(run())
+    assert server.stopped == 1
+    assert order == ["listens no more", 7, *([] if told_twice else ["drained"])]
+    assert 6 < server.config.timeout_graceful_shutdown <= 6.9 + told_twice * 0.2
+
+
 def test_an_engine_that_does_not_tell_whether_it_lives_has_drifted() -> None:
     engine: Any = SimpleNamespace(vllm_config=SimpleNamespace(shutdown_timeout=7))
     server: Any = Server()

@@ -1,4 +1,4 @@
-"""Live audio over `/v1/realtime`: profiles/realtime.yaml transcribes it, profiles/fast.yaml says that it does not."""
+"""Live audio over `/v1/realtime` of vLLM's own model, profiles/realtime.yaml. server/test_live.py has the other."""
 
 import base64
 import statistics
@@ -8,13 +8,9 @@ from pathlib import Path
 
 import live
 import pytest
-import requests
 from conftest import DATA, ROOT
 from runs import all_valid
 from transcribing import start
-from uploads import AUTHORIZED, upload
-from vllm.entrypoints.speech_to_text.realtime.protocol import ErrorEvent
-from websockets.exceptions import ConnectionClosed
 
 from bench import dataset, results
 from bench.__main__ import main as bench
@@ -110,24 +106,6 @@ def test_uploaded_clips_are_transcribed_as_well(
     client = Client(url, timeout_s=60)
     client.model = "voxtral"
     assert (client.transcribe(clips[0], part=1).text or "").strip() == expected[clips[0].id]
-
-
-def test_the_fast_profile_says_that_it_takes_whole_clips(fast_url: str, clips: list[dataset.Clip]) -> None:
-    with live.session(fast_url) as socket:
-        event = live.receive(socket)
-        assert ErrorEvent.model_validate(event).model_dump() == event
-        assert "POST /v1/audio/transcriptions" in event["error"]
-        assert "profiles/realtime.yaml" in event["error"]
-        with pytest.raises(ConnectionClosed) as closed:
-            live.receive(socket)
-    assert closed.value.rcvd is not None
-    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "whole clips only")
-    assert upload(fast_url, clips[0].path).status_code == 200
-
-
-def test_its_other_routes_are_vllms(fast_url: str) -> None:
-    assert requests.get(f"{fast_url}/v1/models", headers=AUTHORIZED, timeout=10).status_code == 200
-    assert requests.get(f"{fast_url}/v1/realtime", headers=AUTHORIZED, timeout=10).status_code == 404  # no WebSocket
 
 
 def test_bench_measures_when_words_come(url: str, tmp_path: Path) -> None:

@@ -22,13 +22,15 @@ DETECTOR = Detector()
 
 
 def test_limits_of_an_empty_environment() -> None:
-    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset())
+    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60)
 
 
 def test_limits() -> None:
     hosts = {"VOXTRAL_SERVE_MEDIA_HOSTS": " A.example.org, b:80,", "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"}
     numbers = {"VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1", "VOXTRAL_SERVE_MAX_IN_FLIGHT": "7"}
-    found = limits.limits({**hosts, **numbers})
+    live = {"VOXTRAL_SERVE_LIVE_IDLE_S": "8", "VOXTRAL_SERVE_LIVE_BACKLOG_S": "9"}
+    found = limits.limits({**hosts, **numbers, **live})
+    assert (found.live_idle_s, found.live_backlog_s) == (8, 9)
     assert (found.file_bytes, found.in_flight, found.hosts) == (1 << 20, 7, {"a.example.org", "b:80"})
 
 
@@ -287,3 +289,24 @@ def test_a_clip_takes_less_than_4_ms_of_the_event_loop(container: str, subtype: 
     print(f"{container}: {1000 * took:.2f} ms of the event loop's thread for each of {REQUESTS} requests")
     assert app.status == 200
     assert took < 0.004
+
+
+def test_a_server_of_whole_clips_says_so_to_a_client_with_live_audio() -> None:
+    from vllm.entrypoints.speech_to_text.realtime.protocol import ErrorEvent
+
+    made, _ = guarded(live=False)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(made({"type": "websocket", "path": "/v1/realtime", "headers": []}, receive, send))
+    accept, said, close = sent
+    event = json.loads(said["text"])
+    assert accept["type"] == "websocket.accept"
+    assert ErrorEvent.model_validate(event).model_dump() == event
+    assert "POST /v1/audio/transcriptions" in event["error"] and "max_live_sessions" in event["error"]
+    assert (close["code"], close["reason"]) == (1008, "whole clips only")

@@ -12,7 +12,11 @@ from conftest import ROOT
 from tools.imports import Imports, room_of
 
 MODEL_LIBRARIES = ("torch", "transformers", "vllm")
-NAMES = ("voxtral_serve.engine.clip_length", "voxtral_serve.engine.names")  # what a session is: shapes, names
+NAMES = (
+    "voxtral_serve.engine.clip_length",
+    "voxtral_serve.engine.names",
+    "voxtral_serve.engine.session",
+)  # what a session is: shapes, names
 
 
 class Rule(NamedTuple):

@@ -64,6 +64,11 @@ class Detector:
         first = clip._replace(samples=clip.samples[: clip.rate * FIRST_S])
         return self._spoken(first) or (len(first.samples) < len(clip.samples) and self._spoken(clip))
 
+    def silent_s(self, clip: Clip) -> float:
+        """Seconds without speech at the end of a clip at RATE."""
+        spoken = np.flatnonzero(self._probabilities(clip) >= SILENCE)
+        return max(0.0, clip.seconds - (int(spoken[-1]) + 1) * FRAME / RATE) if spoken.size else clip.seconds
+
     def pieces(self, clip: Clip, most_s: float) -> list[Piece]:
         """The parts of a clip with speech, in order, each of at most `most_s` seconds; [] for a clip without speech."""
         seconds, clip = clip.seconds, at(clip, RATE)

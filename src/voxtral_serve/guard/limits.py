@@ -6,6 +6,9 @@ Environment variables, read when this module is imported; a wrong value ends the
   VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's decoded samples (268435456)
   VOXTRAL_SERVE_MAX_IN_FLIGHT       requests at a time whose bodies are whole, waiting ones included (4 x
                                     max_num_seqs, at least 16); each of `api_server_count` processes takes its share
+  VOXTRAL_SERVE_LIVE_IDLE_S         seconds after which a live session without audio and events is closed (60)
+  VOXTRAL_SERVE_LIVE_BACKLOG_S      seconds of a live session's audio that the engine may be behind; further audio is
+                                    not read from the socket (60)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
 """
 
@@ -47,6 +50,8 @@ class Limits(NamedTuple):
     decode_bytes: int
     in_flight: int | None
     hosts: frozenset[str]
+    live_idle_s: int
+    live_backlog_s: int
 
     @property
     def bounds(self) -> Bounds:
@@ -86,6 +91,8 @@ def limits(environ: Mapping[str, str]) -> Limits:
         number("VLLM_MAX_AUDIO_DECODE_BYTES", 256 * MIB),
         number("VOXTRAL_SERVE_MAX_IN_FLIGHT", None),
         frozenset(hosts),
+        number("VOXTRAL_SERVE_LIVE_IDLE_S", 60),
+        number("VOXTRAL_SERVE_LIVE_BACKLOG_S", 60),
     )
 
 

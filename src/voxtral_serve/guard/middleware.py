@@ -18,10 +18,11 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from voxtral_serve.guard import asgi, chat, live, upload
+from voxtral_serve.guard import asgi, chat, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.body import OpenBodies, discard, hold
 from voxtral_serve.guard.errors import RefusedError, too_large
+from voxtral_serve.guard.live import vllm_dialect, whole_clips
 from voxtral_serve.guard.server import ServerFacts, attach, drifted
 from voxtral_serve.patches.live_server import log
 
@@ -96,6 +97,7 @@ class Request:
         self.status = DISCONNECTED
         self.bytes, self.seconds = 0, 0.0
         self.answering = False
+        self.live: vllm_dialect.VllmSocket | None = None
         # Whether the client may still be sending a body
         self.arriving = self.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self.headers
 
@@ -114,17 +116,10 @@ class Request:
 
     def report(self) -> None:
         """Write the request's line to the log."""
-        known = self.path in METHODS or self.path == live.PATH
-        log.info(
-            "%s %s %d, %d bytes, %.2f s of audio, %.0f ms, id %s",
-            self.method,
-            self.path if known else ascii(self.path)[:80],
-            self.status,
-            self.bytes,
-            self.seconds,
-            1000 * (time.monotonic() - self.start),
-            self.id,
-        )
+        path = self.path if self.path in METHODS or self.path == whole_clips.PATH else ascii(self.path)[:80]
+        audio = f"{self.bytes} bytes, {self.seconds:.2f} s of audio" if self.live is None else self.live.report()
+        spent_ms = 1000 * (time.monotonic() - self.start)
+        log.info("%s %s %d, %s, %.0f ms, id %s", self.method, path, self.status, audio, spent_ms, self.id)
 
     async def refuse(self, error: RefusedError) -> None:
         """Answer with an error in OpenAI's form. A connection whose body is still arriving is then closed."""
@@ -157,7 +152,7 @@ class Request:
     async def serve(self) -> None:
         """Answer the request or have vLLM answer it. Raises RefusedError."""
         facts = self.guard.facts
-        if facts is None:
+        if facts is None or (facts.sessions is not None and facts.sessions.stopping):
             raise RefusedError(503, "the server is starting or stopping", "not_ready")
         websocket = self.scope["type"] == "websocket"
         self._check_path(websocket)
@@ -186,7 +181,7 @@ class Request:
         return ("GET",) if self.path.startswith(MODEL) else METHODS.get(self.path, ())
 
     def _check_path(self, websocket: bool) -> None:
-        if websocket != (self.path == live.PATH) or not (websocket or self._methods()):
+        if websocket != (self.path == whole_clips.PATH) or not (websocket or self._methods()):
             path = ascii(self.path)[1:-1][:80]
             raise RefusedError(404, f"there is no {path} here: this server has {', '.join(METHODS)}", "not_found")
 
@@ -241,8 +236,12 @@ class Request:
         await self.send({"type": "http.response.body", "body": body})
 
     async def _live(self, facts: ServerFacts) -> None:
-        app = self.guard.app if facts.live else live.WholeClipsOnly(self.guard.app)
-        await app(self.scope, self.receive, self.send)
+        if facts.sessions is not None:
+            self.live = vllm_dialect.VllmSocket(facts.sessions, self.receive, self.send, self.id)
+            await self.live.serve()
+        else:
+            app = self.guard.app if facts.live else whole_clips.WholeClipsOnly(self.guard.app)
+            await app(self.scope, self.receive, self.send)
 
     async def _chat(self, facts: ServerFacts) -> None:
         body = await self._body(facts.rules.chat_bytes, facts)

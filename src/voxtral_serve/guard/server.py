@@ -12,8 +12,11 @@ from voxtral_serve import shims
 from voxtral_serve.audio.decode import Bounds
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
-from voxtral_serve.engine.names import REALTIME
+from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
+from voxtral_serve.engine.session import OPTION, SessionShape
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules
+from voxtral_serve.guard.live.link import Engine
+from voxtral_serve.guard.live.service import PONG_S, LiveService
 from voxtral_serve.patches.live_server import FileLimit, GracefulStop, TokenRecording
 from voxtral_serve.transcript.words import TokenStream
 
@@ -31,6 +34,7 @@ class ServerFacts(NamedTuple):
     verify          whether a request's headers hold a valid key; None if no key is needed
     stream          how to read the model's tokens; None for a model whose tokens have no times
     open            limits on bodies that are still arriving at this process
+    sessions        live sessions of the encode-once model; None where the server has none of its own
     """
 
     rules: Rules
@@ -41,6 +45,7 @@ class ServerFacts(NamedTuple):
     verify: Callable[[Any], bool] | None
     stream: TokenStream | None = None
     open: OpenLimits = OpenLimits.of_process(1, 0)
+    sessions: LiveService | None = None
 
 
 def attach(state: Any, app: Any) -> ServerFacts:
@@ -49,11 +54,15 @@ def attach(state: Any, app: Any) -> ServerFacts:
     Raises PatchError, AttributeError or another error if vLLM is not as expected.
     """
     engine = state.engine_client
-    GracefulStop(engine).settle_on(state.server)
+    facts = read_facts(state, app)
+    if facts.sessions is None:
+        GracefulStop(engine).settle_on(state.server)
+    else:
+        GracefulStop(engine, facts.sessions.drain).settle_on(state.server)
+        state.server.config.ws_ping_timeout = PONG_S
     FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)
     if engine.vllm_config.parallel_config._api_process_count > 1:
         shims.require("api_process_drain")
-    facts = read_facts(state, app)
     if facts.stream is not None:
         TokenRecording().settle_on(engine)
     return facts
@@ -78,16 +87,30 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
     in_flight = LIMITS.in_flight or max(LEAST_IN_FLIGHT, 4 * config.scheduler_config.max_num_seqs)
     processes = config.parallel_config._api_process_count
     rules = Rules(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can)
+    detector = Detector()
     return ServerFacts(
         rules=rules,
-        detector=Detector(),
+        detector=detector,
         most_in_flight=-(-in_flight // processes),
         live=live,
         chats=chats and not realtime,  # vLLM has a chat handler for Voxtral Realtime too, and a chat ends its engine
         verify=_verify(state, app),
         stream=TokenStream.of_tokenizer(engine.input_processor.tokenizer) if realtime else None,
         open=OpenLimits.of_process(processes, rules.chat_bytes),
+        sessions=_sessions(state, detector),
     )
+
+
+def _sessions(state: Any, detector: Detector) -> LiveService | None:
+    engine = state.engine_client
+    config = engine.vllm_config
+    # A dict, or an object of a platform's own
+    options = config.additional_config if isinstance(config.additional_config, dict) else {}
+    if config.model_config.architecture != ENCODE_ONCE or not options.get(OPTION):
+        return None
+    shape = SessionShape.of(engine.input_processor.tokenizer.instruct.audio_encoder.audio_config)
+    serves = state.openai_serving_models.is_base_model
+    return LiveService(Engine.of_vllm(engine), shape, detector, serves, LIMITS.live_idle_s, LIMITS.live_backlog_s)
 
 
 def _verify(state: Any, app: Any) -> Callable[[Any], bool] | None:

@@ -10,7 +10,8 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
@@ -174,9 +175,10 @@ class GracefulStop(ServerPatch):
     until = "vLLM drains requests on SIGTERM and tells a dead engine by its status"
     expires = "tests/patches/test_live_server.py::test_vllm_ends_with_status_0_where_its_engine_has_died"
 
-    def __init__(self, engine: Any = None) -> None:
-        """`engine`: vLLM's EngineClient."""
-        self.engine = engine
+    def __init__(self, engine: Any = None, drain: Callable[[float], Awaitable[None]] | None = None) -> None:
+        """`engine`: vLLM's EngineClient. `drain` is awaited before uvicorn closes all WebSockets, which it does at
+        once; it is given the seconds that it has."""
+        self.engine, self.drain = engine, drain
 
     def probe(self, module: Any) -> bool:
         if not inspect.iscoroutinefunction(module.shutdown):
@@ -194,6 +196,14 @@ class GracefulStop(ServerPatch):
 
         async def shutdown(*args: Any, **kwargs: Any) -> None:
             died = errored()
+            if self.drain is not None and not died:
+                start = time.monotonic()
+                for server in module.servers:  # that they listen no more
+                    server.close()
+                draining = asyncio.ensure_future(self.drain(grace_s))
+                while not (draining.done() or module.force_exit):
+                    await asyncio.wait({draining}, timeout=0.1)
+                module.config.timeout_graceful_shutdown = max(0.0, grace_s - (time.monotonic() - start))
             await stock(*args, **kwargs)
             if died:
                 raise EngineDeadError("vLLM's engine has died (the lines above may say why): the server ends with it")

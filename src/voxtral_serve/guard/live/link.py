@@ -1,0 +1,194 @@
+"""Messages and requests of all sessions of an API process to vLLM's engine.
+
+A utility call costs both processes some 0.1 ms, whatever it carries. So the messages of all sessions go in one call
+every TICK_S, and there is one call at a time, which keeps them in order.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, NamedTuple
+
+from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
+from voxtral_serve.patches.live_server import log
+
+TICK_S = 0.010
+POLL_S = 1.0  # between looks at an engine that does not answer: vLLM leaves calls to a dead engine unanswered
+ABOVE_UPLOADS = -1  # priority of a session's request; vLLM serves the least first
+
+
+class LinkError(RuntimeError):
+    """The engine does not take the session. The message is for the client."""
+
+
+class EngineGoneError(LinkError):
+    """vLLM's engine has died."""
+
+
+class Engine(NamedTuple):
+    """vLLM's engine as sessions use it.
+
+    call       await call(method, messages) is a utility call
+    generate   (prompt, sampling_params, request_id, priority=) -> vLLM's RequestOutputs
+    dead       whether the engine has died
+    request    (session, max_tokens) -> (prompt, sampling_params)
+    priority   of requests of sessions
+    positions  that one request can have
+    """
+
+    call: Callable[..., Any]
+    generate: Callable[..., Any]
+    dead: Callable[[], bool]
+    request: Callable[[str, int], tuple[Any, Any]]
+    priority: int
+    positions: int
+
+    @classmethod
+    def of_vllm(cls, client: Any) -> "Engine":
+        """Of vLLM's EngineClient. Raises AttributeError if it is not as expected."""
+        config, instruct = client.vllm_config, client.input_processor.tokenizer.instruct
+        shape = SessionShape.of(instruct.audio_encoder.audio_config)
+        ids = [*instruct.start(), *[instruct.audio_encoder.streaming_pad] * (shape.left + shape.delay)]
+
+        def request(session: str, max_tokens: int) -> tuple[Any, Any]:
+            from vllm.inputs import TokensPrompt
+            from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+            params = SamplingParams(
+                temperature=0,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                output_kind=RequestOutputKind.DELTA,
+                extra_args={SESSION: session},
+            )
+            return TokensPrompt(prompt_token_ids=ids), params
+
+        def dead() -> bool:
+            errored: bool = client.errored
+            return errored
+
+        dead()  # so that an AttributeError is raised now
+        return cls(
+            client.engine_core.call_utility_async,
+            client.generate,
+            dead,
+            request,
+            ABOVE_UPLOADS if config.scheduler_config.policy == "priority" else 0,
+            config.model_config.max_model_len,
+        )
+
+
+class EngineLink:
+    """The only one of a process."""
+
+    def __init__(self, engine: Engine, shape: SessionShape, tick_s: float = TICK_S) -> None:
+        self.engine, self.shape = engine, shape
+        self.on_refused: dict[str, Callable[[str], None]] = {}  # by session, told what the engine refused
+        self._tick_s = tick_s
+        self._messages: list[list[Any]] = []
+        self._audio: dict[str, list[bytes]] = {}  # of the messages that are waiting, joined when they go
+        self._opening: dict[str, asyncio.Future[None]] = {}
+        self._waiters: list[asyncio.Future[None]] = []  # for all that was put before to be answered
+        self._pump: asyncio.Task[None] | None = None
+        self._last = 0.0
+
+    async def open(self, session: str) -> None:
+        """A new session. Raises LinkError if the engine refuses it."""
+        opening = self._opening[session] = asyncio.get_running_loop().create_future()
+        self._put(["open", session, 0])
+        try:
+            await opening
+        finally:
+            self._opening.pop(session, None)
+
+    def open_next(self, session: str) -> None:
+        """A session that takes over from one that was closed, in the same call: the engine has a place for it."""
+        self._put(["open", session, 1])
+
+    def audio(self, session: str, pcm: bytes) -> None:
+        if (waiting := self._audio.get(session)) is not None:
+            waiting.append(pcm)
+        else:
+            self._audio[session] = waiting = [pcm]
+            self._put(["audio", session, waiting])
+
+    def end(self, session: str) -> None:
+        self._audio.pop(session, None)  # its message stays; none is added to it
+        self._put(["end", session])
+
+    def close(self, session: str) -> None:
+        self._audio.pop(session, None)
+        self.on_refused.pop(session, None)
+        self._put(["close", session])
+
+    async def delivered(self) -> None:
+        """Wait until the engine has all messages so far."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._start()
+        await waiter
+
+    def tokens(self, session: str) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs for a session; closing the iterator aborts its request."""
+        prompt, params = self.engine.request(session, self.engine.positions - self.shape.prompt)
+        outputs: AsyncGenerator[Any, None] = self.engine.generate(
+            prompt, params, session, priority=self.engine.priority
+        )
+        return outputs
+
+    def _put(self, message: list[Any]) -> None:
+        self._messages.append(message)
+        self._start()
+
+    def _start(self) -> None:
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while self._messages or self._waiters:
+            if self._messages:
+                # At least one turn of the loop, in which others may add to this call
+                await asyncio.sleep(max(0.0, self._last + self._tick_s - time.monotonic()))
+                self._last = time.monotonic()
+            messages, self._messages = self._messages, []
+            waiters, self._waiters = self._waiters, []
+            self._audio.clear()
+            if messages:
+                await self._deliver(messages)
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def _deliver(self, messages: list[list[Any]]) -> None:
+        for message in messages:
+            if message[0] == "audio":
+                message[2] = b"".join(message[2])
+        try:
+            refused = await self._call(messages)
+        except Exception as error:
+            gone = isinstance(error, EngineGoneError)
+            if not gone:  # of the whole call: all that it carried is lost
+                log.exception("the engine failed %d messages of live sessions", len(messages))
+            refused = dict.fromkeys((message[1] for message in messages), str(error))
+            self._settle(messages, refused, EngineGoneError if gone else LinkError)
+        else:
+            self._settle(messages, refused or {}, LinkError)
+
+    async def _call(self, messages: list[list[Any]]) -> Any:
+        call = asyncio.ensure_future(self.engine.call(UTILITY, messages))
+        while not (await asyncio.wait({call}, timeout=POLL_S))[0]:
+            if self.engine.dead():
+                call.cancel()
+                raise EngineGoneError("the engine has died")
+        return call.result()
+
+    def _settle(self, messages: list[list[Any]], refused: dict[str, str], kind: type[LinkError]) -> None:
+        for what, session, *_ in messages:
+            opening = self._opening.get(session) if what == "open" else None
+            if opening is not None and not opening.done():
+                if session in refused:
+                    opening.set_exception(kind(refused[session]))
+                else:
+                    opening.set_result(None)
+            elif what != "close" and session in refused and (told := self.on_refused.get(session)) is not None:
+                told(refused[session])

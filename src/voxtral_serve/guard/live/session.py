@@ -1,0 +1,271 @@
+"""One live text: PCM16 in, pieces of text out, over as many requests of the engine as it takes.
+
+It knows nothing of a WebSocket or of its events. Who drives it: `begin`, then `feed` for audio and `end`, all in one
+task; `deltas` in another, which ends with the text; and `close` in any case.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from voxtral_serve.engine.session import SessionShape
+from voxtral_serve.guard.live.cuts import SAMPLE_BYTES, CutPoints, Splitter
+from voxtral_serve.guard.live.link import EngineLink, LinkError
+from voxtral_serve.guard.live.metrics import Metrics
+
+EOS = 2  # </s> of Mistral's tokenizers
+BEHIND_S, CAUGHT_UP_S = 0.5, 0.16  # lags that a catch-up goes from and to
+
+
+class Part:
+    """The audio and the tokens of one request of a session."""
+
+    def __init__(self, name: str, shape: SessionShape) -> None:
+        self.name = name
+        self.samples = 0  # sent
+        self.tokens = 0  # received
+        self.ready = asyncio.Event()  # the prompt's rows are complete, or there is no more audio
+        self.opened = self.ended = self.done = False
+        self.waiting: list[bytes] = []  # audio that goes to the engine once it is opened
+        # (samples, time) of what was sent: that many samples had arrived by then
+        self.arrivals: deque[tuple[int, float]] = deque()
+        self.last = time.monotonic()  # when its last audio arrived, or its end
+        self._first, self._step = shape.ready_samples, shape.samples
+
+    def needed(self, token: int) -> int:
+        """Samples after which the row is complete that a token (the first is 0) needs."""
+        return self._first + token * self._step
+
+    @property
+    def covered(self) -> int:
+        """Samples whose text is there, as far as tokens tell."""
+        return min(self.samples, self.needed(self.tokens - 1)) if self.tokens else 0
+
+    def lag_s(self, now: float) -> float:
+        """Seconds since the last sample arrived that the row of the last token needs."""
+        samples, arrivals = self.needed(self.tokens - 1), self.arrivals
+        while arrivals and arrivals[0][0] < samples:
+            arrivals.popleft()
+        return now - (arrivals[0][1] if arrivals else self.last)
+
+
+class LiveSession:
+    """
+    points     where its audio is cut
+    pause      says whether PCM16 ends in a pause
+    failed     is told what the engine refused once the session had begun
+    backlog_s  bounds the audio that the engine has and has not answered by tokens: `feed` waits then
+    """
+
+    def __init__(
+        self,
+        link: EngineLink,
+        points: CutPoints,
+        metrics: Metrics,
+        pause: Callable[[bytes], Awaitable[bool]],
+        failed: Callable[[str], None],
+        backlog_s: float,
+    ) -> None:
+        self.link, self.shape, self.metrics = link, link.shape, metrics
+        self._pause, self._failed = pause, failed
+        self._most, self._ready_samples = round(backlog_s * link.shape.rate_hz), link.shape.ready_samples
+        self._splitter = Splitter(points)
+        self._id = uuid.uuid4().hex
+        self._parts: list[Part] = []  # those that are not done, and the last one
+        self._done_samples = 0
+        self._room: asyncio.Future[None] | None = None
+        self._begun = self._behind = False
+        self.ended = self.closed = False
+        self.samples = self.tokens = self.prompt_tokens = self.rollovers = 0
+        self.worst_lag_s = 0.0
+        self.heard_from = time.monotonic()  # when the last token came, or the engine had nothing to do
+
+    async def begin(self) -> None:
+        """Raises LinkError if the engine has no place for another session."""
+        part = self._new()
+        part.opened = True
+        await self.link.open(part.name)
+        self.metrics.sessions.inc()
+        self._begun = True
+
+    async def feed(self, pcm: bytes) -> None:
+        """Mono PCM16 of any length, at the shape's rate. It waits while the backlog is full."""
+        arrived = time.monotonic()
+        while pcm and not self.ended:
+            room, later = (self._most - self.backlog) * SAMPLE_BYTES, b""
+            if room <= 0:
+                await self._until_room()
+                continue
+            if len(pcm) > room:
+                pcm, later = pcm[:room], pcm[room:]
+            stretch, rest = self._splitter.take(pcm)
+            self._send(stretch.pcm, arrived)
+            if stretch.cut or (stretch.doubt and await self._is_pause()):
+                self._roll_over()
+            pcm = rest + later if later else rest
+
+    def end(self) -> None:
+        """No more audio. What is held back goes to the engine; `deltas` ends with the last token."""
+        if not self.ended:
+            self._send(self._splitter.flush(), time.monotonic())
+            self.ended = True
+            self._end(self._parts[-1])
+            self._wake()
+
+    async def deltas(self) -> AsyncGenerator[tuple[str, int], None]:
+        """(text, tokens) of each output of the engine, in order; most texts are empty. Raises LinkError, and what
+        vLLM raises."""
+        text_ended, written = True, False  # whether the text ends in a space; whether there is any
+        while True:
+            part = self._parts[0]
+            await part.ready.wait()
+            await self.link.delivered()  # the engine refuses a request whose prompt has no audio yet
+            fresh = True  # the first word after another request's
+            if part.samples:
+                async with contextlib.aclosing(self._outputs(part)) as outputs:
+                    async for text, tokens in outputs:
+                        if text:
+                            if fresh and written and not text_ended and not text[0].isspace():
+                                text = " " + text
+                            fresh, written, text_ended = False, True, text[-1].isspace()
+                        yield text, tokens
+            self._finish(part)
+            if self._parts[0] is part:
+                return
+
+    def close(self) -> None:
+        """Free what the engine has of it. To be called in any case, once `deltas` is not running."""
+        if not self.closed:
+            self.closed = self.ended = True
+            if self._begun:
+                self.metrics.sessions.dec()
+            for part in self._parts:
+                if part.opened and not part.done:
+                    self.link.close(part.name)
+            self._wake()
+
+    @property
+    def backlog(self) -> int:
+        """Samples that the engine has been sent and has not answered by tokens."""
+        answered = self._done_samples
+        for part in self._parts:
+            if not part.done:
+                answered += part.covered
+        return self.samples - answered
+
+    def stalled_s(self, now: float) -> float:
+        """Seconds until `now` in which the engine has not answered, while it had what it needs for a token."""
+        part = self._parts[0]
+        if not part.ended and part.needed(part.tokens) > part.samples:
+            self.heard_from = now
+        return now - self.heard_from
+
+    def _new(self) -> Part:
+        part = Part(f"{self._id}-{self.rollovers}", self.shape)
+        self.link.on_refused[part.name] = self._failed
+        self._parts.append(part)
+        return part
+
+    def _send(self, pcm: bytes, arrived: float) -> None:
+        if not pcm or self.ended:
+            return
+        part = self._parts[-1]
+        part.samples += len(pcm) // SAMPLE_BYTES
+        self.samples += len(pcm) // SAMPLE_BYTES
+        part.arrivals.append((part.samples, arrived))
+        part.last = arrived
+        if part.opened:
+            self.link.audio(part.name, pcm)
+        else:
+            part.waiting.append(pcm)
+        if part.samples >= self._ready_samples:
+            part.ready.set()
+
+    def _end(self, part: Part) -> None:
+        part.ended, part.last = True, time.monotonic()
+        if part.opened:
+            self.link.end(part.name)
+        part.ready.set()
+
+    async def _is_pause(self) -> bool:
+        return await self._pause(bytes(self._splitter.heard)) and not self.ended
+
+    def _roll_over(self) -> None:
+        """The audio so far is one request's, what follows the next one's: it is opened when the former is done, so
+        that a session has one place in the engine."""
+        self._splitter.cut()
+        self._end(self._parts[-1])
+        self.rollovers += 1
+        self.metrics.rollovers.inc()
+        self._new()
+
+    async def _outputs(self, part: Part) -> AsyncGenerator[tuple[str, int], None]:
+        observe = self.metrics.lag.observe
+        self.prompt_tokens += self.shape.prompt
+        outputs = self.link.tokens(part.name)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                if not output.outputs:
+                    continue
+                answer = output.outputs[0]
+                count = len(answer.token_ids)
+                now = self.heard_from = time.monotonic()
+                for _ in range(count):
+                    part.tokens += 1
+                    lag_s = part.lag_s(now)
+                    observe(lag_s)
+                    self._follow(lag_s)
+                self.tokens += count
+                if self._room is not None:
+                    self._wake()
+                yield answer.text, count
+                # Before the audio's end EOS is a pause of the speaker's.
+                if part.ended and EOS in answer.token_ids and self._heard_all(part):
+                    return
+        if not part.ended:
+            raise LinkError("the engine has ended the request before its audio's end")
+
+    def _heard_all(self, part: Part) -> bool:
+        """Whether the last token had all of the request's audio, its padding aside."""
+        shape = self.shape
+        return shape.prompt - 1 + part.tokens >= shape.left + -(-part.samples // shape.samples)
+
+    def _follow(self, lag_s: float) -> None:
+        self.worst_lag_s = max(self.worst_lag_s, lag_s)
+        if lag_s > BEHIND_S:
+            self._behind = True
+        elif self._behind and lag_s <= CAUGHT_UP_S:
+            self._behind = False
+            self.metrics.catch_ups.inc()
+
+    def _finish(self, part: Part) -> None:
+        """Of a request that has all its tokens: the next one takes its place in the engine."""
+        part.done = True
+        self._done_samples += part.samples
+        self.link.close(part.name)
+        self.link.on_refused.pop(part.name, None)
+        if len(self._parts) > 1:
+            self._parts.pop(0)
+            following = self._parts[0]
+            following.opened = True
+            self.link.open_next(following.name)
+            if following.waiting:
+                self.link.audio(following.name, b"".join(following.waiting))
+                following.waiting.clear()
+            if following.ended:
+                self.link.end(following.name)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    async def _until_room(self) -> None:
+        self._room = asyncio.get_running_loop().create_future()
+        try:
+            await self._room
+        finally:
+            self._room = None

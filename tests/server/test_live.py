@@ -1,0 +1,198 @@
+"""Live sessions of the encode-once model over `/v1/realtime`: the text of an upload, many at once, and their ends."""
+
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import live
+import numpy as np
+import pytest
+import requests
+import soundfile
+from conftest import DATA, MOST_LIVE, Server
+from uploads import upload
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
+
+from bench import dataset
+from pico import evaluate
+
+AT_ONCE = 4
+PIECES = [1280, 480, 4001, 16000, 100000]
+APPEND, COMMIT = "input_audio_buffer.append", "input_audio_buffer.commit"
+
+
+@pytest.fixture(scope="module")
+def clips() -> list[dataset.Clip]:
+    found = dataset.select(dataset.load(DATA)[0], 30, seed=0)
+    return sorted(found, key=lambda clip: clip.duration_s)[: len(PIECES)]
+
+
+def uploaded(url: str, audio: np.ndarray) -> str:
+    file = io.BytesIO()
+    soundfile.write(file, np.frombuffer(live.pcm16(audio), "<i2"), 16000, format="WAV", subtype="PCM_16")
+    text: str = upload(url, file.getvalue()).json()["text"]
+    return text.strip()
+
+
+def spoken(url: str, audio: np.ndarray, piece: int) -> str:
+    created, *deltas, done = live.transcribe(url, audio, piece)
+    assert (created["type"], done["type"]) == ("session.created", "transcription.done"), done
+    assert "".join(delta["delta"] for delta in deltas) == done["text"]
+    assert len(deltas) == done["usage"]["completion_tokens"]
+    text: str = done["text"]
+    return text.strip()
+
+
+def metric(url: str, name: str) -> float:
+    lines = requests.get(f"{url}/metrics", timeout=10).text.splitlines()
+    found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"voxtral_serve_live_{name}")]
+    assert found, name
+    return sum(found)
+
+
+def begun(url: str) -> ClientConnection:
+    socket = live.session(url)
+    live.receive(socket)
+    live.send(socket, "session.update", model="voxtral")
+    live.send(socket, COMMIT)
+    return socket
+
+
+def say(socket: ClientConnection, audio: np.ndarray) -> None:
+    live.send(socket, APPEND, audio=live.base64.b64encode(live.pcm16(audio)).decode())
+
+
+def until(socket: ClientConnection, kind: str) -> dict[str, Any]:
+    while (event := live.receive(socket))["type"] != kind:
+        assert event["type"] == "transcription.delta", event
+    return event
+
+
+def close_of(socket: ClientConnection) -> tuple[int, str]:
+    with pytest.raises(ConnectionClosed) as closed:
+        while True:
+            socket.recv(timeout=30)
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code, closed.value.rcvd.reason
+
+
+def test_a_live_clip_has_the_text_of_the_upload(fast_url: str, clips: list[dataset.Clip]) -> None:
+    """Alone, and four at once while clips are uploaded."""
+    audios = [evaluate.read_audio(clip.path) for clip in clips]
+    expected = [uploaded(fast_url, audio) for audio in audios]
+    assert all(expected)
+    assert [spoken(fast_url, audios[0], 1280)] == expected[:1]
+    with ThreadPoolExecutor(2 * AT_ONCE) as pool:
+        uploads = [pool.submit(uploaded, fast_url, audio) for audio in audios]
+        texts = list(pool.map(spoken, [fast_url] * len(audios), audios, PIECES))
+        assert texts == expected
+        assert [each.result() for each in uploads] == expected
+    assert metric(fast_url, "lag_seconds_count") > 0
+    assert metric(fast_url, 'sessions_ended_total{reason="done"}') >= 1 + len(audios)
+
+
+def test_words_come_while_they_are_spoken(fast_url: str, clips: list[dataset.Clip]) -> None:
+    audio = evaluate.read_audio(clips[-1].path)
+    with begun(fast_url) as socket:
+        for start in range(0, len(audio), 1280):
+            say(socket, audio[start : start + 1280])
+            time.sleep(0.08)
+        time.sleep(1)
+        early = 0
+        while True:
+            try:
+                early += live.json.loads(socket.recv(timeout=0))["type"] == "transcription.delta"
+            except TimeoutError:
+                break
+        assert early == (len(audio) - 40) // 1280 - 6  # each row's but the padding's
+        live.send(socket, COMMIT, final=True)
+        until(socket, "transcription.done")
+
+
+def test_the_protocol_is_vllms(fast_url: str, clips: list[dataset.Clip]) -> None:
+    """As server/test_realtime.py has it of vLLM's own server."""
+    audio = evaluate.read_audio(clips[0].path)
+    with live.session(fast_url) as socket:
+        assert live.receive(socket).keys() == {"type", "id", "created"}
+        for kind, code in (
+            ("session.update", "invalid_event"),
+            ("input_audio_buffer.clear", "unknown_event"),
+            (COMMIT, "model_not_validated"),
+        ):
+            live.send(socket, kind, session={"type": "transcription"})
+            event = live.receive(socket)
+            assert (event["type"], event["code"], type(event["error"])) == ("error", code, str)
+        live.send(socket, "session.update", model="other")
+        assert live.receive(socket)["code"] == "model_not_found"
+        live.send(socket, "session.update", model="whisper-1")
+        texts = []
+        for first in (True, False):
+            if first:
+                live.send(socket, COMMIT)
+            say(socket, audio)
+            if not first:
+                live.send(socket, COMMIT)
+            live.send(socket, COMMIT, final=True)
+            texts.append(until(socket, "transcription.done")["text"].strip())
+        assert texts == [uploaded(fast_url, audio)] * 2
+        live.send(socket, COMMIT)
+        live.send(socket, COMMIT, final=True)
+        assert until(socket, "transcription.done")["text"] == ""
+
+
+def test_beyond_the_limit_a_client_is_told_at_once(fast_url: str, clips: list[dataset.Clip]) -> None:
+    """And clients that go, whatever they were doing, leave their places within a second."""
+    audio = evaluate.read_audio(clips[0].path)
+    sockets = [begun(fast_url) for _ in range(MOST_LIVE)]
+    for socket in sockets[1:]:
+        say(socket, audio)
+    until(sockets[1], "transcription.delta")
+    assert metric(fast_url, "sessions ") == MOST_LIVE
+    start = time.monotonic()
+    with begun(fast_url) as socket:
+        error = live.receive(socket)
+        assert (error["type"], error["code"]) == ("error", "too_many_sessions")
+        assert f"max_live_sessions is {MOST_LIVE}" in error["error"]
+        assert close_of(socket) == (1013, error["error"])
+    assert time.monotonic() - start < 2
+    live.send(sockets[1], COMMIT, final=True)
+    assert until(sockets[1], "transcription.done")["text"].strip() == uploaded(fast_url, audio)
+    for number, socket in enumerate(sockets):
+        if number % 2:
+            socket.close()
+        else:
+            socket.socket.close()  # no close frame
+    time.sleep(1)
+    assert metric(fast_url, "sessions ") == 0
+    again = [begun(fast_url) for _ in range(MOST_LIVE)]
+    for socket in again:
+        live.send(socket, COMMIT, final=True)
+        until(socket, "transcription.done")
+        socket.close()
+
+
+def test_a_session_is_one_line_in_the_log(fast: Server, clips: list[dataset.Clip]) -> None:
+    audio = evaluate.read_audio(clips[0].path)
+    with begun(fast.url) as socket:
+        say(socket, audio[:32000])
+        live.send(socket, COMMIT, final=True)
+        tokens = until(socket, "transcription.done")["usage"]["completion_tokens"]
+    time.sleep(0.5)
+    line = [each for each in fast.log.read_text().splitlines() if "WEBSOCKET /v1/realtime" in each][-1]
+    assert f" 101, 2.00 s of audio, {tokens} tokens, 1 texts, worst lag " in line
+    assert " 0 rollovers, ended: done, " in line
+
+
+@pytest.mark.slow
+def test_a_session_goes_on_when_its_context_is_full(fast_url: str, clips: list[dataset.Clip]) -> None:
+    """The same sentence until three contexts are full: none is lost, none doubled."""
+    audio = evaluate.read_audio(clips[0].path)
+    pause = np.zeros(9600, np.float32)
+    count = round(80 / ((len(audio) + len(pause)) / 16000))
+    before = metric(fast_url, "rollovers_total")
+    text = spoken(fast_url, np.concatenate([audio, pause] * count), 1280)
+    assert metric(fast_url, "rollovers_total") >= before + 2
+    last = uploaded(fast_url, audio).split()[-1]
+    assert text.split().count(last) == count

@@ -1,0 +1,218 @@
+"""An engine of live sessions that computes nothing, and a client of a socket, both in the test's own event loop."""
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
+from voxtral_serve.guard.live.link import Engine, EngineLink
+from voxtral_serve.guard.live.service import LiveService
+from voxtral_serve.guard.live.vllm_dialect import VllmSocket
+
+SHAPE = SessionShape(left=32, delay=6, right=17, samples=1280, rate_hz=16000)
+EOS = 2
+
+
+class FakeEngine:
+    """Answers each row with the token 10, whose text is empty but for every `spoken`th: " w" and its number.
+
+    most     sessions that it takes
+    paused   while set, no token comes
+    eos      numbers of tokens that are EOS, of every request
+    breaks   raised in place of the token of this number, by the session's number
+    """
+
+    def __init__(self, positions: int = 1024, most: int = 8, spoken: int = 5) -> None:
+        self.positions, self.most, self.spoken = positions, most, spoken
+        self.opened: list[str] = []
+        self.forced: list[int] = []
+        self.audio: dict[str, bytearray] = {}
+        self.ended: set[str] = set()
+        self.closed: set[str] = set()
+        self.aborted: list[str] = []
+        self.requests: list[str] = []
+        self.tokens: dict[str, int] = {}
+        self.params: dict[str, Any] = {}
+        self.calls: list[list[list[Any]]] = []
+        self.eos: set[int] = set()
+        self.breaks: dict[int, tuple[int, Exception]] = {}
+        self.paused = self.silent = self.is_dead = False
+        self.refuses_audio: set[str] = set()
+        self._news = asyncio.Event()
+
+    @property
+    def engine(self) -> Engine:
+        def request(session: str, max_tokens: int) -> tuple[Any, Any]:
+            return [1] * SHAPE.prompt, SimpleNamespace(max_tokens=max_tokens, extra_args={SESSION: session})
+
+        return Engine(self.call, self.generate, lambda: self.is_dead, request, -1, self.positions)
+
+    def link(self) -> EngineLink:
+        return EngineLink(self.engine, SHAPE, tick_s=0)
+
+    async def call(self, method: str, messages: list[list[Any]]) -> dict[str, str]:
+        assert method == UTILITY
+        assert messages
+        if self.silent:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        self.calls.append(messages)
+        refused = {}
+        for what, name, *more in messages:
+            if what == "open":
+                if len(self.opened) - len(self.closed) >= self.most:
+                    refused[name] = f"max_live_sessions is {self.most}"
+                    continue
+                self.opened.append(name)
+                self.forced.append(more[0])
+                self.audio[name] = bytearray()
+            elif what == "audio":
+                assert name not in self.ended
+                assert more[0]
+                if name in self.refuses_audio:
+                    refused[name] = "bad audio"
+                    continue
+                self.audio[name] += more[0]
+            elif what == "end":
+                self.ended.add(name)
+            elif name in self.audio:
+                assert what == "close"
+                self.closed.add(name)
+        self.step()
+        return refused
+
+    def step(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def rows(self, name: str) -> int:
+        samples = len(self.audio[name]) // 2
+        return SHAPE.total_rows(samples) if name in self.ended else SHAPE.rows(samples)
+
+    async def generate(self, prompt: Any, params: Any, request_id: str, priority: int) -> AsyncIterator[Any]:
+        name = params.extra_args[SESSION]
+        assert (request_id, len(prompt)) == (name, SHAPE.prompt)
+        assert self.rows(name) >= SHAPE.prompt  # vLLM's scheduler aborts it otherwise
+        self.requests.append(name)
+        self.params[name] = params
+        self.tokens[name] = 0
+        try:
+            while True:
+                while self.paused or self.rows(name) < SHAPE.prompt + self.tokens[name]:
+                    await self._news.wait()
+                if (broken := self.breaks.get(len(self.requests) - 1)) and broken[0] == self.tokens[name]:
+                    raise broken[1]
+                number = self.tokens[name]
+                self.tokens[name] += 1
+                last = name in self.ended and self.rows(name) == SHAPE.prompt - 1 + self.tokens[name]
+                last |= self.tokens[name] == params.max_tokens
+                text = f" w{number}" if number % self.spoken == self.spoken - 1 else ""
+                token = EOS if number in self.eos else 10
+                yield SimpleNamespace(outputs=[SimpleNamespace(text=text, token_ids=[token])], finished=last)
+                if last:
+                    return
+                await asyncio.sleep(0)
+        except (GeneratorExit, asyncio.CancelledError):
+            self.aborted.append(name)
+            raise
+
+
+class FakeDetector:
+    """Says how long the audio has been silent, as told."""
+
+    def __init__(self, silent_s: float = 1.0) -> None:
+        self.answer = silent_s
+        self.asked = 0
+
+    def silent_s(self, clip: Any) -> float:
+        self.asked += 1
+        return self.answer
+
+
+class FakeClient:
+    """The other end of a VllmSocket: what it sends, and what comes."""
+
+    def __init__(self, service: LiveService) -> None:
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.events: list[dict[str, Any]] = []
+        self.closed: tuple[int, str] | None = None
+        self.blocked = False
+        self.read = 0  # messages that the server took
+        self.inbox.put_nowait({"type": "websocket.connect"})
+        self.socket = VllmSocket(service, self._receive, self._take, "test")
+        self.task = asyncio.ensure_future(self.socket.serve())
+
+    async def _receive(self) -> Any:
+        message = await self.inbox.get()
+        self.read += 1
+        return message
+
+    async def _take(self, message: Any) -> None:
+        while self.blocked:
+            await asyncio.sleep(0.001)
+        if message["type"] == "websocket.send":
+            self.events.append(json.loads(message["text"]))
+        elif message["type"] == "websocket.close":
+            self.closed = message["code"], message["reason"]
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.raw(json.dumps({"type": kind, **fields}))
+
+    def raw(self, text: str) -> None:
+        self.inbox.put_nowait({"type": "websocket.receive", "text": text})
+
+    def begin(self) -> None:
+        self.send("session.update", model="voxtral")
+        self.send("input_audio_buffer.commit")
+
+    def speak(self, pcm: bytes, piece: int = 2560) -> None:
+        for start in range(0, len(pcm), piece):
+            audio = base64.b64encode(pcm[start : start + piece]).decode()
+            self.send("input_audio_buffer.append", audio=audio)
+
+    def end(self) -> None:
+        self.send("input_audio_buffer.commit", final=True)
+
+    def leave(self) -> None:
+        self.inbox.put_nowait({"type": "websocket.disconnect", "code": 1005})
+
+    def kinds(self) -> list[str]:
+        return [event["type"].rpartition(".")[2] for event in self.events]
+
+    async def until(self, kind: str, count: int = 1) -> dict[str, Any]:
+        async with asyncio.timeout(10):
+            while len(found := [event for event in self.events if event["type"].endswith(kind)]) < count:
+                await asyncio.sleep(0.001)
+        return found[-1]
+
+    async def gone(self) -> tuple[int, str] | None:
+        async with asyncio.timeout(10):
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.task
+        return self.closed
+
+
+def service(engine: FakeEngine, silent_s: float = 1.0, idle_s: float = 60, backlog_s: float = 60) -> LiveService:
+    made = LiveService(
+        engine.engine,
+        SHAPE,
+        FakeDetector(silent_s),  # type: ignore[arg-type]
+        lambda name: name == "voxtral",
+        idle_s,
+        backlog_s,
+    )
+    made.link._tick_s = 0
+    return made
+
+
+def chunks(pcm: bytes, sizes: Iterator[int]) -> Iterator[bytes]:
+    """PCM16 in pieces of so many samples."""
+    start = 0
+    while start < len(pcm):
+        end = start + 2 * next(sizes)
+        yield pcm[start:end]
+        start = end

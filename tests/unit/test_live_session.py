@@ -1,0 +1,751 @@
+"""Live sessions of an API process, with an engine that computes nothing: rows, cuts, limits, and ends of all kinds."""
+
+import asyncio
+import base64
+import itertools
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from livefakes import SHAPE, FakeClient, FakeEngine, chunks, service
+
+from voxtral_serve.guard.live import cuts
+from voxtral_serve.guard.live import service as services
+from voxtral_serve.guard.live.link import LinkError
+from voxtral_serve.guard.live.metrics import metrics
+from voxtral_serve.guard.live.session import LiveSession
+
+RATE = 16000
+SHORT = 256  # positions of a context: cuts from 15.5 to 20 s
+
+
+def noise(seconds: float, seed: int = 0, loud: float = 3000.0) -> bytes:
+    """No two samples in a row are likely to be those of another place."""
+    samples = np.random.default_rng(seed).normal(0, loud, round(seconds * RATE))
+    return samples.clip(-32767, 32767).astype("<i2").tobytes()
+
+
+def speech(seconds: float, pauses: list[float], pause_s: float = 0.5) -> bytes:
+    """Noise whose level changes as speech's does, with pauses from these seconds on."""
+    samples = np.frombuffer(noise(seconds), "<i2").astype(np.float64)
+    samples *= 0.6 + 0.4 * np.sin(np.arange(len(samples)) * 2 * np.pi * 3 / RATE)
+    for start in pauses:
+        samples[round(start * RATE) : round((start + pause_s) * RATE)] *= 0.003
+    return samples.astype("<i2").tobytes()
+
+
+def tokens_of(samples: int) -> int:
+    """As an upload of this length has: the last token is sampled at the last padded row."""
+    return SHAPE.total_rows(samples) - SHAPE.prompt + 1 if samples else 0
+
+
+class Run:
+    """What became of one session: the audio of each request, its text, its tokens."""
+
+    def __init__(self) -> None:
+        self.text, self.tokens = "", 0
+        self.parts: list[bytes] = []
+        self.session: LiveSession
+        self.detector: Any
+
+
+async def transcribed(engine: FakeEngine, pieces: Any, silent_s: float = 1.0, backlog_s: float = 60) -> Run:
+    live, run = service(engine, silent_s, backlog_s=backlog_s), Run()
+    session = run.session = live.session(lambda why: pytest.fail(why))
+    run.detector = live.detector
+
+    async def read() -> None:
+        async for text, count in session.deltas():
+            run.text += text
+            run.tokens += count
+
+    await session.begin()
+    reader = asyncio.ensure_future(read())
+    for piece in pieces:
+        await session.feed(piece)
+        await asyncio.sleep(0)
+    session.end()
+    async with asyncio.timeout(20):
+        await reader
+    session.close()
+    await asyncio.sleep(0.01)
+    run.parts = [bytes(engine.audio[name]) for name in engine.opened]
+    assert engine.closed == set(engine.opened)
+    return run
+
+
+# ---- Rows and tokens
+
+
+@pytest.mark.parametrize("samples", [1, 39, 1280, 1281, 8999, 9000, 9001, 16000, 100_001])
+@pytest.mark.parametrize("piece", [1, 160, 1280, 16000, 10**6])
+def test_a_session_has_the_tokens_of_an_upload(samples: int, piece: int) -> None:
+    if samples // piece > 10_000:
+        pytest.skip("the same as less of it")
+    engine, pcm = FakeEngine(), noise(samples / RATE)
+    run = asyncio.run(transcribed(engine, chunks(pcm, itertools.repeat(piece))))
+    assert run.parts == [pcm]
+    assert run.tokens == run.session.tokens == tokens_of(samples)
+    assert run.text == "".join(f" w{n}" for n in range(tokens_of(samples)) if n % 5 == 4)
+    assert (run.session.rollovers, engine.aborted) == (0, [])
+
+
+def test_an_empty_session_needs_no_request() -> None:
+    engine = FakeEngine()
+    run = asyncio.run(transcribed(engine, []))
+    assert (run.text, run.tokens, engine.requests) == ("", 0, [])
+    assert engine.ended == set(engine.opened) == engine.closed
+
+
+def test_a_request_begins_when_its_prompt_is_there() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        session = service(engine).session(lambda why: pytest.fail(why))
+        await session.begin()
+        deltas = session.deltas()
+        first = asyncio.ensure_future(anext(deltas))
+        await session.feed(bytes(2 * (SHAPE.ready_samples - 1)))
+        await asyncio.sleep(0.02)
+        assert engine.requests == []
+        await session.feed(bytes(2))
+        assert await asyncio.wait_for(first, 1) == ("", 1)
+        await deltas.aclose()
+        session.close()
+
+    asyncio.run(run())
+
+
+def test_audio_of_many_sessions_goes_in_one_call() -> None:
+    async def run() -> None:
+        engine = FakeEngine(most=100)
+        live = service(engine)
+        live.link._tick_s = 0.02
+        sessions = [live.session(lambda why: pytest.fail(why)) for _ in range(50)]
+        await asyncio.gather(*(session.begin() for session in sessions))
+        assert len(engine.calls) == 1
+        for _ in range(3):
+            for session in sessions:
+                await session.feed(bytes(200))
+        await asyncio.sleep(0.05)
+        assert len(engine.calls) == 2
+        assert [(what, len(pcm)) for what, _, pcm in engine.calls[1]] == [("audio", 600)] * 50
+        for session in sessions:
+            session.close()
+
+    asyncio.run(run())
+
+
+def test_eos_before_the_audios_end_is_a_pause_and_after_it_the_end() -> None:
+    engine, pcm = FakeEngine(), noise(3)
+    engine.eos = {4, 33}
+    # Rows of 3 s: 32 + 38. The token that has all of them is number 70 - 39 = 31.
+    run = asyncio.run(transcribed(engine, [pcm]))
+    assert run.tokens == 34 < tokens_of(3 * RATE)
+    assert engine.aborted == engine.opened
+
+
+# ---- Cuts
+
+
+def check_parts(run: Run, pcm: bytes, positions: int) -> None:
+    assert b"".join(run.parts) == pcm
+    assert len(run.parts) == run.session.rollovers + 1
+    assert run.tokens == sum(tokens_of(len(part) // 2) for part in run.parts)
+    for part in run.parts:
+        assert SHAPE.total_rows(len(part) // 2) < positions  # its last token has a position, too
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_long_session_loses_and_doubles_nothing(seed: int) -> None:
+    """Pauses at random, of random lengths, in chunks of random sizes."""
+    rng = random.Random(seed)
+    seconds = 90.0
+    pauses = list(
+        itertools.takewhile(lambda at: at < seconds, itertools.accumulate(rng.uniform(1, 9) for _ in range(99)))
+    )
+    pcm = speech(seconds, pauses, rng.choice([0.12, 0.35, 0.8]))
+    engine = FakeEngine(positions=SHORT, most=1)  # it never has two places
+    sizes = (rng.choice([1, 100, 1280, 1600, 4001, 50_000]) for _ in itertools.count())
+    run = asyncio.run(transcribed(engine, chunks(pcm, sizes)))
+    assert run.session.rollovers >= 4
+    check_parts(run, pcm, SHORT)
+    texts = ["".join(f" w{n}" for n in range(tokens_of(len(part) // 2)) if n % 5 == 4) for part in run.parts]
+    assert run.text == "".join(texts)
+    assert engine.requests == engine.opened  # A's text before B's
+    assert engine.forced == [0] + [1] * run.session.rollovers
+
+
+def test_a_cut_lies_in_a_pause() -> None:
+    points = cuts.CutPoints.of(SHAPE, SHORT)
+    late = points.soft / RATE
+    pcm = speech(40, [5, late - 1, late + 0.7], 0.5)
+    run = asyncio.run(transcribed(FakeEngine(positions=SHORT), chunks(pcm, itertools.repeat(1600))))
+    cut = len(run.parts[0]) / 2 / RATE
+    assert late + 0.7 + 0.28 <= cut <= late + 1.2
+    check_parts(run, pcm, SHORT)
+
+
+@pytest.mark.parametrize("piece", [37, 1280, 16000, 10**6])
+def test_cuts_do_not_depend_on_the_chunks(piece: int) -> None:
+    pcm = speech(70, [17, 17.5, 36, 55], 0.4)
+    expected = asyncio.run(transcribed(FakeEngine(positions=SHORT), [pcm])).parts
+    run = asyncio.run(transcribed(FakeEngine(positions=SHORT), chunks(pcm, itertools.repeat(piece))))
+    assert [len(part) for part in run.parts] == [len(part) for part in expected]
+
+
+def test_a_pause_that_is_none_is_not_cut() -> None:
+    """The levels say so, and the detector of speech does not."""
+    points = cuts.CutPoints.of(SHAPE, SHORT)
+    pcm = speech(30, [points.soft / RATE + 0.5], 0.6)
+    run = asyncio.run(transcribed(FakeEngine(positions=SHORT), [pcm], silent_s=0.0))
+    assert run.detector.asked >= 2
+    assert len(run.parts[0]) / 2 > points.tight
+    check_parts(run, pcm, SHORT)
+
+
+def test_without_a_pause_the_cut_is_where_it_is_quietest() -> None:
+    points = cuts.CutPoints.of(SHAPE, SHORT)
+    samples = np.frombuffer(noise(30), "<i2").astype(np.float64)
+    quiet = points.most - 3200  # 100 ms that are a little quieter, in the last 400 ms
+    samples[quiet : quiet + 1600] *= 0.7
+    pcm = samples.astype("<i2").tobytes()
+    engine = FakeEngine(positions=SHORT)
+    run = asyncio.run(transcribed(engine, chunks(pcm, itertools.repeat(1600))))
+    cut = len(run.parts[0]) // 2
+    assert quiet - 1600 <= cut <= quiet + 3200
+    check_parts(run, pcm, SHORT)
+
+
+def test_audio_is_held_back_near_the_end_only() -> None:
+    """What the engine has, after each 80 ms, of what has arrived."""
+
+    async def run() -> None:
+        points = cuts.CutPoints.of(SHAPE, SHORT)
+        engine = FakeEngine(positions=SHORT)
+        session = service(engine).session(lambda why: pytest.fail(why))
+        await session.begin()
+        pcm, sent = noise(points.most / RATE), 0
+        for piece in chunks(pcm, itertools.repeat(1280)):
+            await session.feed(piece)
+            sent += len(piece) // 2
+            held = sent - session.samples
+            assert held == (0 if sent <= points.tight else min(6400, sent - points.tight)) or session.rollovers
+        assert session.rollovers == 1  # at the very last position
+        session.close()
+
+    asyncio.run(run())
+
+
+def test_texts_of_two_requests_are_two_words() -> None:
+    pcm = speech(30, [17], 0.5)
+
+    class Unspaced(FakeEngine):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            async for output in super().generate(*args, **kwargs):
+                output.outputs[0].text = output.outputs[0].text.strip()
+                yield output
+
+    run = asyncio.run(transcribed(Unspaced(positions=SHORT, spoken=1000), [pcm]))
+    assert run.text == ""
+    run = asyncio.run(transcribed(Unspaced(positions=SHORT, spoken=150), [pcm, noise(20)]))
+    assert run.text == "w149 w149 w149"
+
+
+def test_a_context_that_is_too_short_says_so() -> None:
+    least = cuts.least_positions(SHAPE)
+    cuts.CutPoints.of(SHAPE, least)
+    with pytest.raises(ValueError, match=f"positions .max_model_len. is too short.*at least {least}"):
+        cuts.CutPoints.of(SHAPE, least - 8)
+
+
+# ---- The backlog, the lag
+
+
+def test_a_full_backlog_is_not_added_to() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        engine.paused = True
+        client = FakeClient(service(engine, backlog_s=2))
+        client.begin()
+        client.speak(noise(6))
+        await asyncio.sleep(0.1)
+        (name,) = engine.opened
+        assert len(engine.audio[name]) / 2 == 2 * RATE
+        assert client.read == 3 + 26  # the handshake, two events, 25 appends and one that waits
+        engine.paused = False
+        engine.step()
+        client.end()
+        done = await client.until("done")
+        assert done["usage"]["completion_tokens"] == tokens_of(6 * RATE)
+        assert bytes(engine.audio[name]) == noise(6)
+        client.leave()
+        await client.gone()
+
+    asyncio.run(run())
+
+
+def test_lag_is_counted_from_the_arrival_of_the_last_sample_that_a_token_needs() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        session = service(engine).session(lambda why: pytest.fail(why))
+        await session.begin()
+        before = time.monotonic()
+        reader = asyncio.ensure_future(anext(deltas := session.deltas()))
+        await session.feed(bytes(2 * (SHAPE.ready_samples - 10)))
+        await asyncio.sleep(0.15)
+        await session.feed(bytes(20))
+        await reader
+        assert session.worst_lag_s < 0.1  # of the last ten samples, and not of the first
+        engine.paused = True
+        await session.feed(bytes(2 * SHAPE.samples))
+        reader = asyncio.ensure_future(anext(deltas))
+        await asyncio.sleep(0.15)
+        engine.paused = False
+        engine.step()
+        await reader
+        assert 0.15 <= session.worst_lag_s <= time.monotonic() - before
+        await deltas.aclose()
+        session.close()
+
+    asyncio.run(run())
+
+
+# ---- The socket
+
+
+def test_a_text_after_the_other() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        client = FakeClient(service(engine))
+        client.begin()
+        client.speak(noise(2))
+        client.end()
+        first = await client.until("done")
+        assert list(client.events[0]) == ["type", "id", "created"]
+        client.speak(noise(3))  # before its commit
+        client.send("input_audio_buffer.commit")
+        client.end()
+        second = await client.until("done", 2)
+        for done, seconds in ((first, 2), (second, 3)):
+            tokens = tokens_of(seconds * RATE)
+            assert done["usage"] == {
+                "prompt_tokens": 39,
+                "total_tokens": 39 + tokens,
+                "completion_tokens": tokens,
+                "prompt_tokens_details": None,
+            }
+        deltas = [event["delta"] for event in client.events if event["type"] == "transcription.delta"]
+        assert len(deltas) == tokens_of(2 * RATE) + tokens_of(3 * RATE)
+        assert "".join(deltas) == first["text"] + second["text"] != ""
+        client.leave()
+        await client.gone()
+        assert client.socket.report().startswith(f"5.00 s of audio, {len(deltas)} tokens, 2 texts, worst lag ")
+        assert client.socket.report().endswith(" 0 rollovers, ended: done")
+
+    asyncio.run(run())
+
+
+def test_a_final_commit_without_audio_has_an_empty_text() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        client = FakeClient(service(engine))
+        client.begin()
+        client.end()
+        done = await client.until("done")
+        assert (done["text"], done["usage"]["total_tokens"], engine.requests) == ("", 0, [])
+        client.leave()
+        await client.gone()
+
+    asyncio.run(run())
+
+
+PCM = base64.b64encode(bytes(2)).decode()
+APPEND = '{"type":"input_audio_buffer.append"'
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        ("{", "invalid_json"),
+        ("[]", "processing_error"),
+        ("{}", "unknown_event"),
+        ('{"type":"input_audio_buffer.clear"}', "unknown_event"),
+        ('{"type":"session.update"}', "invalid_event"),
+        ('{"type":"session.update","model":"other"}', "model_not_found"),
+        ('{"type":"session.update","model":["other"]}', "model_not_found"),
+        (APPEND + "}", "processing_error"),
+        (APPEND + ',"audio":7}', "processing_error"),
+        (APPEND + ',"audio":""}', "invalid_audio"),
+        (APPEND + ',"audio":"AAA"}', "invalid_audio"),
+        (APPEND + ',"audio":"AAAA"}', "invalid_audio"),  # three bytes
+        (APPEND + ',"audio":"' + "A" * (15 * 2**20 + 4) + '"}', "invalid_audio"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_wrong_event_is_told_and_the_session_goes_on(event: str, code: str) -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        client = FakeClient(service(engine))
+        client.begin()
+        client.speak(noise(1))
+        client.raw(event)
+        assert (await client.until("error"))["code"] == code
+        client.speak(noise(1))
+        client.end()
+        assert (await client.until("done"))["usage"]["completion_tokens"] == tokens_of(2 * RATE)
+        client.leave()
+        await client.gone()
+        assert client.closed is None
+
+    asyncio.run(run())
+
+
+def test_a_commit_needs_a_model() -> None:
+    async def run() -> None:
+        client = FakeClient(service(FakeEngine()))
+        client.send("input_audio_buffer.commit")
+        assert (await client.until("error"))["code"] == "model_not_validated"
+        client.leave()
+        await client.gone()
+
+    asyncio.run(run())
+
+
+def test_a_large_append_is_as_good_as_small_ones() -> None:
+    async def run() -> None:
+        engine, pcm = FakeEngine(), noise(20)
+        client = FakeClient(service(engine))
+        client.begin()
+        client.speak(pcm, len(pcm))
+        client.end()
+        await client.until("done")
+        assert bytes(engine.audio[engine.opened[0]]) == pcm
+        client.leave()
+        await client.gone()
+
+    asyncio.run(run())
+
+
+def test_audio_before_the_commit_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voxtral_serve.guard.live.vllm_dialect.MOST_EARLY", 64000)
+
+    async def run() -> None:
+        client = FakeClient(service(FakeEngine()))
+        client.speak(noise(2), 32000)
+        client.speak(noise(1), 32000)
+        assert "wait for input_audio_buffer.commit" in (await client.until("error"))["error"]
+        client.begin()
+        client.end()
+        assert (await client.until("done"))["usage"]["completion_tokens"] == tokens_of(2 * RATE)
+        client.leave()
+        await client.gone()
+
+    asyncio.run(run())
+
+
+# ---- Ends of all kinds
+
+
+def ended(reason: str) -> float:
+    value: float = metrics().ended.labels(reason)._value.get()
+    return value
+
+
+def test_too_many_sessions_are_told_at_once_and_others_stay() -> None:
+    async def run() -> None:
+        engine, before = FakeEngine(most=2), ended("refused")
+        live = service(engine)
+        clients = [FakeClient(live) for _ in range(3)]
+        for client in clients:
+            client.begin()
+            await client.until("created")
+            await asyncio.sleep(0.01)
+        assert await clients[2].gone() == (1013, clients[2].events[-1]["error"])
+        error = clients[2].events[-1]
+        assert error["code"] == "too_many_sessions"
+        assert error["error"].startswith("max_live_sessions is 2: ")
+        assert ended("refused") == before + 1
+        for client in clients[:2]:
+            client.speak(noise(1))
+            client.end()
+            await client.until("done")
+            client.leave()
+            await client.gone()
+        again = FakeClient(live)
+        again.begin()
+        again.end()
+        await again.until("done")
+        again.leave()
+        await again.gone()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_idle_client_is_told(begun: bool) -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        live = service(engine, idle_s=5)
+        client = FakeClient(live)
+        if begun:
+            client.begin()
+            client.speak(noise(1))
+        await client.until("created")
+        await asyncio.sleep(0.02)
+        live.sweep(time.monotonic() + 4.5)
+        assert live.sockets
+        live.sweep(time.monotonic() + 5.5)
+        assert await client.gone() == (1008, "no audio and no event for 5 s")
+        assert client.events[-1]["code"] == "idle_timeout"
+        assert not live.sockets and engine.closed == set(engine.opened)
+        assert engine.aborted == engine.opened
+
+    asyncio.run(run())
+
+
+def test_a_client_that_waits_for_its_text_is_not_idle() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        live = service(engine, idle_s=5)
+        client = FakeClient(live)
+        engine.paused = True
+        client.begin()
+        client.speak(noise(1))
+        client.end()
+        await asyncio.sleep(0.05)
+        live.sweep(time.monotonic() + 6)
+        await asyncio.sleep(0.01)
+        assert client.closed is None
+        live.sweep(time.monotonic() + services.STALLED_S + 1)
+        assert await client.gone() == (1011, "the engine has not answered for 60 s")
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_is_ended() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        live = service(engine)
+        client, other = FakeClient(live), FakeClient(live)
+        for each in (client, other):
+            each.begin()
+            await each.until("created")
+        client.blocked = True
+        client.speak(noise(2))
+        await asyncio.sleep(0.05)
+        live.sweep(time.monotonic() + services.UNREAD_S + 1)
+        await client.gone()
+        assert client.socket.reason == "unread"
+        assert len(engine.closed) == 1
+        other.speak(noise(1))
+        other.end()
+        await other.until("done")
+        other.leave()
+        await other.gone()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("state", ["connected", "begun", "speaking", "waiting", "ended", "full"])
+def test_a_client_that_leaves_frees_its_session_at_once(state: str) -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        engine.paused = state == "waiting"
+        live = service(engine, backlog_s=60 if state != "full" else 2)
+        sessions = metrics().sessions._value.get()
+        client = FakeClient(live)
+        if state != "connected":
+            client.begin()
+        if state in ("speaking", "waiting", "ended"):
+            client.speak(noise(2))
+        if state == "ended":
+            client.end()
+            await client.until("done")
+        if state == "full":
+            engine.paused = True
+            client.speak(noise(3))
+        await client.until("created")
+        await asyncio.sleep(0.02)
+        client.leave()
+        if state == "full":  # it is seen once there is room
+            engine.paused = False
+            engine.step()
+        await client.gone()
+        await asyncio.sleep(0.02)
+        assert not live.sockets and engine.closed == set(engine.opened)
+        assert metrics().sessions._value.get() == sessions
+        assert client.socket.reason == ("done" if state in ("connected", "ended") else "client")
+        assert not live.link.on_refused and not live.link._opening
+
+    asyncio.run(run())
+
+
+def test_a_session_that_fails_ends_alone() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        live = service(engine)
+        clients = [FakeClient(live) for _ in range(3)]
+        engine.breaks = {1: (3, RuntimeError("NaN in row 7"))}
+        for client in clients:
+            client.begin()
+            client.speak(noise(2))
+            await client.until("delta")
+        assert await clients[1].gone() == (1011, "the session failed: NaN in row 7")
+        assert clients[1].events[-1]["code"] == "processing_error"
+        for client in (clients[0], clients[2]):
+            client.end()
+            assert (await client.until("done"))["usage"]["completion_tokens"] == tokens_of(2 * RATE)
+            client.leave()
+            await client.gone()
+        assert engine.closed == set(engine.opened)
+
+    asyncio.run(run())
+
+
+def test_audio_that_the_engine_refuses_ends_the_session() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        client = FakeClient(service(engine))
+        client.begin()
+        await client.until("created")
+        await asyncio.sleep(0.02)
+        engine.refuses_audio.update(engine.opened)
+        client.speak(noise(1))
+        assert await client.gone() == (1011, "the session failed: bad audio")
+
+    asyncio.run(run())
+
+
+def test_a_request_that_ends_too_early_is_an_error() -> None:
+    async def run() -> None:
+        engine = FakeEngine(positions=1024)
+        client = FakeClient(service(engine))
+        engine.positions = 50
+        client.socket.service.link.engine = engine.engine
+        client.begin()
+        client.speak(noise(3))
+        assert (await client.gone() or (0, ""))[0] == 1011
+        assert "ended the request before its audio's end" in client.events[-1]["error"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("state", ["connected", "opening", "speaking"])
+def test_a_dead_engine_is_told(state: str) -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        live = service(engine)
+        engine.silent = state == "opening"
+        client = FakeClient(live)
+        if state != "connected":
+            client.begin()
+            client.speak(noise(1))
+        await client.until("created")
+        await asyncio.sleep(0.02)
+        engine.is_dead = engine.silent = True
+        live.sweep(time.monotonic())
+        assert await client.gone() == (1011, "the engine has died")
+        assert client.events[-1]["code"] == "engine_dead"
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_fails_a_call_fails_its_sessions_only() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        link = engine.link()
+        stock, broken = engine.call, True
+
+        async def call(method: str, messages: Any) -> Any:
+            if broken:
+                raise RuntimeError("rejected")
+            return await stock(method, messages)
+
+        link.engine = link.engine._replace(call=call)
+        with pytest.raises(LinkError, match="rejected"):
+            await link.open("a")
+        broken = False
+        await link.open("b")
+        assert engine.opened == ["b"]
+
+    asyncio.run(run())
+
+
+# ---- SIGTERM
+
+
+def test_a_drain_ends_sessions_with_their_text() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        live = service(engine)
+        idle, speaking, between = clients = [FakeClient(live) for _ in range(3)]
+        speaking.begin()
+        speaking.speak(noise(2))
+        between.begin()
+        between.end()
+        await between.until("done")
+        await asyncio.sleep(0.05)
+        speaking.speak(noise(2))  # arrives, and may or may not be in time
+        await asyncio.wait_for(live.drain(10), 5)
+        for client in clients:
+            assert await client.gone() == (1012, "the server is stopping")
+            assert client.socket.reason == "stopping"
+        assert speaking.kinds()[-1] == "done"
+        heard = len(engine.audio[engine.opened[0]]) // 2
+        assert speaking.events[-1]["usage"]["completion_tokens"] == tokens_of(heard)
+        assert heard >= 2 * RATE
+        assert idle.kinds() == ["created"]
+
+    asyncio.run(run())
+
+
+def test_a_drain_that_takes_too_long_is_over() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        live = service(engine)
+        client = FakeClient(live)
+        client.begin()
+        client.speak(noise(2))
+        await client.until("delta")
+        engine.paused = True
+        client.speak(noise(1))
+        await asyncio.sleep(0.05)
+        start = time.monotonic()
+        await live.drain(2.2)
+        assert time.monotonic() - start < 2.2
+        assert await client.gone() == (1012, "the server is stopping")
+        assert client.events[-1]["code"] == "stopping"
+
+    asyncio.run(run())
+
+
+def test_a_socket_that_comes_while_the_server_stops_is_told() -> None:
+    async def run() -> None:
+        live = service(FakeEngine())
+        await live.drain(1)
+        client = FakeClient(live)
+        assert await client.gone() == (1012, "the server is stopping")
+
+    asyncio.run(run())
+
+
+# ---- What /metrics says
+
+
+def test_metrics() -> None:
+    from prometheus_client import generate_latest
+
+    def value(name: str) -> float:
+        lines = generate_latest().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"voxtral_serve_live_{name}"))
+
+    before = {
+        name: value(name) for name in ("lag_seconds_count", "rollovers_total", 'sessions_ended_total{reason="done"}')
+    }
+    run = asyncio.run(transcribed(FakeEngine(positions=SHORT), [noise(30)]))
+    assert value("lag_seconds_count") == before["lag_seconds_count"] + run.tokens
+    assert value("rollovers_total") == before["rollovers_total"] + 1
+    assert value("sessions ") == 0
+    assert metrics() is metrics()
