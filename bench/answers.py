@@ -10,6 +10,7 @@ from typing import Literal
 
 Api = Literal["transcriptions", "chat"]
 Mode = Literal["whole", "stream", "realtime"]
+LagOf = Literal["token", "word"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Row:
     `load` is the level of load: "c16" for so many requests in flight, "r2.5" for Poisson arrivals of so many a
     second, of which `due` is the intended start. With --stream or --realtime, `first_text_ms` and `deltas_ms` are
     the arrivals of the first and of all pieces of text; `words_ms` is each recognised word's delay after its end.
+
+    `lags` of live audio are [seconds of audio needed, ms of lag] of each token, or of each word where `lag_of` says so
+    (bench/lag.py); with --age of those after it alone. Null where neither could be told, as is `fell_behind`.
 
     `sends` counts how often the request was sent: more than once after HTTP 429, 502, 503 or 504 or a dropped
     connection. All its times are counted from the first time that it was sent, so they include the waits between.
@@ -44,6 +48,9 @@ class Row:
     deltas_ms: list[float] | None = None
     words_ms: list[float] | None = None
     sends: int = 1
+    lags: list[tuple[float, float]] | None = None
+    lag_of: LagOf | None = None
+    fell_behind: bool | None = None
 
 
 @dataclass
@@ -51,7 +58,8 @@ class Answer:
     """What came back, with times on the clock of time.perf_counter, in seconds.
 
     Unless the request completed, `error` says why. `pieces` are the arrivals of non-empty text, null where the answer
-    came whole. Live audio alone has `spoken`, when its last piece was sent, and `words_ms` as in Row.
+    came whole. Live audio alone has `spoken`, when its last piece was sent, and `words_ms`, `lags`, `lag_of`
+    and `fell_behind` as in Row.
 
     `sends` is as in Row, and `start` that of the first. `resend_s` is how many seconds to wait before the request is
     sent again, null if it is not.
@@ -65,6 +73,9 @@ class Answer:
     pieces: list[tuple[float, str]] | None = None
     spoken: float | None = None
     words_ms: list[float] | None = None
+    lags: list[tuple[float, float]] | None = None
+    lag_of: LagOf | None = None
+    fell_behind: bool | None = None
     sends: int = 1
     resend_s: float | None = None
 

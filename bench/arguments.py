@@ -6,13 +6,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import loads
+from bench import lag, loads
 from bench.client import CHAT_PROMPT
-from bench.plan import ComparePlan, MatrixPlan, Plan, ReportPlan, RunPlan, ServedConfig, ServePlan
+from bench.plan import (
+    ComparePlan,
+    LivePlan,
+    MatrixPlan,
+    Plan,
+    ReportPlan,
+    RunPlan,
+    SearchPlan,
+    ServedConfig,
+    ServePlan,
+)
+from mistral_layout.audio import DELAY_MS
 
 DATA = Path(__file__).parent / "data"
 # Flag of `bench run`, and the least that it may be
-LOWEST = (("samples", 1), ("warmup", 0), ("timeout_s", 1))
+LOWEST = (("samples", 1), ("warmup", 0), ("timeout_s", 1), ("seconds", 1), ("age", 0), ("most_sessions", 1))
+SECONDS, LAG_MS, MOST = 60, 160, 512  # of a session; of the P99 of its lag, and sessions that --find-sessions tries
 
 
 def parse(arguments: Sequence[str] | None = None) -> Plan:
@@ -46,11 +58,13 @@ def parse_run(arguments: Sequence[str]) -> RunPlan:
 def _run_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> RunPlan:
     for name, lowest in LOWEST:
         if (value := getattr(flags, name)) is not None and value < lowest:
-            parser.error(f"--{name.removesuffix('_s')} {value}: must be at least {lowest}")
+            flag = name.removesuffix("_s").replace("_", "-")
+            parser.error(f"--{flag} {value}: must be at least {lowest}")
     if flags.api == "chat" and flags.mode == "realtime":
         parser.error("--api chat: not allowed with --realtime")
     if flags.prompt is not None and flags.api != "chat":
         parser.error("--prompt: only with --api chat")
+    live = _live_plan(parser, flags)
     return RunPlan(
         server=flags.url if flags.serve is None else ServedConfig(flags.serve, flags.dir),
         dataset=flags.dataset,
@@ -67,7 +81,28 @@ def _run_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Run
         timeout_s=flags.timeout_s,
         api_key_env=flags.api_key_env,
         resume=flags.resume,
+        live=live,
     )
+
+
+def _live_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> LivePlan | None:
+    """What the flags of live sessions say, null without --sessions. Ends the program where they do not fit."""
+    if flags.loads[0].sessions is None:
+        for name in ("seconds", "age", "find_sessions", "most_sessions", "lag_ms"):
+            if getattr(flags, name):
+                parser.error(f"--{name.replace('_', '-')}: only with --sessions")
+        return None
+    if flags.mode != "realtime":
+        parser.error("--sessions: only with --realtime")
+    if flags.find_sessions and (flags.resume or len(flags.loads) > 1):
+        wrong = "not allowed with --resume" if flags.resume else "--sessions takes one number, to begin with"
+        parser.error(f"--find-sessions: {wrong}")
+    try:
+        lag.delay_tokens(flags.delay_ms)
+    except ValueError as error:
+        parser.error(f"--delay-ms {flags.delay_ms}: {error}")
+    search = SearchPlan(flags.most_sessions or MOST, flags.lag_ms or LAG_MS) if flags.find_sessions else None
+    return LivePlan(flags.seconds or SECONDS, flags.age or 0, flags.delay_ms, search)
 
 
 # ---- Commands
@@ -83,6 +118,7 @@ def _add_run(commands: Any) -> None:
     add("--samples", type=int, metavar="N", help="clips to pick with --seed (default: all)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the pick (default: 0)")
     _add_loads(run)
+    _add_sessions(run)
     _add_request(run)
     silence = "seconds without a byte from the server until a request fails (default: 600)"
     add("--timeout", dest="timeout_s", type=int, default=600, metavar="S", help=silence)
@@ -108,8 +144,24 @@ def _add_loads(run: argparse.ArgumentParser) -> None:
     load("--concurrency", dest="loads", type=_loads(loads.closed), metavar="N,...", help=one, default="1")
     open_loop = "instead: requests a second, starting at random times (Poisson, --seed) whatever is in flight"
     load("--rate", dest="loads", type=_loads(loads.open_loop), metavar="R,...", help=open_loop)
+    live = "instead, with --realtime: live sessions at once, whose audio is clips joined in a seeded order"
+    load("--sessions", dest="loads", type=_loads(loads.live), metavar="N,...", help=live)
     warmup = "uncounted requests sent first at each load (default: 2)"
     run.add_argument("--warmup", type=int, default=2, metavar="N", help=warmup)
+
+
+def _add_sessions(run: argparse.ArgumentParser) -> None:
+    """What --sessions are."""
+    add = run.add_argument
+    add("--seconds", type=float, metavar="S", help=f"of a session that are measured (default: {SECONDS})")
+    age = "seconds of audio that each session sends before those, as fast as the server takes them (default: 0)"
+    add("--age", type=float, metavar="S", help=age)
+    add("--delay-ms", type=int, default=DELAY_MS, metavar="MS", help=f"the model's delay (default: {DELAY_MS})")
+    find = "search the most sessions that the server holds, from the number of --sessions on"
+    add("--find-sessions", action="store_true", help=find)
+    add("--most-sessions", type=int, metavar="N", help=f"that the search tries (default: {MOST})")
+    bound = f"P99 of the lag up to which the server holds them, if none falls behind (default: {LAG_MS})"
+    add("--lag-ms", type=float, metavar="MS", help=bound)
 
 
 def _add_request(run: argparse.ArgumentParser) -> None:

@@ -9,13 +9,15 @@ dropped connection, RETRIES times at most, never after another status. Its laten
 the number of `sends`. Live audio is sent once: its pace cannot be repeated.
 """
 
+import asyncio
 import base64
 import json
 import math
 import re
 import threading
 import time
-from typing import Any
+from array import array
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import requests
@@ -24,6 +26,10 @@ import urllib3
 from bench import BenchError, stream
 from bench.answers import Answer, Api, Mode, Row, wait_until
 from bench.dataset import Clip
+from mistral_layout.audio import DELAY_MS
+
+if TYPE_CHECKING:
+    from bench.realtime import Place
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # A Voxtral of 2507 transcribes by chat as it answers questions: on request. The words are those of SGLang's own example
@@ -59,7 +65,7 @@ class Client:
     """Talks to one server. Usable from many threads: each has a session, and so a connection, of its own.
 
     `timeout_s` bounds the time to connect and each wait for the server's next byte, not the whole request. `language`
-    is a field of the transcription endpoint alone, `prompt` is what a chat is asked.
+    is a field of the transcription endpoint alone, `prompt` is what a chat is asked, `delay_ms` the model's delay.
     """
 
     def __init__(
@@ -72,12 +78,14 @@ class Client:
         mode: Mode = "whole",
         language: str | None = None,
         prompt: str = CHAT_PROMPT,
+        delay_ms: int = DELAY_MS,
     ) -> None:
         self.url = url
         self.model = ""
         self._timeout_s = timeout_s
         self._api_key = api_key
         self._api, self._mode, self._language, self._prompt = api, mode, language, prompt
+        self._delay_ms = delay_ms
         self._threads = threading.local()
         # Unix times are counted from here by the monotonic clock: a clock step cannot bend a run's length.
         self._epoch = time.time() - time.perf_counter()
@@ -113,7 +121,38 @@ class Client:
         The latency runs from the first byte sent, or with `due`, on the clock of time.perf_counter, from then; until
         the answer's body is read. Reading the file and building the request come before it.
         """
-        answer = self._live(clip, due) if self._mode == "realtime" else self._send(clip, due, fields)
+        if self._mode == "realtime":
+            return asyncio.run(self.live(clip, part, load, due))
+        return self._row(clip, part, load, due, self._send(clip, due, fields))
+
+    async def live(
+        self,
+        clip: Clip,
+        part: int,
+        load: str = "c1",
+        due: float | None = None,
+        place: "Place | None" = None,
+        late: "array[float] | None" = None,
+    ) -> Row:
+        """Send one clip at the pace of speech; `place` and `late` as for bench.realtime.transcribe."""
+        from bench import realtime  # whose libraries are for this mode alone
+
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        answer = await realtime.transcribe(
+            self.url,
+            self.model,
+            clip,
+            due,
+            self._timeout_s,
+            headers,
+            proxy=not self._loopback,
+            delay_ms=self._delay_ms,
+            place=place,
+            late=late,
+        )
+        return self._row(clip, part, load, due, answer)
+
+    def _row(self, clip: Clip, part: int, load: str, due: float | None, answer: Answer) -> Row:
         complete = answer.error is None
         begun = answer.start if due is None or answer.spoken is not None else due
         deltas_ms = None
@@ -137,6 +176,9 @@ class Client:
             deltas_ms=deltas_ms,
             words_ms=answer.words_ms if complete else None,
             sends=answer.sends,
+            lags=answer.lags if complete else None,
+            lag_of=answer.lag_of if complete else None,
+            fell_behind=answer.fell_behind if complete else None,
         )
 
     def _send(self, clip: Clip, due: float | None, fields: dict[str, str]) -> Answer:
@@ -209,12 +251,6 @@ class Client:
             files={"file": (clip.path.name, audio)},
             data={**data, **fields},
         )
-
-    def _live(self, clip: Clip, due: float | None) -> Answer:
-        from bench import realtime  # whose libraries are for this mode alone
-
-        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-        return realtime.transcribe(self.url, self.model, clip, due, self._timeout_s, headers, proxy=not self._loopback)
 
     @property
     def _loopback(self) -> bool:

@@ -1,5 +1,6 @@
 """Levels of load, and the sending of clips at one of them.
 
+Live sessions: so many at once, which start within a second of each other, each with audio of its own.
 Closed loop: so many requests in flight, the next one when one ends. Open loop: requests start when they are due,
 whatever is in flight, so that a slow server cannot slow down those who ask it, and its queue shows in the latency.
 """
@@ -8,10 +9,11 @@ import random
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from bench import BenchError
 from bench.answers import Row
@@ -19,16 +21,23 @@ from bench.dataset import Clip
 
 LEAD_S = 0.2  # before a request is due, its body is built
 SPARE_FILES = 100  # that are open beside the connections
-Send = Callable[[Clip, float | None], Row]
+Send = Callable[[Clip, float | None], Any]  # a Row, or what makes one in the pool
 
 
 @dataclass(frozen=True)
 class Load:
-    """`concurrency` requests in flight, or Poisson arrivals of `rate` a second: one of them is null."""
+    """`concurrency` requests in flight, Poisson arrivals of `rate` a second, or so many live `sessions` at once: two of
+    them are null."""
 
     name: str
     concurrency: int | None = None
     rate: float | None = None
+    sessions: int | None = None
+
+    @property
+    def at_once(self) -> int | None:
+        """How many are in flight at most; null in an open loop."""
+        return self.concurrency or self.sessions
 
 
 def closed(numbers: str) -> list[Load]:
@@ -42,38 +51,50 @@ def open_loop(numbers: str) -> list[Load]:
     return _distinct([Load(f"r{str(rate).removesuffix('.0')}", rate=rate) for rate in rates])
 
 
+def live(numbers: str) -> list[Load]:
+    """The loads of --sessions: "16,64". Raises ValueError."""
+    return _distinct([Load(f"s{number}", sessions=number) for number in map(int, numbers.split(","))])
+
+
 def parse(name: str) -> Load:
-    """The load of a name such as "c16" or "r2.5". Raises BenchError for one that `bench run` would write otherwise."""
-    read = {"c": closed, "r": open_loop}.get(name[:1])
+    """The load of a name such as "c16", "r2.5" or "s64". Raises BenchError for any other form."""
+    read = {"c": closed, "r": open_loop, "s": live}.get(name[:1])
     try:
         found = read(name[1:]) if read else []
     except ValueError:
         found = []
     if [load.name for load in found] != [name]:
-        raise BenchError(f"load {name!r} is neither like c16 (requests in flight) nor like r2.5 (arrivals a second)")
+        known = "c16 (requests in flight), r2.5 (arrivals a second) or s64 (live sessions)"
+        raise BenchError(f"load {name!r}: expected one like {known}")
     return found[0]
 
 
 def _distinct(loads: list[Load]) -> list[Load]:
     for load in loads:
-        if not 0 < (load.concurrency or load.rate or 0) < float("inf"):
+        if not 0 < (load.at_once or load.rate or 0) < float("inf"):
             raise ValueError("each must be more than 0")
     if len(set(loads)) < len(loads):
         raise ValueError("each level once")
     return loads
 
 
-def pool(load: Load, clips: int) -> ThreadPoolExecutor:
-    """Threads for the load, each with a connection of its own: in open loop up to one per clip, made as needed.
+def pool(load: Load, clips: int, mode: str = "whole") -> Executor:
+    """Threads for the load, each with a connection of its own: in open loop up to one per clip, made as needed. For
+    `mode` realtime, one event loop with as many coroutines (bench/sessions.py).
 
-    Raises BenchError if the operating system allows fewer connections than the concurrency.
+    Raises BenchError if the operating system allows fewer connections than the load needs.
     """
-    if load.concurrency and load.concurrency > (most := _most_connections()):
-        raise BenchError(f"--concurrency {load.concurrency}: the limit of open files allows {most}; raise `ulimit -n`")
-    return ThreadPoolExecutor(load.concurrency or clips)
+    if load.at_once and load.at_once > (most := _most_connections()):
+        flag = "--sessions" if load.sessions else "--concurrency"
+        raise BenchError(f"{flag} {load.at_once}: the limit of open files allows {most}; raise `ulimit -n`")
+    if mode == "realtime":
+        from bench.sessions import Sessions  # which other modes do without
+
+        return Sessions(load.at_once)
+    return ThreadPoolExecutor(load.at_once or clips)
 
 
-def send(load: Load, threads: ThreadPoolExecutor, clips: Sequence[Clip], one: Send, seed: int) -> Iterator[Row]:
+def send(load: Load, threads: Executor, clips: Sequence[Clip], one: Send, seed: int) -> Iterator[Row]:
     """Send each clip once and yield the rows as they end. Raises BenchError when open loop needs more than it may have.
 
     `one(clip, due)` sends a clip when it is due, in seconds of time.perf_counter; without `due` at once.
@@ -83,10 +104,10 @@ def send(load: Load, threads: ThreadPoolExecutor, clips: Sequence[Clip], one: Se
     def start(clip: Clip, due: float | None = None) -> None:
         threads.submit(one, clip, due).add_done_callback(ended.put)
 
-    if load.concurrency:
+    if load.at_once:
         waiting = iter(clips)
         # As many again wait in the pool: no thread is idle until this one has written a row.
-        for clip in islice(waiting, 2 * load.concurrency):
+        for clip in islice(waiting, 2 * load.at_once):
             start(clip)
         for _ in clips:
             row = ended.get().result()

@@ -66,7 +66,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 # Flags of `bench run` that have a key here, or none to set
 OWN_FLAGS = (
     *("--url", "--serve", "--dir", "--dataset", "--samples", "--concurrency", "--rate", "--out", "--resume"),
-    *("--api-key-env", "--help", "-h"),
+    *("--api-key-env", "--help", "-h", "--sessions", "--find-sessions"),
 )
 # Key, heading, how a value is written, and what it is divided by
 MEASURES = (

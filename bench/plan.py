@@ -23,6 +23,28 @@ class ServedConfig:
 
 
 @dataclass(frozen=True)
+class SearchPlan:
+    """Find the most live sessions, up to `most`, with a P99 of the lag of at most `lag_ms` and none fallen behind."""
+
+    most: int
+    lag_ms: float
+
+
+@dataclass(frozen=True)
+class LivePlan:
+    """Live sessions of `seconds` each at the pace of speech, all at once, after `age_s` seconds sent faster than that.
+
+    `delay_ms` is the model's delay. With `search`, the loads of the run are those that the search tries, from the
+    plan's own on.
+    """
+
+    seconds: float
+    age_s: float
+    delay_ms: int
+    search: SearchPlan | None
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """`bench run`: send clips at each load, time and score the answers, and write them to `out`.
 
@@ -30,7 +52,8 @@ class RunPlan:
     its clips are picked with `seed` (null: all). `warmup` requests are sent at each load before the measured ones.
     `timeout_s` is the longest wait in seconds for the server's next byte. `language` is null for the dataset's own,
     `model` for the server's first, `api_key_env` names the environment variable with the key, null for none. `prompt`
-    is what --api chat asks for. With `resume`, the run in `out` is continued.
+    is what --api chat asks for. With `resume`, the run in `out` is continued. `live` says what a session is, where the
+    loads are numbers of sessions; null where each clip is a request.
     """
 
     server: str | ServedConfig
@@ -48,6 +71,7 @@ class RunPlan:
     timeout_s: int
     api_key_env: str | None
     resume: bool
+    live: LivePlan | None = None
 
     @property
     def served(self) -> ServedConfig | None:

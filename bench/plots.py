@@ -6,12 +6,13 @@ benchmark needs no library of 30 MB for it. Every element is built as a tree, wh
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
 import numpy as np
 
+from bench import live
 from bench.answers import Row
 
 # In the picture's own units; a phone shows them at 0.85, a wide screen at 1.3.
@@ -55,8 +56,9 @@ def figures(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[
     if any(firsts.values()):
         note = f"Share of requests whose first piece of text came within so many ms. {dots}"
         found.append(("Time to first text", note, _shares(firsts)))
+    found += _lags(loads, done)
     for unit, name in (("requests in flight", "concurrency"), ("arrivals a second", "rate")):
-        levels = sorted((load for load in loads if load[name] is not None), key=lambda load: float(load[name]))
+        levels = _levels_of(loads, name)
         if len(levels) < 2:
             continue
         labels = [f"{load[name]:g}" for load in levels]
@@ -72,6 +74,42 @@ def figures(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[
         note = "Of the clips of so many seconds; below is how many there are."
         found.append((title, note, _bars(quality["by_duration"])))
     return found
+
+
+def _levels_of(loads: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The loads of this kind, from the lowest on."""
+    return sorted((load for load in loads if load.get(name) is not None), key=lambda load: float(load[name]))
+
+
+def _lags(loads: Sequence[dict[str, Any]], done: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, str, Element]]:
+    """The plots of live audio: lag against the sessions' age, and against their number."""
+    aged = {load: found for load, rows in done.items() if len(found := live.by_age(rows)) > 1}
+    if aged:
+        lines = {f"P99, {load}": [(age, p99) for age, _, p99 in found] for load, found in aged.items()}
+        if len(aged) == 1:
+            (found,) = aged.values()
+            lines = {"P50": [(age, p50) for age, p50, _ in found], "P99": [(age, p99) for age, _, p99 in found]}
+        yield "Lag against session age", "Of all tokens that need audio of that age.", _curves(lines)
+    for unit, name in (("sessions", "sessions"), ("sessions in flight", "concurrency")):
+        levels = [load for load in _levels_of(loads, name) if load.get("lag_ms")]
+        if len(levels) > 1:
+            figures = {f"P{q}": [load["lag_ms"][f"p{q}"] for load in levels] for q in MARKS}
+            picture = _levels([f"{load[name]:g}" for load in levels], figures, {}, unit, "ms")
+            yield "Lag against number of sessions", "Of all tokens of all sessions.", picture
+
+
+def _curves(lines: Mapping[str, Sequence[tuple[float, float]]]) -> Element:
+    """Lines over seconds of audio."""
+    every = [point for line in lines.values() for point in line]
+    low, high = min(point[0] for point in every), max(point[0] for point in every)
+    x, ticks = _from_zero(high, LEFT, WIDTH - RIGHT)
+    if low > high / 2:  # aged sessions: from their age on
+        x, ticks = _linear(low, high, LEFT, WIDTH - RIGHT), [(low, _label(round(low))), (high, _label(round(high)))]
+    y, y_ticks = _from_zero(max(point[1] for point in every), HEIGHT - BOTTOM, TOP)
+    picture = _frame(x, ticks, y, y_ticks, "seconds of audio", "ms")
+    for number, line in enumerate(lines.values()):
+        picture.append(_path([(x(age), y(max(0.0, lag))) for age, lag in line], number))
+    return _with_legend(picture, list(lines))
 
 
 def _shares(values: Mapping[str, Sequence[float]]) -> Element:

@@ -5,45 +5,68 @@ input_audio_buffer.commit, then input_audio_buffer.append with base64 PCM16 at 1
 transcription.delta while it goes on, transcription.done at the end, or error.
 A piece of audio is sent when its last sample would have been spoken: the n-th, from 1, n * 80 ms after the speech
 began, whatever became of those before it.
+
+A session is a coroutine, so that one process holds hundreds: bench/sessions.py runs them.
 """
 
+import asyncio
 import base64
+import contextlib
 import json
-import re
-import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from socket import SO_SNDTIMEO, SOL_SOCKET
-from typing import Any
+from array import array
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-import jiwer
-import numpy as np
-import soundfile
-import soxr
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-from websockets.sync.client import ClientConnection, connect
 
-from bench import BenchError
-from bench.answers import Answer, wait_until
+from bench import lag, sound
+from bench.answers import Answer
 from bench.dataset import Clip
+from bench.sound import SessionClip, Sound
+from mistral_layout.audio import DELAY_MS, SAMPLE_RATE
+from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 
-SAMPLE_RATE = 16000
-PIECE_S = 0.08  # one token of Voxtral Realtime
+PIECE_S = PIECE / SAMPLE_RATE
+AHEAD_TOKENS = 25  # 2 s: so far a session that gains age is ahead of its text
 
 
 class LiveError(Exception):
     """The session ended otherwise than with a transcript."""
 
 
-def transcribe(
-    url: str, model: str, clip: Clip, due: float | None, timeout_s: float, headers: Mapping[str, str], *, proxy: bool
+class Place(Protocol):
+    """A session's place among those that are measured at the same time: bench.sessions.Place."""
+
+    async def ready(self) -> float: ...
+    async def ended(self) -> None: ...
+
+
+async def transcribe(
+    url: str,
+    model: str,
+    clip: Clip,
+    due: float | None,
+    timeout_s: float,
+    headers: Mapping[str, str],
+    *,
+    proxy: bool,
+    delay_ms: int = DELAY_MS,
+    place: Place | None = None,
+    late: "array[float] | None" = None,
 ) -> Answer:
-    """Hold one session. Decoding the clip and opening the session come before its start, the first audio sent."""
-    audio = pcm16(clip)
+    """Hold one session. Decoding the clip and opening the session come before its start, the first audio sent.
+
+    With a `place` it starts at the time that this gives, once it has its age. `late` gets the seconds by which each
+    piece was sent later than due.
+    """
     answer = Answer(start := time.perf_counter(), start, pieces=[])
+    spoken = await asyncio.get_running_loop().run_in_executor(None, sound.of, clip)
+    session = None
     try:
         # Base64 of sound hardly shrinks, and a ping that a busy server leaves unanswered would end the session.
-        with connect(
+        async with connect(
             "ws" + url.removeprefix("http") + "/v1/realtime",
             additional_headers=headers,
             compression=None,
@@ -53,13 +76,12 @@ def transcribe(
             proxy=True if proxy else None,
         ) as socket:
             answer.status = 101
-            # websockets bounds receiving alone; a server that reads no more would hold a send for ever.
-            socket.socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("ll", *divmod(round(timeout_s * 1e6), 10**6)))
-            session = _Session(socket, answer, timeout_s)
-            session.open(model)
-            wait_until(due)
-            session.speak(audio)
-            answer.text = session.text()
+            session = _Session(socket, answer, timeout_s, spoken, lag.delay_tokens(delay_ms), late)
+            async with session.opened(model):
+                skipped = round(clip.age_s * SAMPLE_RATE) if isinstance(clip, SessionClip) else 0
+                await session.gain_age(skipped)
+                await session.speak(skipped, await place.ready() if place else due)
+                answer.text = await session.text()
     except InvalidStatus as problem:
         answer.status = problem.response.status_code
         shown = (problem.response.body or b"")[:300].decode(errors="replace")
@@ -72,51 +94,161 @@ def transcribe(
         answer.error = f"{type(problem).__name__} after {time.perf_counter() - answer.start:.3f} s: {problem}"
     if answer.error is not None:
         answer.end = time.perf_counter()
-    elif words := clip.extra.get("words"):
-        # The speech began one piece before the first piece was sent.
-        began = answer.start - min(PIECE_S, len(audio) / SAMPLE_RATE)
-        answer.words_ms = word_delays(words, [(at - began, text) for at, text in answer.pieces or ()])
+    if place:
+        await place.ended()  # what is scored now takes no time from a session that is still measured
+    if answer.error is None and session is not None:
+        session.score(clip, delay_ms)
     return answer
 
 
 class _Session:
-    def __init__(self, socket: ClientConnection, answer: Answer, timeout_s: float) -> None:
+    def __init__(
+        self,
+        socket: ClientConnection,
+        answer: Answer,
+        timeout_s: float,
+        spoken: Sound,
+        delay: int,
+        late: "array[float] | None",
+    ) -> None:
         self._socket, self._answer, self._timeout_s = socket, answer, timeout_s
+        self._sound, self._delay, self._late = spoken, delay, late
+        self._sent, self._arrivals = array("d"), array("d")  # of each piece, of each delta
+        self._tokens: int | None = None
         self._done: str | None = None
+        self._skipped = 0
+        self._heard = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
 
-    def open(self, model: str) -> None:
-        if (created := self._receive(self._timeout_s)).get("type") != "session.created":
+    @contextlib.asynccontextmanager
+    async def opened(self, model: str) -> Any:
+        """Begin a transcription, and listen until the `async with` ends."""
+        async with asyncio.timeout(self._timeout_s):
+            created = self._read(await self._socket.recv())
+        if created.get("type") != "session.created":
             raise LiveError(f"expected session.created, received {json.dumps(created)[:300]}")
-        self._send("session.update", model=model)
-        self._send("input_audio_buffer.commit")
+        await self._send(json.dumps({"type": "session.update", "model": model}))
+        await self._send('{"type": "input_audio_buffer.commit"}')
+        self._listener = asyncio.create_task(self._listen())
+        try:
+            yield
+        finally:
+            self._listener.cancel()
+            await asyncio.wait({self._listener})
+            if not self._listener.cancelled():
+                self._listener.exception()  # the session has raised it, or something else before it
 
-    def speak(self, audio: np.ndarray) -> None:
-        size = round(PIECE_S * SAMPLE_RATE)
-        pieces = [base64.b64encode(audio[at : at + size].tobytes()).decode() for at in range(0, len(audio), size)]
+    async def gain_age(self, samples: int) -> None:
+        """Send these first samples as fast as the server takes them, and wait until it has caught up.
+
+        The client is never more than 2 s ahead of the text.
+        """
+        for at in range(0, samples, PIECE):
+            await self._text_within(at, AHEAD_TOKENS)
+            await self._append(at)
+        await self._text_within(samples, 0)
+        self._skipped = samples
+
+    async def speak(self, begin: int, due: float | None) -> None:
+        """Send the rest at the pace of speech, from `due` on, on the clock of time.perf_counter."""
+        await self._until(due)
         first = self._answer.start = time.perf_counter()
-        for number, piece in enumerate(pieces):
+        first = due if due is not None and first - due < PIECE_S else first
+        length = self._sound.samples - begin
+        for number, at in enumerate(range(begin, self._sound.samples, PIECE)):
             # The last one is shorter, and so is the time that it takes to say it.
-            self._listen_until(first + min(number * size, len(audio) - size) / SAMPLE_RATE if number else first)
-            self._send("input_audio_buffer.append", audio=piece)
+            scheduled = first + (min(number * PIECE, length - PIECE) / SAMPLE_RATE if number else 0)
+            await self._until(scheduled)
+            if self._late is not None:
+                self._late.append(time.perf_counter() - scheduled)
+            await self._append(at)
         self._answer.spoken = time.perf_counter()
-        self._send("input_audio_buffer.commit", final=True)
+        await self._send('{"type": "input_audio_buffer.commit", "final": true}')
 
-    def text(self) -> str:
+    async def text(self) -> str:
         """Wait for the end. A timeout is the longest silence, as in the other modes."""
         while self._done is None:
-            self._take(self._timeout_s)
+            await self._next()
         return self._done
 
-    def _listen_until(self, due: float) -> None:
-        while (left := due - time.perf_counter()) > 0:
-            try:
-                self._take(left)
-            except TimeoutError:
-                return
+    def score(self, clip: Clip, delay_ms: int) -> None:
+        """Note in the answer the lags, the delays of the words, and whether the session fell behind."""
+        answer, samples = self._answer, self._sound.samples
+        assert answer.spoken is not None
+        skipped_s = self._skipped / SAMPLE_RATE
+        # The speech began one piece before the first piece was sent.
+        began = answer.start - min(PIECE_S, samples / SAMPLE_RATE) - skipped_s
+        delays: list[tuple[float, float]] = []
+        if words := clip.extra.get("words"):
+            found = lag.word_delays(words, [(at - began, text) for at, text in answer.pieces or ()])
+            delays = [(end, delay) for end, delay in found if end >= skipped_s]
+            answer.words_ms = [delay for _, delay in delays]
+        answer.pieces = [(at, text) for at, text in answer.pieces or () if at >= answer.start]
+        needed = lag.complete_tokens(samples, self._delay)
+        if lag.is_one_delta_a_token(len(self._arrivals), self._tokens, samples, self._delay):
+            answer.lag_of = "token"
+            answer.lags = lag.token_lags(self._arrivals, self._sent, answer.spoken, samples, self._skipped, self._delay)
+        elif words:
+            answer.lag_of, answer.lags, needed = "word", lag.word_lags(delays, delay_ms), 0
+        if answer.lags is not None:
+            answer.fell_behind = lag.fell_behind(answer.lags, samples / SAMPLE_RATE, len(self._arrivals) >= needed)
 
-    def _take(self, timeout_s: float) -> None:
-        event = self._receive(timeout_s)
+    # ---- Sending
+
+    async def _until(self, due: float | None) -> None:
+        """Sleep until then, and raise what ended the session meanwhile."""
+        await asyncio.sleep(max(0.0, (due or 0.0) - time.perf_counter()))
+        self._check()
+
+    async def _append(self, at: int) -> None:
+        audio = base64.b64encode(self._sound.read(at, PIECE).tobytes()).decode()
+        self._sent.append(time.perf_counter())
+        await self._send(f'{{"type": "input_audio_buffer.append", "audio": "{audio}"}}')
+
+    async def _send(self, event: str) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):  # a server that reads no more would hold it for ever
+                await self._socket.send(event)
+        except TimeoutError:
+            self._socket.transport.abort()  # as it would hold a close
+            raise
+
+    # ---- Receiving
+
+    async def _text_within(self, samples: int, tokens: int) -> None:
+        """Wait until at most so many tokens are missing of those that the first samples are enough for."""
+        while lag.complete_tokens(samples, self._delay) - len(self._arrivals) > tokens:
+            try:
+                await self._next()
+            except TimeoutError:
+                raise LiveError(
+                    f"no transcription.delta for {self._timeout_s:g} s, {len(self._arrivals)} after "
+                    f"{samples / SAMPLE_RATE:.1f} s of audio: expected one for each 80 ms"
+                ) from None
+
+    async def _next(self) -> None:
+        """Wait for the next event. Raises TimeoutError, and what ended the session."""
+        self._heard.clear()
+        self._check()
+        async with asyncio.timeout(self._timeout_s):
+            await self._heard.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._listener is not None and self._listener.done() and self._done is None:
+            self._listener.result()
+
+    async def _listen(self) -> None:
+        try:
+            while self._done is None:
+                self._take(await self._socket.recv())
+                self._heard.set()
+        finally:
+            self._heard.set()
+
+    def _take(self, message: str | bytes) -> None:
         at = time.perf_counter()
+        event = self._read(message)
         kind = event.get("type")
         name = {"transcription.delta": "delta", "transcription.done": "text"}.get(str(kind))
         if name is None:
@@ -126,12 +258,16 @@ class _Session:
         if name == "text":
             if self._answer.spoken is None:
                 raise LiveError(f"transcription.done before the audio's end: {text[:300]!r}")
+            usage = event.get("usage")
+            counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
+            self._tokens = counted if isinstance(counted, int) else None
             self._done, self._answer.end = text, at
-        elif text and self._answer.pieces is not None:
+            return
+        self._arrivals.append(at)
+        if text and self._answer.pieces is not None:
             self._answer.pieces.append((at, text))
 
-    def _receive(self, timeout_s: float) -> dict[str, Any]:
-        message = self._socket.recv(timeout_s)
+    def _read(self, message: str | bytes) -> dict[str, Any]:
         try:
             event = json.loads(message)
         except (ValueError, RecursionError):
@@ -141,66 +277,3 @@ class _Session:
         if event.get("type") == "error":
             raise LiveError(f"the server says: {json.dumps(event, ensure_ascii=False)[:300]}")
         return event
-
-    def _send(self, kind: str, **fields: Any) -> None:
-        self._socket.send(json.dumps({"type": kind, **fields}))
-
-
-def pcm16(clip: Clip) -> np.ndarray:
-    """The clip's samples: mono, 16 kHz, int16. Raises BenchError if its file cannot be decoded."""
-    try:
-        samples, rate = soundfile.read(clip.path, dtype="float32", always_2d=True)
-    except (OSError, soundfile.SoundFileError) as error:
-        raise BenchError(f"cannot decode {clip.path.name} of clip {clip.id}: {error}") from None
-    mono = samples.mean(axis=1)
-    if rate != SAMPLE_RATE:
-        mono = soxr.resample(mono, rate, SAMPLE_RATE)
-    if not len(mono):
-        raise BenchError(f"{clip.path.name} of clip {clip.id} has no samples")
-    return (mono.clip(-1, 1) * 32767).round().astype("<i2")
-
-
-def check(clip: Clip) -> None:
-    """Raise BenchError if soundfile cannot read the clip, or any of its `words` is not [word, start_s, end_s]."""
-    try:
-        soundfile.info(str(clip.path))
-    except soundfile.SoundFileError as error:
-        raise BenchError(f"--realtime: cannot decode {clip.path.name} of clip {clip.id}: {error}") from None
-    for word in clip.extra.get("words") or ():
-        if not (isinstance(word, list) and [isinstance(part, str) for part in word] == [True, False, False]):
-            raise BenchError(f"clip {clip.id}: 'words' must list [word, start_s, end_s], found {word!r}")
-
-
-def word_delays(words: Sequence[Sequence[Any]], pieces: Sequence[tuple[float, str]]) -> list[float]:
-    """Milliseconds from the end of each word that was heard right until the piece came that completed it.
-
-    `words` are [word, start_s, end_s] of the reference, `pieces` (arrival in s, text); both count from the speech's
-    beginning. The two texts are aligned by words without case and punctuation; others have no delay.
-    """
-    reference = [(plain, word[2]) for word in words for _, plain in _plain_words(word[0])]
-    text = "".join(piece for _, piece in pieces)
-    heard = list(_plain_words(text))
-    if not reference or not heard:
-        return []
-    ends, arrivals = np.cumsum([len(piece) for _, piece in pieces]), [at for at, _ in pieces]
-    aligned = jiwer.process_words(" ".join(word for word, _ in reference), " ".join(word for _, word in heard))
-    delays = []
-    for chunk in aligned.alignments[0]:
-        if chunk.type == "equal":
-            for said, got in zip(
-                range(chunk.ref_start_idx, chunk.ref_end_idx),
-                range(chunk.hyp_start_idx, chunk.hyp_end_idx),
-                strict=True,
-            ):
-                arrival = arrivals[int(np.searchsorted(ends, heard[got][0]))]
-                delays.append(round((arrival - reference[said][1]) * 1000, 3))
-    return delays
-
-
-def _plain_words(text: str) -> Iterator[tuple[int, str]]:
-    """The words without case and punctuation, each with the place behind its last letter or digit."""
-    for found in re.finditer(r"\S+", text):
-        letters = list(re.finditer(r"\w", found[0]))
-        if letters:
-            plain = "".join(letter[0] for letter in letters).casefold()
-            yield found.start() + letters[-1].end(), plain

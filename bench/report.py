@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import BenchError, metrics, page, results
+from bench import BenchError, live, metrics, page, results
 from bench.answers import Row
+from bench.loads import parse
 from bench.page import Section, one_line
 
 # Alignments and long texts are cut to what can be read; summary.json and requests.jsonl have all of them.
@@ -45,6 +46,19 @@ DEFINITIONS = (
     ("start delay", "open loop, actual minus intended start: what the harness itself was late."),
     ("first text", "ms until the first piece of text that is not empty; gap: ms between successive pieces."),
     ("word delay", "--realtime, ms from a word's end in the audio to the piece that completed it."),
+    (
+        "lag",
+        "--realtime, of a token: when the client has its delta, less when it sent the last sample that the token's "
+        "audio row needs, or the end of the audio. Where a server does not send one delta a token, of a word: its "
+        "delay less the model's. Lag in the audio: without the tokens that need the end of the audio.",
+    ),
+    ("fell behind", "sessions with a lag above 500 ms in the last 5 s of their audio, or without text for part of it."),
+    (
+        "late sends",
+        "--realtime, how much later than due the client sent its audio: its own share in all lags. Its CPU seconds are "
+        "given for each second of a session.",
+    ),
+    ("s64", "64 live sessions at once (--sessions), which start within a second of each other."),
     (
         "WER",
         "(substitutions + deletions + insertions) / reference words of all clips, both sides normalised. CER: "
@@ -88,18 +102,15 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
         last = {row.id: row for row in tries}
         rows[load] = [last[clip] for clip in run["ids"] if clip in last]
     first = run["loads"][0]
-    loads = [
-        metrics.of_load(
-            load,
-            rows[load],
-            attempts[load],
-            len(run["ids"]),
-            record["loads"].get(load),
-            run["mode"],
-            None if load == first else rows[first],
-        )
-        for load in run["loads"]
-    ]
+    age_s = (run.get("live") or {}).get("age_s", 0.0)
+    loads = []
+    for load in run["loads"]:
+        took, sessions = record["loads"].get(load), parse(load).sessions
+        clips = sessions or len(run["ids"])
+        peers = None if load == first else rows[first]
+        loads.append(metrics.of_load(load, rows[load], attempts[load], clips, took, run["mode"], peers))
+        if run["mode"] == "realtime":
+            loads[-1] |= live.of_load(sessions, rows[load], attempts[load], took or {}, age_s)
     summary = {
         "schema_version": results.SCHEMA_VERSION,
         **{name: sum(load[name] for load in loads) for name in ("samples", "completed", "failed", "missing")},
@@ -110,6 +121,8 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
         "server": record["environment"]["server"],
         "run": run,
     }
+    if found := live.trials(summary):
+        summary["search"] = found
     results.write_json(out / results.SUMMARY, summary)
     title, sections = f"Benchmark {one_line(out.resolve().name)}", _sections(summary, rows)
     results.write(out / results.REPORT, _markdown(title, summary, sections))
@@ -154,14 +167,27 @@ def headline(summary: dict[str, Any]) -> list[tuple[str, str]]:
         for name, label in (("first_text_ms", "first text"), ("word_delay_ms", "word delay")):
             if load[name]:
                 lines.append((label, "P50 {p50:.1f} ms, P95 {p95:.1f} ms".format(**load[name])))
+        if load.get("lag_ms"):
+            lines.append(("lag", "P50 {p50:.1f} ms, P99 {p99:.1f} ms".format(**load["lag_ms"])))
+            lines.append(("fell behind", str(load["fell_behind"])))
+            lines.append(("client", _client(load)))
         lines.append(("RTFx", _number(load["rtfx"], "{:.2f}")))
         if load["joules"] is not None:
             each = [_number(load[f"joules_per_{what}"], "{:.2f} J") for what in ("request", "audio_second")]
             lines.append(("energy", "{} a request, {} a second of audio".format(*each)))
+    if found := summary.get("search"):
+        bound = f"P99 of the lag at most {found['lag_ms']:g} ms, none fell behind"
+        lines.insert(0, ("sessions held", f"{found['held']} ({bound}; {found['most']} was the most to try)"))
     lines += [(quality["headline"].upper(), errors), ("peak memory", peak)]
     if server.get("startup_s") is not None:
         lines.append(("start-up", f"{server['startup_s']:.1f} s"))
     return lines
+
+
+def _client(load: Mapping[str, Any]) -> str:
+    cpu = _number(load["harness_cpu_per_session_s"], "{:.4f} CPU s per second of a session")
+    late = load["late_sends_ms"]
+    return cpu + ("" if late is None else ", sends late by P99 {p99:.1f} ms".format(**late))
 
 
 # ---- The tables of both reports
@@ -178,6 +204,9 @@ SHORT = (
     ("requests/s", "throughput_rps", "{:.2f}"),
     ("waited", "wait_rate", "{:.1%}"),
     ("first text P50", "first_text_ms.p50", "{:.1f}"),
+    ("lag P50", "lag_ms.p50", "{:.1f}"),
+    ("lag P99", "lag_ms.p99", "{:.1f}"),
+    ("fell behind", "fell_behind", "{}"),
     ("J/request", "joules_per_request", "{:.2f}"),
 )
 LATENCY = (
@@ -216,6 +245,17 @@ STREAMING = (
     *((f"gap {q} ms", f"gap_ms.{q.lower()}", "{:.1f}") for q in ("P50", "P90", "P95", "P99", "max")),
     *((f"word delay {q.upper()} ms", f"word_delay_ms.{q}", "{:.1f}") for q in ("p50", "p90", "p95", "p99")),
     ("words", "word_delay_ms.words", "{}"),
+)
+LIVE = (
+    ("load", "load", "{}"),
+    *((f"lag {q} ms", f"lag_ms.{q.lower()}", "{:.1f}") for q in ("P50", "P90", "P95", "P99", "max")),
+    ("lags of", "lag_of", "{}"),
+    ("tokens or words", "lag_ms.count", "{}"),
+    *((f"lag in the audio {q.upper()} ms", f"lag_in_audio_ms.{q}", "{:.1f}") for q in ("p50", "p99")),
+    ("lag unknown", "lag_unknown", "{}"),
+    ("fell behind", "fell_behind", "{}"),
+    *((f"late sends {q} ms", f"late_sends_ms.{q.lower()}", "{:.1f}") for q in ("P50", "P99", "max")),
+    ("client CPU s per second of a session", "harness_cpu_per_session_s", "{:.4f}"),
 )
 
 
@@ -287,11 +327,12 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
     setup = {name: summary[name] for name in ("environment", "server", "run")}
     numbers = {name: value for name, value in summary.items() if name not in setup}
     joules = sorted({str(load["joules_reason"]) for load in loads if load["joules_reason"]})
-    latency, speed, streaming = (_measured(loads, columns) for columns in (LATENCY, SPEED, STREAMING))
+    latency, speed, streaming, lags = (_measured(loads, columns) for columns in (LATENCY, SPEED, STREAMING, LIVE))
     found = [
         Section("Latency", "In brackets the 95 % interval.", *latency),
         Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
         Section("Streaming", "", *streaming) if streaming[1] else None,
+        Section("Live sessions", "", *lags) if lags[1] else None,
         Section("Memory of the server", memory["reason"] or "", ("what", "amount"), sizes),
         Section(
             "Quality",

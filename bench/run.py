@@ -3,32 +3,37 @@
 Ctrl-C or a kill loses only what is in flight; --resume sends that, what is missing and what failed.
 """
 
+import dataclasses
+import functools
 import hashlib
 import os
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
-from bench import BenchError, dataset, environment, loads, prometheus, results, serve
-from bench.answers import Row
+from bench import BenchError, dataset, environment, live, loads, prometheus, results, serve
+from bench.answers import Mode, Row
 from bench.client import Client, clean_url, mime
 from bench.dataset import Clip, Dataset
 from bench.loads import Load
 from bench.memory import MemorySampler
-from bench.plan import RunPlan
+from bench.plan import LivePlan, RunPlan, SearchPlan
+from bench.search import search
+from bench.sending import Sending
+from mistral_layout.audio import DELAY_MS
 
 # No clip can succeed after one of these: no answer at all, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)
 # What both parts of a resumed run must share, or its numbers would mix two measurements.
 SAME = (
     *("url", "serve", "config_sha256", "dir", "model", "manifest_sha256", "server_version"),
-    *("api", "mode", "language", "prompt", "loads", "seed"),
+    *("api", "mode", "language", "prompt", "loads", "seed", "live"),
 )
 QUEUE = "vllm:request_queue_time_seconds"  # vLLM's histogram
 SETTLE_S = 0.2  # the server's counters follow its answers
@@ -38,14 +43,23 @@ KILLED = {
     "queued": None,
     "queue_threshold_s": None,
     "harness_cpu_s": None,
+    "late_sends_ms": None,
 }
 
 
 class Selection(NamedTuple):
-    """What a run sends: the clips that it picks of a dataset, in the dataset's order."""
+    """What a run sends: the clips that it picks of a dataset, in the dataset's order, or the sessions made of them.
+
+    `picked` are the clips in either case.
+    """
 
     data: Dataset
     clips: list[Clip]
+    picked: list[Clip]
+
+    def of(self, load: Load) -> list[Clip]:
+        """What this load sends."""
+        return self.clips[: load.sessions] if load.sessions else self.clips
 
 
 def execute(plan: RunPlan) -> bool:
@@ -71,21 +85,33 @@ def check(plan: RunPlan) -> Selection:
     if plan.api_key_env and not os.environ.get(plan.api_key_env):
         raise BenchError(f"--api-key-env: the environment variable {plan.api_key_env} is empty or not set")
     data = dataset.load(plan.dataset)
-    selection = Selection(data, dataset.select(data.clips, plan.samples, plan.seed))
+    picked = dataset.select(data.clips, plan.samples, plan.seed)
+    selection = Selection(data, picked, picked)
     # What would come to light when the clip's turn comes.
     if plan.api == "chat":
         for clip in selection.clips:
             mime(clip)
     if plan.mode == "realtime":
-        from bench import realtime  # which needs libraries that the other modes do without
+        from bench import sound  # which needs libraries that the other modes do without
 
-        for clip in selection.clips:
-            realtime.check(clip)
+        for clip in picked:
+            sound.check(clip)
+        if plan.live:
+            selection = selection._replace(clips=_sessions(plan, plan.live, picked))
     if plan.resume and (plan.out / results.ROWS).exists():
         _refuse_differences(plan.out, results.read_run(plan.out), _settings(plan, selection))
     if not plan.language and not data.language and data.format != "manifest":
         print(f"--dataset {plan.dataset} tells no language: scored as English (see --language)", file=sys.stderr)
     return selection
+
+
+def _sessions(plan: RunPlan, made_of: LivePlan, clips: Sequence[Clip]) -> list[Clip]:
+    """As many as the run can need, each of whole pieces of audio."""
+    from bench import sound
+
+    most = made_of.search.most if made_of.search else max(load.sessions or 0 for load in plan.loads)
+    seconds, age_s = sound.whole_pieces(made_of.seconds), sound.whole_pieces(made_of.age_s)
+    return [sound.session(number, clips, seconds, age_s, plan.seed) for number in range(1, most + 1)]
 
 
 def claim(out: Path, resume: bool) -> None:
@@ -128,6 +154,7 @@ def _settings(plan: RunPlan, selection: Selection) -> dict[str, Any]:
         "warmup": plan.warmup,
         "timeout_s": plan.timeout_s,
         "ids": [clip.id for clip in selection.clips],
+        "live": dataclasses.asdict(plan.live) if plan.live else None,
     }
 
 
@@ -138,7 +165,16 @@ def measure(plan: RunPlan, selection: Selection, url: str, startup_s: float | No
     server.log in `plan.out`. Raises BenchError for a server with which no request can succeed.
     """
     key = os.environ[plan.api_key_env] if plan.api_key_env else None
-    client = Client(url, plan.timeout_s, key, api=plan.api, mode=plan.mode, language=plan.language, prompt=plan.prompt)
+    client = Client(
+        url,
+        plan.timeout_s,
+        key,
+        api=plan.api,
+        mode=plan.mode,
+        language=plan.language,
+        prompt=plan.prompt,
+        delay_ms=plan.live.delay_ms if plan.live else DELAY_MS,
+    )
     version = client.get("/version")
     client.model = plan.model or _first_model(client)
     record = _record(plan, selection, client.model, version, startup_s)
@@ -153,12 +189,18 @@ def measure(plan: RunPlan, selection: Selection, url: str, startup_s: float | No
     finished = {(row.id, row.load) for row in attempts if row.error is None}
     part = 1 + max((row.part for row in attempts), default=0)
     del attempts
-    clips = selection.clips
-    pending = {load: [clip for clip in clips if (clip.id, load.name) not in finished] for load in plan.loads}
+    pending = {}
+    for load in plan.loads:
+        left = [clip for clip in selection.of(load) if (clip.id, load.name) not in finished]
+        # Sessions are measured together or not at all.
+        pending[load] = selection.of(load) if left and load.sessions else left
     if not any(pending.values()):
         return False
     with _Measurement(plan, selection, client, record, part, done=len(finished)) as measurement:
         try:
+            if plan.live and plan.live.search:
+                measurement.search(plan.loads[0], plan.live.search)
+                return False
             for load, left in pending.items():
                 if left:
                     measurement.run(load, left)
@@ -191,9 +233,10 @@ class _Measurement:
     ) -> None:
         """`record` is what run.json holds, and is added to; `done` are the rows that earlier parts completed."""
         self._plan, self._client, self._record, self._part = plan, client, record, part
-        self._warm_ups = [selection.clips[number % len(selection.clips)] for number in range(plan.warmup)]
+        self._selection = selection
+        self._warm_ups = [selection.picked[number % len(selection.picked)] for number in range(plan.warmup)]
         self._sampler = MemorySampler(client.url)
-        total = len(selection.clips) * len(plan.loads)
+        total = sum(len(selection.of(load)) for load in plan.loads)
         self._bar = tqdm(total=total, initial=done, unit="clip", file=sys.stderr)
 
     def __enter__(self) -> "_Measurement":
@@ -214,40 +257,65 @@ class _Measurement:
             self._record["memory"] = _memory(self._record["memory"], memory, split)
             results.write_json(out / results.RUN, self._record)
 
-    def run(self, load: Load, clips: Sequence[Clip]) -> None:
-        """Warm up, send the clips, write their rows, and then what this load took into run.json."""
+    def run(self, load: Load, clips: Sequence[Clip]) -> list[Row]:
+        """Warm up, send the clips, write their rows, and then what this load took into run.json. Returns the rows."""
         self._bar.set_description(load.name)
         before = self._record["loads"].get(load.name)
-        pool = loads.pool(load, max(len(clips), len(self._warm_ups)))
+        pool = loads.pool(load, max(len(clips), len(self._warm_ups)), self._plan.mode)
         try:
-            _warm_up(pool, self._client, self._warm_ups)
+            _warm_up(pool, self._client, self._warm_ups, self._plan.mode)
             self._write(load, KILLED)  # which is what a kill leaves
             waits = _queue(self._client)
-            joules, cpu_s = self._sampler.meter(), time.process_time()
+            sending = Sending(pool, self._client, self._part, load, self._plan.seed, self._meter)
             try:
-                self._send(load, pool, clips)
+                return self._send(sending, clips)
             finally:
-                energy, reason = joules()
-                cpu_s = time.process_time() - cpu_s
-                now = {
-                    "joules": energy,
-                    "joules_reason": reason,
-                    **_queued(waits, _queue(self._client) if waits else None),
-                    "harness_cpu_s": round(cpu_s, 3),
-                }
-                self._write(load, _sum(before, now))
+                took = sending.took() | _queued(waits, _queue(self._client) if waits else None)
+                self._write(load, _sum(before, KILLED | took))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _send(self, load: Load, pool: ThreadPoolExecutor, clips: Sequence[Clip]) -> None:
-        def one(clip: Clip, due: float | None) -> Row:
-            return self._client.transcribe(clip, self._part, load.name, due)
+    def search(self, first: Load, plan: SearchPlan) -> None:
+        """Try numbers of sessions until it is known how many the server holds; each is a load of its own."""
+        trials, load = search(first.sessions or 1, plan.most), first
+        self._record["run"]["loads"] = []
+        try:
+            number = next(trials)
+            while True:
+                (load,) = loads.live(str(number))
+                self._record["run"]["loads"].append(load.name)
+                self._bar.total = self._bar.n + number
+                rows = self.run(load, self._selection.of(load))
+                figures = live.of_load(number, rows, rows, {}, 0.0)
+                failed = sum(row.error is not None for row in rows)
+                held = live.holds(figures, failed, plan.lag_ms)
+                p99 = f"{figures['lag_ms']['p99']:.1f} ms" if figures["lag_ms"] else "unknown"
+                outcome = f"lag P99 {p99}, {figures['fell_behind']} fell behind, {failed} failed"
+                tqdm.write(f"{number} sessions: {outcome}: {'held' if held else 'not held'}", file=sys.stderr)
+                number = trials.send(held)
+        except StopIteration:
+            pass
 
+    def _meter(self) -> Callable[[], dict[str, Any]]:
+        """Start to count the GPUs' energy and this process's CPU time; the result reads them."""
+        joules, cpu_s = self._sampler.meter(), time.process_time()
+
+        def read() -> dict[str, Any]:
+            energy, reason = joules()
+            now = round(time.process_time() - cpu_s, 3)
+            return {"joules": energy, "joules_reason": reason, "harness_cpu_s": now}
+
+        return read
+
+    def _send(self, sending: Sending, clips: Sequence[Clip]) -> list[Row]:
+        rows = []
         with (self._plan.out / results.ROWS).open("a", encoding="ascii") as file:
-            for row in loads.send(load, pool, clips, one, self._plan.seed):
+            for row in sending.rows(clips):
                 file.write(results.row_line(row))
                 file.flush()
                 self._bar.update()
+                rows.append(row)
+        return rows
 
     def _write(self, load: Load, took: dict[str, Any]) -> None:
         self._record["loads"][load.name] = took
@@ -298,6 +366,7 @@ def _sum(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
         "queued": summed["queued"],
         "queue_threshold_s": now["queue_threshold_s"] if summed["queued"] is not None else None,
         "harness_cpu_s": summed["harness_cpu_s"],
+        "late_sends_ms": now["late_sends_ms"],
     }
 
 
@@ -309,12 +378,13 @@ def _first_model(client: Client) -> str:
         raise client.hopeless(f"GET /v1/models names no model: {str(models)[:200]}") from None
 
 
-def _warm_up(pool: ThreadPoolExecutor, client: Client, clips: Sequence[Clip]) -> None:
+def _warm_up(pool: Executor, client: Client, clips: Sequence[Clip], mode: Mode) -> None:
     """Send uncounted requests, so that the first measured one pays for no compilation and no cold cache.
 
     They share the measured pass's threads, hence its connections and its concurrency.
     """
-    for row in pool.map(lambda clip: client.transcribe(clip, part=0), clips):
+    send: Callable[..., Any] = client.live if mode == "realtime" else client.transcribe
+    for row in pool.map(functools.partial(send, part=0), clips):
         if row.error and row.status in HOPELESS:
             raise client.hopeless(f"warm-up with {row.id}: {row.error}")
         if row.error:
@@ -329,7 +399,9 @@ def _refuse_differences(out: Path, before: dict[str, Any], now: dict[str, Any]) 
         )
     then = before["run"] | before["environment"]
     differences = [
-        f"{name} was {then[name]!r}, is {now[name]!r}" for name in SAME if name in now and then[name] != now[name]
+        f"{name} was {then.get(name)!r}, is {now[name]!r}"
+        for name in SAME
+        if name in now and then.get(name) != now[name]
     ]
     if odd := set(then["ids"]) ^ set(now["ids"]):
         differences.append(f"ids: {len(odd)} clips are in one choice only, as {min(odd)} (--samples, --seed)")

@@ -11,9 +11,15 @@ together; a start is timed with empty and with filled caches; GPU memory counts 
 where NVML names no process; drafts are accepted at given rates; tokens are those of the server's counters. `matrix` has
 none of these figures and gpu.json has no quality, so that one command for both would be two commands behind a flag.
 
+`live` is the other command: live sessions of one configuration, of any age and beside uploads.
+
+    python -m bench.gpu live --name stock --trials sessions=16,seconds=90 --out bench/results/live.json
+
 arguments  the command line, made into a plan      plan      what is to be done
 rows       configurations, figures, merging        tasks     which clips each row sends
 servers    starting servers                        readings  GPU memory and energy
 measure    one row of one server                   run       all of it, in order
 checkpoint random weights of full size
+live       all of `live`, in order                 liverows  its rows and its file
+meanwhile  uploads, energy and host memory while the sessions go on
 """

@@ -1,4 +1,4 @@
-"""The command line: `python -m bench.gpu run --out FILE` and `python -m bench.gpu merge FILE... --out FILE`.
+"""The command line: `python -m bench.gpu run|live --out FILE` and `python -m bench.gpu merge FILE... --out FILE`.
 
 Exit status: 0 all rows measured without a failed request; 1 a server did not start or a request failed; 2 a mistake in
 the usage. The file is written after every row, so a machine that is taken away leaves what was measured until then.
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from bench import BenchError, results
-from bench.gpu import rows
+from bench.gpu import live, liverows, rows
 from bench.gpu.arguments import parse
-from bench.gpu.plan import MergePlan
+from bench.gpu.plan import LivePlan, MergePlan
 from bench.gpu.run import run
 
 
@@ -22,6 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(plan, MergePlan):
             outcome = rows.merge(*(json.loads(path.read_bytes()) for path in plan.files))
             results.write_json(plan.out, outcome)
+        elif isinstance(plan, LivePlan):
+            outcome = live.run(plan)
+            print(liverows.table(outcome))
+            failed = any(row["failed"] or row["uploads_failed"] for row in outcome["rows"])
+            return int(failed or any(run["not_measured"] for run in outcome["runs"]))
         else:
             outcome = run(plan)
             if plan.only_plan:

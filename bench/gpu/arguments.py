@@ -1,27 +1,36 @@
 """The command line of `python -m bench.gpu`, parsed into a plan. A wrong one ends the program with status 2."""
 
 import argparse
+import dataclasses
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
 from bench.gpu import rows
-from bench.gpu.plan import GpuPlan, MergePlan
+from bench.gpu.plan import GpuPlan, LivePlan, MergePlan, Trial
+
+PROFILES = {"stock": "profiles/realtime.yaml", "live": "profiles/fast.yaml"}  # name of the rows -> its usual profile
+TRIAL = {"sessions": int, "seconds": float, "age": float, "uploads": int, "find": int}
 
 
-def parse(arguments: Sequence[str]) -> GpuPlan | MergePlan:
+def parse(arguments: Sequence[str]) -> GpuPlan | LivePlan | MergePlan:
     """The plan of a command line. Raises SystemExit."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Measure configurations on a GPU.")
     commands = parser.add_subparsers(dest="command_name", required=True)
     _add_run(commands)
+    _add_live(commands)
     merge = commands.add_parser("merge", help="one file of several; the last one's rows count").add_argument
     merge("files", type=Path, nargs="+", metavar="FILE")
     merge("--out", type=Path, required=True)
     flags = parser.parse_args(arguments)
     if flags.command_name == "merge":
         return MergePlan(tuple(flags.files), flags.out)
+    if flags.command_name == "live":
+        return _live_plan(parser, flags, arguments)
     return _run_plan(parser, flags, arguments)
 
 
@@ -67,6 +76,82 @@ def _add_run(commands: Any) -> None:
     engine = shlex.join([sys.executable, "-m", "vllm.entrypoints.cli.main"])
     add("--command", default=engine, help="what stands for `vllm` (default: this Python's)")
     add("--plan", action="store_true", help="only say what would be sent")
+
+
+def _live_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace, arguments: Sequence[str]) -> LivePlan:
+    if flags.profile is None and flags.name not in PROFILES:
+        parser.error(f"--name {flags.name!r}: give its --profile; only {' and '.join(PROFILES)} have one of their own")
+    return LivePlan(
+        out=flags.out,
+        name=flags.name,
+        profile=flags.profile or rows.ROOT / PROFILES[flags.name],
+        changes=dict(flags.changes),
+        trials=tuple(flags.trials),
+        model=flags.model,
+        cores=flags.client_cores,
+        timeout_s=flags.timeout,
+        results=flags.results,
+        together=False,
+        cache=flags.cache,
+        logs=flags.logs,
+        command=tuple(shlex.split(flags.command)),
+        arguments=tuple(arguments),
+    )
+
+
+def _add_live(commands: Any) -> None:
+    live = commands.add_parser("live", help="serve one configuration and measure live sessions")
+    live.description = (
+        "Each trial is sessions=N with any of seconds=S (60, at the pace of speech), age=S (0, sent faster before), "
+        "uploads=N (0, clips in flight meanwhile) and find=N (search the most sessions, from `sessions` up to N). "
+        "sessions=0 measures uploads alone. max_num_seqs is raised to the most sessions and uploads of a trial."
+    )
+    add = live.add_argument
+    add("--out", type=Path, required=True, help="JSON file to write; rows that it has already are kept")
+    add("--name", default="live", help="of the rows: live, stock or another one (default: live)")
+    usual = ", ".join(f"{profile} for {name}" for name, profile in PROFILES.items())
+    add("--profile", type=Path, metavar="YAML", help=f"vLLM config (default: {usual})")
+    add(
+        "--set", dest="changes", type=_change, nargs="+", default=[], metavar="KEY=VALUE", help="in the config, in YAML"
+    )
+    add("--trials", type=_trial, nargs="+", required=True, metavar="KEY=VALUE,...", help="see above")
+    cores = "cores of this machine for the client and the uploads, the server has the others (default: 4; 0: all share)"
+    add("--client-cores", type=int, default=4, metavar="N", help=cores)
+    add("--timeout", type=int, default=120, metavar="S", help="of the client: longest silence of the server (120)")
+    add("--results", type=Path, metavar="DIR", help="keep the client's results, a directory for each trial")
+    add(
+        "--cache", type=Path, metavar="DIR", help="keep the server's caches (default: an empty one, removed at the end)"
+    )
+    add("--logs", type=Path, metavar="DIR", help="keep the server's log")
+    add("--model", type=Path, metavar="DIR", help="checkpoint (default: of full size, with random weights)")
+    engine = shlex.join([sys.executable, "-m", "vllm.entrypoints.cli.main"])
+    add("--command", default=engine, help="what stands for `vllm` (default: this Python's)")
+
+
+def _trial(text: str) -> Trial:
+    names = {"age": "age_s"}
+    try:
+        pairs = [word.split("=") for word in _words(text)]
+        found = Trial(**{names.get(key, key): TRIAL[key](value) for key, value in pairs})
+    except (KeyError, TypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected sessions=N and any of {', '.join(TRIAL)}") from None
+    numbers = [value for value in dataclasses.astuple(found) if value is not None]
+    if min(numbers) < 0 or not found.seconds or not (found.sessions or found.uploads):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected sessions or uploads, and no number below 0")
+    if found.find is not None and found.find < max(1, found.sessions):
+        raise argparse.ArgumentTypeError(f"{text!r}: find is the most sessions to try")
+    return found
+
+
+def _change(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    try:
+        read = yaml.safe_load(value)
+    except yaml.YAMLError:
+        equals = ""
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected KEY=VALUE, the value in YAML")
+    return key, read
 
 
 def _words(text: str) -> list[str]:

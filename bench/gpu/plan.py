@@ -6,7 +6,17 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class GpuPlan:
+class StartPlan:
+    """How servers are started: see GpuPlan."""
+
+    together: bool
+    cache: Path | None
+    logs: Path | None
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GpuPlan(StartPlan):
     """`bench.gpu run`: serve the configurations of `rows`, measure them, and add their figures to the file `out`.
 
     `clips` gives the number of clips by concurrency. Servers start all at once with `together`, and with `alone` each
@@ -20,16 +30,48 @@ class GpuPlan:
     out: Path
     rows: tuple[str, ...]
     clips: Mapping[int, int]
-    together: bool
     alone: bool
     restart: bool
-    cache: Path | None
-    logs: Path | None
     model: Path | None
     kv_gib: Mapping[str, float]
     acceptance: tuple[float, ...] | None
-    command: tuple[str, ...]
     only_plan: bool
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Live sessions at once, each of `seconds` at the pace of speech after `age_s` seconds sent faster than that.
+
+    `uploads` clips are in flight meanwhile. Without sessions, uploads alone are measured for `seconds`. With `find`,
+    the most sessions that the server holds are searched, from `sessions` on and up to this number.
+    """
+
+    sessions: int
+    seconds: float = 60.0
+    age_s: float = 0.0
+    uploads: int = 0
+    find: int | None = None
+
+
+@dataclass(frozen=True)
+class LivePlan(StartPlan):
+    """`bench.gpu live`: serve `profile`, with `changes` to its config, and write a row of each trial to `out` at once.
+
+    `name` is that of the rows, such as stock or live. `model` is as for GpuPlan. `cores` of this machine are for the
+    client and the uploads, and the others for the server; 0 for no such division. `timeout_s` is the client's, and
+    `results` the directory where its own results are kept, null for none.
+    """
+
+    out: Path
+    name: str
+    profile: Path
+    changes: Mapping[str, object]
+    trials: tuple[Trial, ...]
+    model: Path | None
+    cores: int
+    timeout_s: int
+    results: Path | None
     arguments: tuple[str, ...]
 
 

@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from bench import BenchError, prometheus, serve
 from bench.client import Client
 from bench.gpu.clock import Clock
-from bench.gpu.plan import GpuPlan
+from bench.gpu.plan import StartPlan
 from bench.gpu.readings import MemoryWatch, in_use, processes
 from bench.memory import Gpus
 
@@ -100,7 +100,7 @@ def variables() -> dict[str, str]:
 
 def start(
     configs: Mapping[str, dict[str, Any]],
-    plan: GpuPlan,
+    plan: StartPlan,
     model: Path,
     places: Path,
     up: contextlib.ExitStack,
@@ -135,7 +135,7 @@ def start(
 def _start(
     name: str,
     content: dict[str, Any],
-    plan: GpuPlan,
+    plan: StartPlan,
     model: Path,
     places: Path,
     up: contextlib.ExitStack,

@@ -5,6 +5,7 @@ with FakeRealtime([(0.4, "alpha "), (0.8, "beta")]) as server:
 assert server.sessions[0].seconds() == 1.0
 """
 
+import asyncio
 import base64
 import json
 import threading
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from websockets.asyncio import server as asyncio_server
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
 
@@ -124,3 +126,111 @@ class FakeRealtime:
                     say("transcription.done", text="".join(text for _, text in self.words), usage=None)
         except ConnectionClosed:
             pass
+
+
+@dataclass
+class FakeLive:
+    """A server of many sessions: one delta for each token, `lag_s` after the audio that its row needs, as vLLM's.
+
+    Beyond `holds` sessions at a time each further token is later than the one before it, by `slower_s`. With `merges`,
+    a delta has the text of so many tokens. Session number `dies` (from 1) is closed after 0.5 s of audio. Without
+    `counts`, transcription.done has no usage. `most` is the highest number of sessions that were open at a time.
+    """
+
+    lag_s: float = 0.0
+    holds: int = 10**6
+    slower_s: float = 0.2
+    merges: int = 1
+    dies: int | None = None
+    counts: bool = True
+    port: int = 0
+    models: tuple[str, ...] = ("fake-voxtral",)
+    sessions: list[Session] = field(default_factory=list)
+    most: int = 0
+
+    def __enter__(self) -> Self:
+        self._open = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        self._end = asyncio.Event()
+        async with asyncio_server.serve(self._talk, "127.0.0.1", self.port, process_request=self._http) as server:
+            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            self._ready.set()
+            await self._end.wait()
+
+    def _http(self, socket: asyncio_server.ServerConnection, request: Any) -> Any:
+        if request.path == "/v1/realtime":
+            return None
+        models = [{"id": model} for model in self.models]
+        answers = {"/v1/models": {"data": models}, "/health": {}, "/version": {"version": "0.0.fake"}}
+        return socket.respond(200 if request.path in answers else 404, json.dumps(answers.get(request.path)))
+
+    async def _talk(self, socket: asyncio_server.ServerConnection) -> None:
+        self._open += 1
+        self.most = max(self.most, self._open)
+        try:
+            await self._hold(socket)
+        except ConnectionClosed:
+            pass
+        finally:
+            self._open -= 1
+
+    async def _hold(self, socket: asyncio_server.ServerConnection) -> None:
+        session, number = Session({}), len(self.sessions) + 1
+        self.sessions.append(session)
+        await socket.send(json.dumps({"type": "session.created", "id": "1"}))
+        samples = made = told = 0
+        queue: asyncio.Queue[tuple[float, int] | None] = asyncio.Queue()
+
+        async def tell() -> None:
+            nonlocal told
+            last = 0.0
+            while (due := await queue.get()) is not None:
+                late = self.slower_s if self._open > self.holds else 0.0
+                last = max(due[0], last + late)
+                await asyncio.sleep(max(0.0, last - time.perf_counter()))
+                told += due[1]
+                await socket.send(json.dumps({"type": "transcription.delta", "delta": "a " * due[1]}))
+
+        teller = asyncio.create_task(tell())
+
+        def add(tokens: int) -> None:
+            nonlocal made
+            while made + self.merges <= tokens:
+                queue.put_nowait((time.perf_counter() + self.lag_s, self.merges))
+                made += self.merges
+
+        try:
+            async for message in socket:
+                event = json.loads(message)
+                if event["type"] == "input_audio_buffer.append":
+                    session.arrivals.append(time.perf_counter())
+                    session.sizes.append(len(base64.b64decode(event["audio"])) // 2)
+                    samples += session.sizes[-1]
+                    if number == self.dies and samples >= RATE / 2:
+                        await socket.close(1011)
+                        return
+                    add((samples - 40) // 1280 - 6)
+                elif event.get("final"):
+                    session.final = time.perf_counter()
+                    add((samples - 40) // 1280 - 6 + 17)
+                    queue.put_nowait(None)
+                    await teller
+                    usage = {"completion_tokens": made} if self.counts else None
+                    await socket.send(json.dumps({"type": "transcription.done", "text": "a " * made, "usage": usage}))
+        finally:
+            teller.cancel()

@@ -13,7 +13,7 @@ import soundfile
 from fakerealtime import RATE, FakeRealtime
 from fakeserver import FakeServer, write_dataset
 
-from bench import BenchError, realtime
+from bench import BenchError, lag, realtime, sound
 from bench.__main__ import main
 from bench.answers import Row
 from bench.client import Client
@@ -115,7 +115,11 @@ def test_what_is_no_transcript_is_a_failure(tmp_path: Path, error: str) -> None:
 @pytest.mark.slow
 def test_a_server_that_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten minutes of audio, at once, are more than the sockets between the two hold."""
-    monkeypatch.setattr(realtime._Session, "_listen_until", lambda self, due: None)
+
+    async def at_once(self: object, due: float | None) -> None:
+        pass
+
+    monkeypatch.setattr(realtime._Session, "_until", at_once)
     begun = time.perf_counter()
     row = hold(write_clip(tmp_path, 600), FakeRealtime(deaf=True), timeout_s=1)
     assert (row.status, row.text) == (101, None)
@@ -137,7 +141,7 @@ def test_audio_that_cannot_be_decoded(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     path.write_bytes(b"RIFF, or not")
     with pytest.raises(BenchError, match=r"cannot decode a\.wav of clip a"):
-        realtime.pcm16(Clip("a", path, "a", 1.0, {}))
+        sound.pcm16(Clip("a", path, "a", 1.0, {}))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_audio_that_cannot_be_decoded(tmp_path: Path) -> None:
     ],
 )
 def test_word_delays(words: Any, pieces: Sequence[tuple[float, str]], delays: list[float]) -> None:
-    assert realtime.word_delays(words, pieces) == pytest.approx(delays)
+    assert [delay for _, delay in lag.word_delays(words, pieces)] == pytest.approx(delays)
 
 
 @pytest.mark.parametrize("words", [["alpha"], "alpha", [["alpha", 1.0]], [[1.0, 2.0, "alpha"]]])

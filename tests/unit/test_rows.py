@@ -23,7 +23,9 @@ def held() -> AudioRows:
     return AudioRows(
         SimpleNamespace(
             scheduler_config=SimpleNamespace(max_num_seqs=SLOTS, max_num_batched_tokens=TOKENS),
-            model_config=SimpleNamespace(max_model_len=LENGTH, get_hidden_size=lambda: DIM, hf_config=SimpleNamespace()),
+            model_config=SimpleNamespace(
+                max_model_len=LENGTH, get_hidden_size=lambda: DIM, hf_config=SimpleNamespace()
+            ),
         )
     )
 

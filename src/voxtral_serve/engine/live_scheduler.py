@@ -4,11 +4,12 @@
 scheduler of vLLM has no public interface, so `expected` checks what is used of it before the engine starts.
 
 While vLLM's scheduler decides on a step, it does not see the running requests that wait for audio, and the number of
-requests that may run is lowered by theirs. They keep their KV cache and are never preempted, and the engine's loop
-blocks until audio arrives where no other request runs.
+requests that may run is lowered by theirs. They keep their KV cache, and the engine's loop blocks until audio arrives
+where no other request runs.
 """
 
 import inspect
+import time
 from typing import Any
 
 from vllm.logger import init_logger
@@ -130,7 +131,21 @@ class LiveSessions:
             for name, most in limits.items():
                 setattr(self, name, most)
         output.voxtral_serve_live = self._parts(output.num_scheduled_tokens)
+        if waiting and not output.num_scheduled_tokens:
+            self._make_room(waiting)
         return output
+
+    def _make_room(self, waiting: list[Any]) -> None:
+        """Preempt one of the running requests that wait for audio, if a session that could go on finds no KV cache.
+
+        That vLLM does not see them would otherwise block both for ever. A server whose sessions fit never comes here.
+        """
+        ready = [self.requests[name] for name in self.audio_of if name in self.requests]
+        if any(not self.waits(request) for request in ready):
+            idle = [request for request in waiting if not request.num_output_placeholders]
+            if idle:
+                self.running.remove(idle[-1])
+                self._preempt_request(idle[-1], time.monotonic())
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
