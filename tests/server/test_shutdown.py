@@ -4,6 +4,7 @@ On both tested versions of vLLM, with one API process and with several: `make te
 `make test-pinned`.
 """
 
+import base64
 import contextlib
 import signal
 import subprocess
@@ -11,7 +12,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import live
 import numpy as np
 import psutil
 import pytest
@@ -19,6 +22,8 @@ import requests
 import soundfile
 from conftest import DATA, EAGER, PICO, ROOT, Server
 from uploads import AUTHORIZED, upload
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection
 
 from bench import BenchError, serve
 from tools import inputs
@@ -72,8 +77,32 @@ class Requests:
 
 @pytest.mark.last
 def test_told_to_stop(fast: Server, clip: bytes) -> None:
-    """The server that other tests share."""
-    drain(fast.process, fast.url, clip, AT_ONCE // 4)
+    """The server that other tests share. Its live sessions get the text of what they have said."""
+    samples = soundfile.read(DATA / "clips/001.opus", dtype="float32")[0]
+    with live.session(fast.url) as speaking, live.session(fast.url) as idle:
+        for socket in (speaking, idle):
+            live.receive(socket)
+            live.send(socket, "session.update", model="voxtral")
+        live.send(speaking, "input_audio_buffer.commit")
+        said = base64.b64encode(live.pcm16(samples)).decode()
+        live.send(speaking, "input_audio_buffer.append", audio=said)
+        while not live.receive(speaking)["delta"]:
+            pass
+        drain(fast.process, fast.url, clip, AT_ONCE // 4)
+        events = list(said_before(speaking, (1012, "the server is stopping")))
+        assert events[-1]["type"] == "transcription.done"
+        assert len(events[-1]["text"].split()) > 3
+        assert list(said_before(idle, (1012, "the server is stopping"))) == []
+
+
+def said_before(socket: ClientConnection, close: tuple[int, str]) -> Iterator[dict[str, Any]]:
+    """The events until the server closes the socket so."""
+    try:
+        while True:
+            yield live.receive(socket)
+    except ConnectionClosed as closed:
+        assert closed.rcvd is not None
+        assert (closed.rcvd.code, closed.rcvd.reason) == close
 
 
 @pytest.mark.slow

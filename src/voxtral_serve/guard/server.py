@@ -3,6 +3,7 @@
 What it changes in them are records of voxtral_serve.patches.live_server, which `attach` settles.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from fractions import Fraction
@@ -22,6 +23,8 @@ from voxtral_serve.patches.live_server import FileLimit, GracefulStop, TokenReco
 from voxtral_serve.transcript.words import TokenStream
 
 LEAST_IN_FLIGHT = 16
+# What uvicorn writes of each WebSocket, beside the guard's own line
+WEBSOCKET_LINES = ('%s - "WebSocket %s" [accepted]', "connection open", "connection closed")
 
 
 class ServerFacts(NamedTuple):
@@ -61,6 +64,7 @@ def attach(state: Any, app: Any) -> ServerFacts:
     else:
         GracefulStop(engine, facts.sessions.drain).settle_on(state.server)
         state.server.config.ws_ping_timeout = PONG_S
+        logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg not in WEBSOCKET_LINES)
     FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)
     if engine.vllm_config.parallel_config._api_process_count > 1:
         shims.require("api_process_drain")
