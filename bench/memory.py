@@ -29,13 +29,23 @@ FORWARDERS = {"docker-proxy": True, "rootlessport": True, "slirp4netns": True, "
 
 
 class Gpus:
-    """The NVIDIA GPUs of this machine by their minor number (N of /dev/nvidiaN); none without a driver."""
+    """The NVIDIA GPUs of this machine by their minor number (N of /dev/nvidiaN); none without a driver.
+
+    With CUDA_VISIBLE_DEVICES, as indices or UUIDs, only those: another program may work on the others.
+    """
 
     def __init__(self) -> None:
         self.handles: dict[int, Any] = {}
         try:
             pynvml.nvmlInit()
-            found = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            names = [name for name in named if name] or [str(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            found = [
+                pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                if name.isdecimal()
+                else pynvml.nvmlDeviceGetHandleByUUID(name)
+                for name in names
+            ]
             self.handles = {pynvml.nvmlDeviceGetMinorNumber(handle): handle for handle in found}
         except pynvml.NVMLError:
             pass

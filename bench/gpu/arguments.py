@@ -13,7 +13,10 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from bench.gpu import rows
 from bench.gpu.plan import GpuPlan, LivePlan, MergePlan, Trial
 
-PROFILES = {"stock": "profiles/realtime.yaml", "live": "profiles/fast.yaml"}  # name of the rows -> its usual profile
+PROFILES = {
+    "stock": "profiles/realtime-stock.yaml",
+    "live": "profiles/fast.yaml",
+}  # name of the rows -> its usual profile
 TRIAL = {"sessions": int, "seconds": float, "age": float, "uploads": int, "find": int}
 
 

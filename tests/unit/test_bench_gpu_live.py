@@ -55,7 +55,7 @@ def test_trials() -> None:
     assert plan.trials == (*(Trial(150, 90.0), Trial(64, uploads=32), Trial(80, age_s=660.0), Trial(0, uploads=32)),)
     assert plan.profile == ROOT / "profiles/fast.yaml"
     assert plan_of("--trials", "sessions=64,find=256").trials == (Trial(64, find=256),)
-    assert plan_of("--name", "stock", "--trials", "sessions=1").profile == ROOT / "profiles/realtime.yaml"
+    assert plan_of("--name", "stock", "--trials", "sessions=1").profile == ROOT / "profiles/realtime-stock.yaml"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_wrong_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[
 
 
 def test_the_config_has_room_for_all_in_flight() -> None:
-    profile = yaml.safe_load((ROOT / "profiles/realtime.yaml").read_text())
+    profile = yaml.safe_load((ROOT / "profiles/realtime-stock.yaml").read_text())
     stock = ["--name", "stock", "--trials", "sessions=150", "sessions=64,uploads=100"]
     config = live.config_of(plan_of(*stock))
     assert config == profile | {"served_model_name": "voxtral", "max_num_seqs": 164}

@@ -176,7 +176,8 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
     needed = session.slots(most)
     if needed > scheduler.max_num_seqs:
         raise ValueError(
-            f"max_num_seqs is {scheduler.max_num_seqs} with {session.OPTION} {most}: expected {needed} or more, of which "
+            f"max_num_seqs is {scheduler.max_num_seqs} with {session.OPTION} {most}: expected {needed} or more, of "
+            "which "
             f"{needed - most} are for sessions that go on in a second request"
         )
     scheduler.scheduler_cls = ours

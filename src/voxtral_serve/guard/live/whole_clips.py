@@ -13,8 +13,8 @@ ERROR = {
     "type": "error",
     "error": (
         "this server transcribes whole clips only, at POST /v1/audio/transcriptions: its model encodes a clip once, "
-        "when all of it is there. Live audio is served with additional_config: {max_live_sessions: N} in "
-        "profiles/fast.yaml, or by `vllm serve --config profiles/realtime.yaml`"
+        "when all of it is there. Live audio is served with additional_config: {max_live_sessions: N}, as in "
+        "profiles/fast.yaml and profiles/realtime.yaml"
     ),
     "code": "realtime_not_supported",
 }
