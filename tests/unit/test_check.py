@@ -795,4 +795,15 @@ def test_live_sessions_that_cannot_be(tmp_path: Path, options: dict[str, Any], p
 @pytest.mark.parametrize("value", [-1, "many", True])
 def test_a_wrong_number_of_live_sessions(tmp_path: Path, value: Any) -> None:
     report = live(tmp_path, **LIVE, additional_config={"max_live_sessions": value})
-    assert [f"max_live_sessions is {value!r}, expected a whole number" in each for each in report.problems] == [True]
+    assert [f"max_live_sessions is {value!r}: expected a whole number" in each for each in report.problems] == [True]
+
+
+def test_memory_of_live_sessions(tmp_path: Path) -> None:
+    """As the engine allocates it: rings of keys and values, and audio rows of clips that are shorter than a session."""
+    report = live(
+        tmp_path, **LIVE, max_num_seqs=16, additional_config={"max_live_sessions": 8, "max_clip_positions": 128}
+    )
+    ring = 784  # frames: 749 before, and those of 8 rows, in whole rows
+    keys_and_values = 2 * (9 + 1) * 5 * 4 * 64 * ring * 2
+    assert row(report, "live sessions") == f"{keys_and_values / MIB:.2f} MiB for the encoder's keys and values of 9"
+    assert "6.34 s: 79 tokens" in "\n".join(report.lines)

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 from voxtral_serve.check.device import explicit_kv_bytes, first_device, runs_on_cpu
 from voxtral_serve.check.kv_cache import KvCache
@@ -17,6 +18,8 @@ from voxtral_serve.check.report import ConfigError, Report, size
 from voxtral_serve.checkpoint import Checkpoint, OtherModel
 from voxtral_serve.engine.names import ENCODE_ONCE
 
+LIVE_ROWS = 8  # of a session that one pass of the encoder computes at most (LiveEncoder)
+
 
 @dataclass(frozen=True)
 class MemoryNeeds:
@@ -26,11 +29,12 @@ class MemoryNeeds:
     quantized: bool  # then the weights are counted as stored
     encoder_cache: int
     audio_rows: int  # 0 without the encode-once model
+    sessions: int  # the encoder's keys and values for live sessions
     kv: KvCache
 
     @property
     def beside_kv(self) -> int:
-        return self.weights + self.encoder_cache + self.audio_rows
+        return self.weights + self.encoder_cache + self.audio_rows + self.sessions
 
     @classmethod
     def of(cls, options: ServeOptions, held: Checkpoint, plan: Plan, kv: KvCache) -> "MemoryNeeds":
@@ -40,7 +44,16 @@ class MemoryNeeds:
         weights = held.weight_bytes if quantized else parameters(held) * plan.element_bytes
         row = (held.params["dim"] if options.encode_once else encoder["dim"] * pooled) * plan.element_bytes
         audio_rows = plan.audio_rows * row if options.encode_once else 0
-        return cls(weights, quantized, plan.encoder_cache * row, audio_rows, kv)
+        sessions = _session_bytes(encoder, pooled, plan) if options.encode_once and plan.sessions else 0
+        return cls(weights, quantized, plan.encoder_cache * row, audio_rows, sessions, kv)
+
+
+def _session_bytes(encoder: dict[str, Any], pooled: int, plan: Plan) -> int:
+    """Of the rings of voxtral_serve.engine.live_encoder.LiveEncoder, which has one place more for unused ones."""
+    frames = encoder["sliding_window"] - 1 + LIVE_ROWS * pooled
+    ring = -(-frames // pooled) * pooled
+    heads: int = encoder["n_layers"] * encoder["n_heads"] * encoder["head_dim"]
+    return 2 * (plan.sessions + 1) * heads * ring * plan.element_bytes
 
 
 def check_memory(
@@ -79,6 +92,8 @@ def _report_needs(report: Report, needs: MemoryNeeds, plan: Plan) -> None:
         report.row(
             "audio rows", f"{size(needs.audio_rows)} for max_num_seqs = {seqs:,} clips, held beside the KV cache"
         )
+    if needs.sessions:
+        report.row("live sessions", f"{size(needs.sessions)} for the encoder's keys and values of {plan.sessions:,}")
     report.row("not counted", "activations, CUDA graphs and what PyTorch keeps: vLLM measures them at its start")
 
 
@@ -116,6 +131,7 @@ def _check_room(
     if explicit and needs.beside_kv + pool > device.free:
         audio = f"encoder cache {size(needs.encoder_cache)}"
         audio += f", audio rows {size(needs.audio_rows)}" if needs.audio_rows else ""
+        audio += f", live sessions {size(needs.sessions)}" if needs.sessions else ""
         report.problem(
             f"weights {size(needs.weights)}, {audio} and KV cache {size(pool)} ({source}) are more than the "
             f"{size(device.free)} that {device.name} has free" + advice()

@@ -6,6 +6,9 @@ from typing import Any
 
 from voxtral_serve.check.report import ConfigError
 from voxtral_serve.checkpoint import Checkpoint
+from voxtral_serve.engine.clip_length import OPTION as POSITIONS
+from voxtral_serve.engine.session import OPTION as SESSIONS
+from voxtral_serve.engine.session import slots
 
 
 @dataclass(frozen=True)
@@ -17,16 +20,20 @@ class Plan:
     cache: Any  # vllm.config.CacheConfig
     scheduler: Any  # vllm.config.SchedulerConfig
     element_bytes: int  # of weights and activations
+    clip_positions: int  # of the longest clip; below max_model_len where additional_config says so
+    sessions: int  # places for live sessions in the engine
 
     @property
     def encoder_cache(self) -> int:
         """Audio tokens that the encoder cache holds (vllm.v1.core.encoder_cache_manager.compute_mm_encoder_budget)."""
-        return max(self.scheduler.max_num_batched_tokens, self.max_model_len)
+        return max(self.scheduler.max_num_batched_tokens, self.clip_positions)
 
     @property
     def audio_rows(self) -> int:
         """Rows of the LM's width that the encode-once model keeps (voxtral_serve.engine.audio_rows.AudioRows)."""
-        return self.max_num_seqs * self.max_model_len + int(self.scheduler.max_num_batched_tokens)
+        tokens = int(self.scheduler.max_num_batched_tokens)
+        live = self.sessions * min(tokens, self.max_model_len)
+        return self.max_num_seqs * self.clip_positions + tokens + live
 
     @classmethod
     def of(cls, values: Namespace, held: Checkpoint) -> "Plan":
@@ -35,7 +42,22 @@ class Plan:
         tokens, seqs = _batch_sizes(values, length)
         cache, scheduler = _vllm_configs(values, length, tokens, seqs)
         # `auto` keeps 16 bits as they are and has 32 bits rounded to 16 (vllm.config.model._resolve_auto_dtype).
-        return cls(length, seqs, cache, scheduler, 4 if values.dtype in ("float", "float32") else 2)
+        element_bytes = 4 if values.dtype in ("float", "float32") else 2
+        ours = _additional(values, length)
+        return cls(length, seqs, cache, scheduler, element_bytes, *ours)
+
+
+def _additional(values: Namespace, length: int) -> tuple[int, int]:
+    """(positions of the longest clip, places for live sessions) by additional_config. Raises ConfigError for values
+    that the engine refuses."""
+    options = values.additional_config or {}
+    most, positions = options.get(SESSIONS, 0), options.get(POSITIONS, length)
+    for name, value, least, largest in ((SESSIONS, most, 0, 2**31 - 1), (POSITIONS, positions, 1, length)):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
+            raise ConfigError(
+                f"additional_config: {name} is {value!r}: expected a whole number of {least} to {largest}"
+            )
+    return positions, slots(most)
 
 
 def _context_length(values: Namespace, held: Checkpoint) -> int:

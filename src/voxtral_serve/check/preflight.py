@@ -68,7 +68,7 @@ def _check_memory_and_clip(report: Report, options: ServeOptions | None, held: C
         report.row("not computed", f"the {missing} must be right first")
     report.section("longest clip")
     if isinstance(held, Checkpoint) and plan:
-        check_clip(report, held, plan.max_model_len)
+        check_clip(report, held, plan.clip_positions)
     else:
         report.row("not computed", f"the {missing} must be right first")
     if options and isinstance(held, Checkpoint) and plan:
