@@ -1,7 +1,6 @@
-"""What a request asks for, what comes back, and what is written of it.
+"""The types of requests, responses and rows of requests.jsonl.
 
-Below both ways of asking, over HTTP (bench/client.py) and over a WebSocket (bench/realtime.py), and below everything
-that reads or scores requests.jsonl.
+The HTTP client (bench/client.py), the WebSocket client (bench/realtime.py) and the scoring use them.
 """
 
 import time
@@ -14,15 +13,16 @@ Mode = Literal["whole", "stream", "realtime"]
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one request: a line of requests.jsonl.
+    """The result of one request: a line of requests.jsonl.
 
-    `start` and `end` are unix seconds; `status` is null when no answer came; `text` and `latency_ms` are null
-    unless the request completed, and then `error` is null. `part` counts the invocations of a run: 1, and one
-    more for every --resume that sent something.
+    `start` and `end` are unix seconds; `status` is null without a response. If the request completed, `text` and
+    `latency_ms` are set and `error` is null, else the reverse. `part` counts the invocations of a run: 1, and one more
+    for every --resume that sent a request.
 
-    `load` is the level of load: "c16" for so many requests in flight, "r2.5" for Poisson arrivals of so many a
-    second, of which `due` is the intended start. With --stream or --realtime, `first_text_ms` and `deltas_ms` are
-    the arrivals of the first and of all pieces of text; `words_ms` is each recognised word's delay after its end.
+    `load` is the level of load: "c16" for 16 requests in flight, "r2.5" for Poisson arrivals of 2.5 per second.
+    `due` is the intended start of such an arrival. With --stream or --realtime, `first_text_ms` and `deltas_ms` are the
+    arrivals of the first and of all pieces of text. `words_ms` is the delay of each recognised word after its end in
+    the audio.
 
     `sends` counts how often the request was sent: more than once after HTTP 429, 502, 503 or 504 or a dropped
     connection. All its times are counted from the first time that it was sent, so they include the waits between.
@@ -48,13 +48,12 @@ class Row:
 
 @dataclass
 class Answer:
-    """What came back, with times on the clock of time.perf_counter, in seconds.
+    """A response. Times are in seconds on the clock of time.perf_counter.
 
-    Unless the request completed, `error` says why. `pieces` are the arrivals of non-empty text, null where the answer
-    came whole. Live audio alone has `spoken`, when its last piece was sent, and `words_ms` as in Row.
-
-    `sends` is as in Row, and `start` that of the first. `resend_s` is how many seconds to wait before the request is
-    sent again, null if it is not.
+    `error` is the reason if the request did not complete. `pieces` are the arrivals of non-empty text, null if the
+    response is not a stream. Only live audio has `spoken`, the time when its last piece was sent, and `words_ms` as in
+    Row. `sends` is as in Row; `start` is that of the first. `resend_s` is the wait in seconds before the request is
+    sent again, null if it is not sent again.
     """
 
     start: float
