@@ -1,11 +1,11 @@
-"""Limits on requests: those of the server's environment, and with them those of the served model.
+"""Limits on requests, from the environment and from the served model.
 
-Environment variables, read when this module is imported; a wrong value ends the server:
+These environment variables are read when this module is imported. An invalid value ends the server:
   VLLM_MAX_AUDIO_CLIP_FILESIZE_MB   MiB of one audio file (25)
   VLLM_MAX_AUDIO_DECODE_DURATION_S  seconds of one clip (600)
   VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's decoded samples (268435456)
-  VOXTRAL_SERVE_MAX_IN_FLIGHT       requests at a time whose bodies are whole, waiting ones included (4 x
-                                    max_num_seqs, at least 16); each of `api_server_count` processes takes its share
+  VOXTRAL_SERVE_MAX_IN_FLIGHT       requests with complete bodies, running and waiting (4 x max_num_seqs, at least
+                                    16); divided by `api_server_count`
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
 """
 
