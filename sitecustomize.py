@@ -1,15 +1,15 @@
-"""Three patches that stock vLLM needs to get a Voxtral checkpoint of Hugging Face layout through its start.
+"""Three patches that stock vLLM needs to start with a Voxtral checkpoint in Hugging Face's layout.
 
-This one file is enough: copied over the interpreter's sitecustomize.py, or found first on PYTHONPATH, Python imports it
-before any other code. Installing the package voxtral-serve does the same through a .pth file, from the same source.
-It needs the standard library only and imports nothing of what it patches: a patch is settled when its target module is
-first imported, right after that module ran and before anybody else can bind its names.
+This file works alone. Copy it over the interpreter's sitecustomize.py, or put it first on PYTHONPATH: Python then
+imports it before any other code. The package voxtral-serve installs the same file through a .pth file. The file needs
+the standard library only and imports nothing that it patches. A patch is settled when its target module is first
+imported: after the module has run, and before another module can bind its names.
 
-Each patch is a record: what breaks without it, on which versions, and a probe that runs the code in question and so
-tells whether this installation needs it. It ends as `applied`, `not needed`, or `drifted`: the code is not what the
-patch was written for, or the probe contradicts what was measured on that very version. An exception here would be one
-line on the terminal, and Python would go on; so vLLM's plugin loader, which runs in each of its processes, is made to
-verify all outcomes first, and one that drifted ends the process there, before a port opens.
+Each patch is a record. The record says what breaks without the patch and on which versions. Its probe runs the code in
+question to find out whether this installation needs the patch. The outcome is `applied`, `not needed` or `drifted`.
+`drifted` means that the code is not what the patch was written for, or that the probe contradicts what was measured on
+this version. Python would print an exception raised here and continue. Therefore vLLM's plugin loader, which runs in
+each vLLM process, verifies all outcomes first. A drifted patch ends the process there, before a port opens.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # typing itself would cost every Python start some milliseconds
+TYPE_CHECKING = False  # importing typing would add milliseconds to every start of Python
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any, ClassVar
 
-# What every patch was tested with. Others may work: then the probes alone decide, and a line on stderr says so.
+# The versions that every patch was tested with. On other versions the probes decide, and a line on stderr says so.
 TESTED = {
     "vllm": ("0.20.0", "0.32.0"),
     "transformers": ("5.6.2", "5.19.0"),
@@ -33,7 +33,7 @@ TESTED = {
 
 
 class PatchError(RuntimeError):
-    """A patch does not fit this installation. The message names patch, library, version, what was found, what to do."""
+    """A patch does not fit this installation. The message has the patch, the library, its version, and what to do."""
 
 
 def installed(library: str) -> str | None:
@@ -41,25 +41,25 @@ def installed(library: str) -> str | None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        # None for a distribution whose metadata are gone, after an interrupted uninstall for instance
+        # version() returns None if the metadata are missing, for example after an interrupted uninstall
         return (version(library) or "").partition("+")[0] or None
     except PackageNotFoundError:
         return None
 
 
 class Patch:
-    """One record, and the code that goes with it.
+    """One record, and its code.
 
-    name      how messages and the README call it
-    does      what it changes
-    target    the module after whose import it is settled
-    breaks    the message that vLLM ends with where it is needed and missing
-    library   the distribution whose version decides whether it is needed
-    needed    version of it -> whether the patch is needed there, as measured
-    upstream  where the cause is known, or fixed
-    until     when the patch can go
-    expires   the test that fails once it can
-    used_by   which configurations need it: a patch that drifted stops the start of these
+    name      its name in messages and in the documentation
+    does      what the patch changes
+    target    the patch is settled after the import of this module
+    breaks    the error, or the effect, without the patch
+    library   the distribution whose version decides whether the patch is needed
+    needed    version -> whether the patch was needed when measured on this version
+    upstream  the issue, pull request or code that explains the cause or fixes it
+    until     when the patch can be removed
+    expires   the test that fails when the patch can be removed
+    used_by   the configurations that need the patch: they do not start if it has drifted
     """
 
     name: ClassVar[str]
@@ -71,17 +71,17 @@ class Patch:
     upstream: ClassVar[str]
     until: ClassVar[str]
     expires: ClassVar[str] = "tests/patches/test_records.py::test_a_patch_expires_with_the_newest_version"
-    used_by: ClassVar[str] = "every start, since it runs before a configuration is known"
+    used_by: ClassVar[str] = "every start, because it runs before the configuration is known"
 
     def probe(self, module: Any) -> bool:
-        """Whether the breakage is there now. Raises whatever it meets where the code is not as expected."""
+        """Whether the code is broken now. Any exception means that the code is not as expected."""
         raise NotImplementedError
 
     def apply(self, module: Any) -> None:
         raise NotImplementedError
 
     def settle(self, module: ModuleType) -> tuple[str, str]:
-        """Probe `module` and patch it where needed. Returns (outcome, what was found)."""
+        """Probe `module` and patch it if needed. Returns (outcome, explanation)."""
         try:
             version = installed(self.library)
             expected = self.needed.get(version or "")
@@ -89,15 +89,15 @@ class Patch:
             if expected is not None and broken != expected:
                 return (
                     "drifted",
-                    f"the probe says {_need(broken)}; on this version it was measured to be {_need(expected)}",
+                    f"the probe says {_need(broken)}, but the patch was measured as {_need(expected)} on this version",
                 )
             if not broken:
-                return "not needed", f"{self.library} {version} does without"
+                return "not needed", f"{self.library} {version} works without it"
             self.apply(module)
             if self.probe(module):
-                return "drifted", "the patch is in place and the probe still finds the breakage"
+                return "drifted", "the probe still fails after the patch was applied"
         except Exception as error:
-            # `module` still counts as being imported, and Python takes a missing name for a circular import.
+            # Python still marks `module` as being imported and suggests a circular import for a missing name.
             found = str(error).replace("partially initialized module", "module").partition(" (most likely")[0]
             return "drifted", f"{type(error).__name__}: {found}"
         return "applied", f"{self.library} {version} needs it"
@@ -113,19 +113,19 @@ def _need(needed: bool) -> str:
 
 class SlowTokenizer(Patch):
     name = "is_fast"
-    does = "`is_fast = False` on transformers' tokenizer classes that lack it"
+    does = "adds `is_fast = False` to the tokenizer classes of transformers that lack it"
     target = "vllm.tokenizers.hf"
     breaks = "AttributeError: CachedMistralCommonBackend has no attribute is_fast"
     library = "vllm"
     needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": False}
-    upstream = "vLLM 0.32.0 gives its cached tokenizer an `is_fast` of its own"
+    upstream = "vLLM 0.32.0 defines `is_fast` on its cached tokenizer"
     until = "vLLM 0.20.0 is no longer supported"
 
     def probe(self, module: Any) -> bool:
         from transformers.tokenization_mistral_common import MistralCommonBackend
 
         class Bare(MistralCommonBackend):
-            """A tokenizer of one token, with what vLLM reads of it; the real one would need a file."""
+            """A tokenizer of one token with the attributes that vLLM reads. The real one would need a file."""
 
             all_special_ids: ClassVar[list[int]] = []
             all_special_tokens: ClassVar[list[str]] = []
@@ -154,7 +154,7 @@ class SlowTokenizer(Patch):
 
 class TokenizerKwargs(Patch):
     name = "from_pretrained"
-    does = "`MistralCommonBackend.from_pretrained` ignores `subfolder`, `tokenizer` and `_from_auto`"
+    does = "makes `MistralCommonBackend.from_pretrained` ignore `subfolder`, `tokenizer` and `_from_auto`"
     target = "transformers.tokenization_mistral_common"
     breaks = (
         "ValueError: Some kwargs in ['subfolder', 'tokenizer', '_from_auto'] are not supported by "
@@ -163,18 +163,18 @@ class TokenizerKwargs(Patch):
     library = "transformers"
     needed: ClassVar[Mapping[str, bool]] = {"5.6.2": True, "5.19.0": True}
     upstream = "https://github.com/vllm-project/vllm/pull/49958 (open) stops passing `tokenizer`"
-    until = "vLLM or transformers no longer hands these to MistralCommonBackend"
+    until = "these arguments are no longer passed to MistralCommonBackend"
 
     ignored = ("subfolder", "tokenizer", "_from_auto")
 
     def probe(self, module: Any) -> bool:
-        # A directory that holds no tokenizer: what refuses the arguments does so before it looks for files.
+        # A directory without a tokenizer. The arguments are rejected before files are read.
         empty = os.path.dirname(module.__file__)
         try:
             module.MistralCommonBackend.from_pretrained(empty, subfolder="", tokenizer=None, _from_auto=True)
         except (TypeError, ValueError, OSError) as error:
             return any(f"'{name}'" in str(error) for name in self.ignored)
-        raise LookupError(f"a tokenizer was loaded from {empty}, which holds none")
+        raise LookupError(f"a tokenizer was loaded from {empty}, which contains none")
 
     def apply(self, module: Any) -> None:
         from functools import wraps
@@ -191,13 +191,17 @@ class TokenizerKwargs(Patch):
 
 class TokenBudget(Patch):
     name = "_get_num_multimodal_tokens"
-    does = "`VoxtralRealtimeProcessor` answers vLLM's question for its audio tokens: the context less the left padding"
+    does = (
+        "gives `VoxtralRealtimeProcessor` the method that vLLM calls for the number of audio tokens; it returns the "
+        "context minus the left padding"
+    )
     target = "vllm.model_executor.models.transformers.multimodal"
     breaks = "AttributeError: 'VoxtralRealtimeProcessor' object has no attribute '_get_num_multimodal_tokens'"
     library = "vllm"
     needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": False}
     upstream = (
-        "https://github.com/huggingface/transformers/issues/41749 for another model; vLLM 0.32.0 asks for images only"
+        "https://github.com/huggingface/transformers/issues/41749 (for another model); vLLM 0.32.0 calls the method "
+        "for images only"
     )
     until = "vLLM 0.20.0 is no longer supported"
 
@@ -205,7 +209,7 @@ class TokenBudget(Patch):
         from transformers.models.voxtral_realtime.processing_voxtral_realtime import VoxtralRealtimeProcessor
 
         asked = module.MultiModalProcessingInfo
-        # Where audio is known to vLLM's Transformers backend, it sizes audio by itself.
+        # A Transformers backend of vLLM that supports audio computes the number of audio tokens itself.
         knows_audio = hasattr(asked, "get_max_audio_tokens")
         if not knows_audio and not hasattr(asked, "get_max_image_tokens"):
             raise AttributeError(f"{asked.__name__} has neither get_max_audio_tokens nor get_max_image_tokens")
@@ -223,7 +227,7 @@ class TokenBudget(Patch):
             return processor
 
         def _get_num_multimodal_tokens(self: Any, image_sizes: Sequence = (), **_: Any) -> dict[str, list[int]]:
-            """Tokens to set aside for each item, whatever its size: 480 of a context of 512, as 32 pad the left."""
+            """Tokens to reserve for each item of any size: for a context of 512, 480, because 32 are left padding."""
             budget = self.max_model_len - self.mistral_common_audio_config.n_left_pad_tokens
             return {"num_image_tokens": [budget] * len(image_sizes), "num_image_patches": [1] * len(image_sizes)}
 
@@ -234,13 +238,13 @@ class TokenBudget(Patch):
 
 class PluginGate(Patch):
     name = "load_general_plugins"
-    does = "vLLM verifies the patches before it loads its plugins, in each process, whatever `VLLM_PLUGINS` says"
+    does = "makes every vLLM process verify the patches before it loads plugins, for any value of `VLLM_PLUGINS`"
     target = "vllm.plugins"
-    breaks = "nothing ends: an exception in sitecustomize.py is one line on stderr, and Python goes on"
+    breaks = "vLLM starts although a patch has drifted: Python prints an exception in sitecustomize.py and continues"
     library = "vllm"
     needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": True}
-    upstream = "https://docs.python.org/3/library/site.html#module-sitecustomize: only SystemExit ends the start"
-    until = "there are no patches"
+    upstream = "https://docs.python.org/3/library/site.html#module-sitecustomize (only SystemExit ends the start)"
+    until = "no patch of this file is left"
     expires = "tests/patches/test_startup.py::test_python_goes_on_after_an_exception_in_sitecustomize"
 
     def probe(self, module: Any) -> bool:
@@ -252,7 +256,9 @@ class PluginGate(Patch):
         def load_general_plugins() -> None:
             finder = active()
             if finder is None:
-                raise PatchError("the finder of the patches has left sys.meta_path: nobody can verify them")
+                raise PatchError(
+                    "the finder of the patches was removed from sys.meta_path, so the patches cannot be verified"
+                )
             finder.verify()
             load()
 
@@ -265,11 +271,11 @@ GATE = PluginGate()
 
 
 class PostImport:
-    """A finder for sys.meta_path that settles each patch when its target module was imported.
+    """A finder for sys.meta_path that settles each patch after its target module was imported.
 
-    `outcomes` maps a patch's name to (outcome, what was found); a patch is absent until its target is imported.
-    `patches` are verified wherever vLLM loads its plugins; `optional` ones where a configuration that uses them asks
-    `require`.
+    `outcomes` maps a patch's name to (outcome, explanation); a patch is absent until its target is imported. `patches`
+    are verified in every process where vLLM loads its plugins. `optional` patches are verified by `require`, for the
+    configurations that use them.
     """
 
     def __init__(self, patches: Iterable[Patch], file: str) -> None:
@@ -295,20 +301,20 @@ class PostImport:
         return None
 
     def imported(self, module: ModuleType) -> None:
-        """What is due once `module` has run."""
+        """Settle the patches of `module`, which has just run."""
         for patch in (*self.patches, *self.optional):
             if patch.target == module.__name__ and patch.name not in self.outcomes:
                 self.outcomes[patch.name] = patch.settle(module)
         if module.__name__ == GATE.target:
             outcome, found = GATE.settle(module)
-            if outcome == "drifted":  # raised here, since nobody would verify the patches
+            if outcome == "drifted":  # raised here, because nothing would verify the patches
                 raise PatchError(
-                    f"{GATE.target} of vllm {installed('vllm')} has no load_general_plugins, where the patches are "
+                    f"{GATE.target} of vllm {installed('vllm')} has no load_general_plugins, so the patches cannot be "
                     f"verified ({found}). {ADVICE}"
                 )
 
     def add(self, patches: Iterable[Patch]) -> None:
-        """Settle optional patches: now where the target is imported already, else once it is. Twice does no harm."""
+        """Settle optional patches after the import of their targets, or now if already imported. Safe to call twice."""
         known = {patch.name for patch in self.optional}
         new = tuple(patch for patch in patches if patch.name not in known)
         self.optional += new
@@ -318,7 +324,7 @@ class PostImport:
                 self.imported(sys.modules[patch.target])
 
     def settled(self, patches: Iterable[Patch] | None = None) -> dict[str, tuple[str, str]]:
-        """Import the targets of these patches (default: `patches`), so that each is settled. Returns their outcomes."""
+        """Import the targets of these patches (default: `patches`), which settles them. Returns their outcomes."""
         from importlib import import_module
 
         chosen = self.patches if patches is None else tuple(patches)
@@ -332,7 +338,7 @@ class PostImport:
         return {patch.name: self.outcomes[patch.name] for patch in chosen}
 
     def verify(self) -> None:
-        """Raise PatchError unless every patch of `patches` is applied or not needed here."""
+        """Raise PatchError unless every patch of `patches` is applied or not needed."""
         if not self.verified:
             for line in untested():
                 print(f"voxtral-serve: {line}", file=sys.stderr)
@@ -340,7 +346,7 @@ class PostImport:
         self.require(self.patches)
 
     def require(self, patches: Iterable[Patch]) -> None:
-        """Raise PatchError unless each of these patches is applied or not needed here."""
+        """Raise PatchError unless each of these patches is applied or not needed."""
         chosen = tuple(patches)
         outcomes = self.settled(chosen)
         drifted = [patch.drifted(outcomes[patch.name][1]) for patch in chosen if outcomes[patch.name][0] == "drifted"]
@@ -357,14 +363,14 @@ def untested() -> list[str]:
     """One line for each installed library whose version the patches were not tested with."""
     return [
         f"{library} {installed(library)} is not one of the tested versions ({', '.join(versions)}): "
-        "going by what the probes find"
+        "the probes decide which patches are needed"
         for library, versions in TESTED.items()
         if installed(library) not in versions
     ]
 
 
 class _Loader:
-    """The module's own loader, with something to do afterwards."""
+    """Runs the module's own loader, then settles the patches of the module."""
 
     def __init__(self, loader: Any, finder: PostImport) -> None:
         self.loader = loader
@@ -382,37 +388,37 @@ class _Loader:
 
 
 def active() -> PostImport | None:
-    """The finder that is in force in this process, whichever copy of this file put it there; or None."""
-    # By name: a copied file and the package's module each have a class of their own.
+    """The finder that is active in this process, from any copy of this file; or None."""
+    # Compared by name: a copied file and the package's module have different classes.
     found: Any = next((finder for finder in sys.meta_path if type(finder).__name__ == "PostImport"), None)
     return found
 
 
 def require(*names: str) -> None:
-    """Raise PatchError unless the patches of these names are applied or not needed. For who uses them."""
+    """Raise PatchError unless the patches of these names are applied or not needed. Called by their users."""
     finder = active()
     known = {} if finder is None else {patch.name: patch for patch in (*finder.patches, *finder.optional)}
     if finder is None or not known.keys() >= set(names):
         raise PatchError(
-            f"patch {', '.join(sorted(set(names) - known.keys()))} is not known in this process: vLLM has not loaded "
-            "the plugin of voxtral-serve here. Unset VLLM_PLUGINS, or reinstall voxtral-serve"
+            f"patch {', '.join(sorted(set(names) - known.keys()))} is not registered in this process, because vLLM has "
+            "not loaded the plugin of voxtral-serve. Unset VLLM_PLUGINS, or reinstall voxtral-serve"
         )
     finder.require(known[name] for name in names)
 
 
 def install() -> None:
-    """Put the patches in force. Twice does no harm."""
+    """Activate the patches. Safe to call twice."""
     if active() is None:
         sys.meta_path.insert(0, PostImport(PATCHES, __file__))
 
 
 def run_shadowed() -> None:
-    """Run the sitecustomize that this one hides: the next on sys.path, such as a distribution's own."""
-    # Those of importlib.machinery and importlib.util, which would cost every Python start some milliseconds.
+    """Run the sitecustomize that this file hides: the next one on sys.path, such as the distribution's."""
+    # The same functions as in importlib, whose import would add milliseconds to every start of Python.
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import PathFinder
 
-    # The folder is resolved and the file is not: Debian's sitecustomize.py is a link that leads out of sys.path.
+    # Resolve the folder, not the file: Debian's sitecustomize.py is a link to a place outside sys.path.
     here = os.path.realpath(os.path.dirname(__file__))
     places = [os.path.realpath(entry) for entry in sys.path]
     after = sys.path[places.index(here) + 1 :] if here in places else sys.path

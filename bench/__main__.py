@@ -1,7 +1,7 @@
 """The command line: `python -m bench run|serve|report|compare|matrix ...`.
 
-Exit status: 0 all clips completed; 1 a request failed or is missing; 2 a mistake in the usage or the data,
-or no server; 130 stopped by Ctrl-C.
+Exit status: 0 if all clips completed; 1 if a request failed or is missing; 2 for an error in the usage or the data, or
+if there is no server; 130 after Ctrl-C.
 """
 
 import os
@@ -14,7 +14,7 @@ from bench.plan import ComparePlan, MatrixPlan, RunPlan, ServePlan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command line (default: this process's) and return the exit status."""
+    """Run a command line (default: this process's) and return the exit status."""
     plan = parse(arguments)
     try:
         if isinstance(plan, ServePlan):
@@ -30,12 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nInterrupted; there is nothing new to score.", file=sys.stderr)
+        print("\nInterrupted before the first result.", file=sys.stderr)
         return 130
     print(report.console(plan.out, summary, rows))
     complete = summary["completed"] == summary["samples"]
     if not complete:
-        print("To send what failed or is missing, add --resume to the `bench run` command.", file=sys.stderr)
+        print("Add --resume to the `bench run` command to send failed and missing requests again.", file=sys.stderr)
     return 130 if interrupted else int(not complete)
 
 
@@ -43,5 +43,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # All is written. After Ctrl-C, threads still wait for answers, and a plain exit would wait with them.
+    # All results are written. After Ctrl-C, threads still wait for responses; a normal exit would wait for them.
     os._exit(status)

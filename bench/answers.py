@@ -1,7 +1,6 @@
-"""What a request asks for, what comes back, and what is written of it.
+"""The types of requests, responses and rows of requests.jsonl.
 
-Below both ways of asking, over HTTP (bench/client.py) and over a WebSocket (bench/realtime.py), and below everything
-that reads or scores requests.jsonl.
+The HTTP client (bench/client.py), the WebSocket client (bench/realtime.py) and the scoring use them.
 """
 
 import time
@@ -15,15 +14,16 @@ LagOf = Literal["token", "word"]
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one request: a line of requests.jsonl.
+    """The result of one request: a line of requests.jsonl.
 
-    `start` and `end` are unix seconds; `status` is null when no answer came; `text` and `latency_ms` are null
-    unless the request completed, and then `error` is null. `part` counts the invocations of a run: 1, and one
-    more for every --resume that sent something.
+    `start` and `end` are unix seconds; `status` is null without a response. If the request completed, `text` and
+    `latency_ms` are set and `error` is null, else the reverse. `part` counts the invocations of a run: 1, and one more
+    for every --resume that sent a request.
 
-    `load` is the level of load: "c16" for so many requests in flight, "r2.5" for Poisson arrivals of so many a
-    second, of which `due` is the intended start. With --stream or --realtime, `first_text_ms` and `deltas_ms` are
-    the arrivals of the first and of all pieces of text; `words_ms` is each recognised word's delay after its end.
+    `load` is the level of load: "c16" for 16 requests in flight, "r2.5" for Poisson arrivals of 2.5 per second.
+    `due` is the intended start of such an arrival. With --stream or --realtime, `first_text_ms` and `deltas_ms` are the
+    arrivals of the first and of all pieces of text. `words_ms` is the delay of each recognised word after its end in
+    the audio.
 
     `lags` of live audio are [seconds of audio needed, ms of lag] of each token, or of each word where `lag_of` says so
     (bench/lag.py); with --age of those after it alone. Null where neither could be told, as is `fell_behind`.
@@ -55,7 +55,7 @@ class Row:
 
 @dataclass
 class Answer:
-    """What came back, with times on the clock of time.perf_counter, in seconds.
+    """A response. Times are in seconds on the clock of time.perf_counter.
 
     Unless the request completed, `error` says why. `pieces` are the arrivals of non-empty text, null where the answer
     came whole. Live audio alone has `spoken`, when its last piece was sent, and `words_ms`, `lags`, `lag_of`

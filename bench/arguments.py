@@ -1,4 +1,4 @@
-"""The command line of `python -m bench`, parsed into a plan. A wrong one ends the program with status 2."""
+"""The command line of `python -m bench`, parsed into a plan. An invalid one ends the program with status 2."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ from bench.plan import (
 from mistral_layout.audio import DELAY_MS
 
 DATA = Path(__file__).parent / "data"
-# Flag of `bench run`, and the least that it may be
+# Flags of `bench run` and their minimum
 LOWEST = (("samples", 1), ("warmup", 0), ("timeout_s", 1), ("seconds", 1), ("age", 0), ("most_sessions", 1))
 SECONDS, LAG_MS, MOST = 60, 160, 512  # of a session; of the P99 of its lag, and sessions that --find-sessions tries
 
@@ -109,44 +109,46 @@ def _live_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Li
 
 
 def _add_run(commands: Any) -> None:
-    run = commands.add_parser("run", help="send clips, time and score the answers")
+    run = commands.add_parser("run", help="send clips to a server; measure latency, speed and word error rate")
     _add_server(run)
     add = run.add_argument
     clips = "directory, manifest or .tsv of clips, or hf:OWNER/NAME[:CONFIG]:SPLIT (default: bench/data)"
     add("--dataset", default=os.path.relpath(DATA), metavar="DATA", help=clips)
     add("--out", required=True, type=Path, help="directory for the results")
-    add("--samples", type=int, metavar="N", help="clips to pick with --seed (default: all)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the pick (default: 0)")
+    add("--samples", type=int, metavar="N", help="number of clips, selected with --seed (default: all)")
+    add("--seed", type=int, default=0, metavar="N", help="random seed of --samples and --rate (default: 0)")
     _add_loads(run)
     _add_sessions(run)
     _add_request(run)
-    silence = "seconds without a byte from the server until a request fails (default: 600)"
+    silence = "seconds without data from the server after which a request fails (default: 600)"
     add("--timeout", dest="timeout_s", type=int, default=600, metavar="S", help=silence)
-    add("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
-    add("--resume", action="store_true", help="continue the run in --out: what failed or is missing")
+    add("--api-key-env", metavar="NAME", help="name of the environment variable that contains the API key")
+    add("--resume", action="store_true", help="continue the run in --out: send the requests that failed or are missing")
 
 
 def _add_server(run: argparse.ArgumentParser) -> None:
     where = run.add_mutually_exclusive_group(required=True)
-    where.add_argument("--url", help="root of the server, such as http://127.0.0.1:8000")
-    where.add_argument("--serve", type=Path, metavar="YAML", help="vLLM config: serve it for the time of the run")
+    where.add_argument("--url", help="base URL of a running server, such as http://127.0.0.1:8000")
+    where.add_argument(
+        "--serve", type=Path, metavar="YAML", help="start a server with this vLLM config, and stop it after the run"
+    )
     _add_directory(run)
 
 
 def _add_directory(parser: argparse.ArgumentParser) -> None:
-    place = "directory to serve in, the config's `model: .` (default: this one)"
+    place = "working directory of the server, the config's `model: .` (default: the current directory)"
     parser.add_argument("--dir", type=Path, default=Path(), help=place)
 
 
 def _add_loads(run: argparse.ArgumentParser) -> None:
     load = run.add_mutually_exclusive_group().add_argument
-    one = "requests in flight; several numbers are measured one after the other, as in 1,4,16 (default: 1)"
+    one = "requests in flight; a list such as 1,4,16 is measured one after the other (default: 1)"
     load("--concurrency", dest="loads", type=_loads(loads.closed), metavar="N,...", help=one, default="1")
-    open_loop = "instead: requests a second, starting at random times (Poisson, --seed) whatever is in flight"
+    open_loop = "requests per second, sent at random times (Poisson) without waiting for responses"
     load("--rate", dest="loads", type=_loads(loads.open_loop), metavar="R,...", help=open_loop)
     live = "instead, with --realtime: live sessions at once, whose audio is clips joined in a seeded order"
     load("--sessions", dest="loads", type=_loads(loads.live), metavar="N,...", help=live)
-    warmup = "uncounted requests sent first at each load (default: 2)"
+    warmup = "requests before each load that are not measured (default: 2)"
     run.add_argument("--warmup", type=int, default=2, metavar="N", help=warmup)
 
 
@@ -165,48 +167,52 @@ def _add_sessions(run: argparse.ArgumentParser) -> None:
 
 
 def _add_request(run: argparse.ArgumentParser) -> None:
-    """What a request asks for."""
+    """The flags about a request's content."""
     mode = run.add_mutually_exclusive_group().add_argument
-    mode("--stream", dest="mode", action="store_const", const="stream", help="ask for the text as it is made")
-    live = "send audio at the pace of speech to vLLM's WebSocket /v1/realtime"
+    mode("--stream", dest="mode", action="store_const", const="stream", help="request a stream of text")
+    live = "send audio in real time to vLLM's WebSocket /v1/realtime"
     mode("--realtime", dest="mode", action="store_const", const="realtime", help=live)
     run.set_defaults(mode="whole")
     add = run.add_argument
     api = "/v1/audio/transcriptions or /v1/chat/completions with audio_url (default: transcriptions)"
     add("--api", choices=("transcriptions", "chat"), default="transcriptions", help=api)
-    add("--prompt", metavar="TEXT", help=f"what --api chat asks for (default: {CHAT_PROMPT!r})")
-    language = "such as en, to score by and to send to /v1/audio/transcriptions (default: the dataset's, and not sent)"
+    add("--prompt", metavar="TEXT", help=f"instruction that --api chat sends (default: {CHAT_PROMPT!r})")
+    language = "language code such as en, for scoring and for the request (default: the dataset's, not sent)"
     add("--language", metavar="CODE", help=language)
-    add("--model", metavar="NAME", help="model to ask for (default: the first of /v1/models)")
+    add("--model", metavar="NAME", help="model to request (default: the first one in /v1/models)")
 
 
 def _add_serve(commands: Any) -> None:
-    parser = commands.add_parser("serve", help="serve on this machine until Ctrl-C, with a request to paste")
+    parser = commands.add_parser("serve", help="run a vLLM server until Ctrl-C, and print an example request")
     parser.add_argument("--config", required=True, type=Path, metavar="YAML", help="vLLM config")
     _add_directory(parser)
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of 127.0.0.1 (default: 8000)")
     parser.add_argument(
-        "flags", nargs="*", metavar="FLAG", help="after `--`: flags of `vllm serve` that go over the config"
+        "flags", nargs="*", metavar="FLAG", help="after `--`: options of `vllm serve` that override the config"
     )
 
 
 def _add_report(commands: Any) -> None:
-    parser = commands.add_parser("report", help="score a run's directory again, without a server")
+    parser = commands.add_parser("report", help="score a finished run again, without a server")
     parser.add_argument("out", metavar="DIR", type=Path)
 
 
 def _add_compare(commands: Any) -> None:
     parser = commands.add_parser("compare", help="compare runs clip by clip, without a server")
-    parser.add_argument("baseline", metavar="A", type=Path, help="directory of the run to compare with")
-    parser.add_argument("others", metavar="B", type=Path, nargs="+", help="directories of the runs to compare with A")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
+    parser.add_argument("baseline", metavar="A", type=Path, help="directory of the baseline run")
+    parser.add_argument(
+        "others", metavar="B", type=Path, nargs="+", help="directories of the runs to compare with the baseline"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
 
 
 def _add_matrix(commands: Any) -> None:
-    parser = commands.add_parser("matrix", help="serve several configurations in turn, and measure each several times")
-    parser.add_argument("file", metavar="FILE.yaml", type=Path, help="see `pydoc bench.matrix`")
+    parser = commands.add_parser("matrix", help="measure several configurations on one machine, in several rounds")
+    parser.add_argument("file", metavar="FILE.yaml", type=Path, help="matrix file; `pydoc bench.matrix` describes it")
     parser.add_argument("--out", required=True, type=Path, help="directory for the results")
-    parser.add_argument("--resume", action="store_true", help="continue the matrix in --out: what is not finished")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the matrix in --out: make the runs that are not finished"
+    )
 
 
 def _loads(read: Callable[[str], list[loads.Load]]) -> Callable[[str], list[loads.Load]]:
@@ -216,6 +222,6 @@ def _loads(read: Callable[[str], list[loads.Load]]) -> Callable[[str], list[load
         try:
             return read(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers as in 1,4,16 ({error})") from None
+            raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 1,4,16 ({error})") from None
 
     return convert

@@ -1,12 +1,12 @@
-"""Send clips to a transcription server and time the answers: by OpenAI's endpoint for it, by chat, or as live audio.
+"""Send clips to a transcription server and measure the responses: OpenAI's transcription endpoint, chat, or live audio.
 
-A request is complete only when the server gave a whole answer of the kind that was asked for; everything else is a
-failure with its reason, never an empty transcript. Whole: HTTP 200 and a JSON object whose `text` is a string; of
-streams, see bench/stream.py; of live audio, bench/realtime.py.
+A request completes only with a valid and complete response: HTTP 200 and a JSON object whose `text` is a string. For
+streams see bench/stream.py, for live audio bench/realtime.py. Anything else is a failure with a reason, never an empty
+transcript.
 
-A request that may succeed later is sent again, as clients of a server do: after HTTP 429, 502, 503 or 504 and after a
-dropped connection, RETRIES times at most, never after another status. Its latency includes the waits, and its row has
-the number of `sends`. Live audio is sent once: its pace cannot be repeated.
+A request is sent again after HTTP 429, 502, 503 or 504 and after a dropped connection, at most RETRIES times, and never
+after another status. Its latency includes the waits, and its row has the number of `sends`. Live audio is sent once,
+because its timing cannot be repeated.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from bench.realtime import Place
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# A Voxtral of 2507 transcribes by chat as it answers questions: on request. The words are those of SGLang's own example
-# for Voxtral (https://github.com/sgl-project/sglang/pull/21635).
+# Voxtral-Mini-3B-2507 needs an instruction to transcribe in a chat. This one is from SGLang's example for Voxtral
+# (https://github.com/sgl-project/sglang/pull/21635).
 CHAT_PROMPT = "Transcribe this audio."
-# Far more than speech has, in any language: fast English has 5 tokens a second. A server's own default may be less.
+# Far more than speech needs: fast English has 5 tokens per second. A server's default may be too low.
 CHAT_TOKENS, CHAT_TOKENS_PER_S = 128, 16
 RESENT = (429, 502, 503, 504)
 RETRIES = 7
-WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # before the first retry, if the server has no Retry-After, and twice that each time
+WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # before the first retry without Retry-After, doubled each time
 # Of the containers that servers of audio_url read; Python's mimetypes calls WAV audio/x-wav and Opus in Ogg audio/opus.
 MIME = {
     **{".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".m4a": "audio/mp4", ".mp4": "audio/mp4"},
@@ -57,12 +57,12 @@ def clean_url(url: str) -> str:
     if not good:
         raise BenchError(f"--url {url!r} must look like http://127.0.0.1:8000")
     if parts.username or parts.password:
-        raise BenchError("--url is written to the results, so it must hold no password: use --api-key-env")
+        raise BenchError("--url is written to the results, so it must not contain a password: use --api-key-env")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class Client:
-    """Talks to one server. Usable from many threads: each has a session, and so a connection, of its own.
+    """A client of one server. Thread-safe: each thread has its own session and connection.
 
     `timeout_s` bounds the time to connect and each wait for the server's next byte, not the whole request. `language`
     is a field of the transcription endpoint alone, `prompt` is what a chat is asked, `delay_ms` the model's delay.
@@ -87,11 +87,11 @@ class Client:
         self._api, self._mode, self._language, self._prompt = api, mode, language, prompt
         self._delay_ms = delay_ms
         self._threads = threading.local()
-        # Unix times are counted from here by the monotonic clock: a clock step cannot bend a run's length.
+        # Unix times are derived from the monotonic clock, so that a step of the system clock does not change durations.
         self._epoch = time.time() - time.perf_counter()
 
     def get(self, path: str) -> Any:
-        """The JSON answer of a GET, null if it is none. Raises BenchError if nobody answers at all."""
+        """The JSON response of a GET, null if it is not JSON. Raises BenchError if there is no response."""
         try:
             return self._session().get(self.url + path, timeout=self._timeout_s).json()
         except requests.JSONDecodeError:
@@ -100,7 +100,7 @@ class Client:
             raise self.hopeless(f"GET {path}: {type(error).__name__}: {error}") from None
 
     def get_text(self, path: str) -> str | None:
-        """The text of a GET that was answered with 200, else null."""
+        """The text of a GET with status 200, else null."""
         try:
             response = self._session().get(self.url + path, timeout=min(self._timeout_s, 10))
         except requests.RequestException:
@@ -111,15 +111,14 @@ class Client:
         """The error for a server with which no request can succeed."""
         return BenchError(
             f"cannot transcribe with {self.url}\n  {error}\n"
-            f"Is it up? `curl {self.url}/v1/models` should answer. Check --url, --model and --api-key-env."
+            f"Check that the server is running (`curl {self.url}/v1/models`). Check --url, --model and --api-key-env."
         )
 
     def transcribe(self, clip: Clip, part: int, load: str = "c1", due: float | None = None, **fields: str) -> Row:
-        """Send one clip, with form fields beyond the usual, and wait for its transcript; send it again where the module
-        says so.
+        """Send one clip and wait for its transcript. `fields` are additional form fields.
 
-        The latency runs from the first byte sent, or with `due`, on the clock of time.perf_counter, from then; until
-        the answer's body is read. Reading the file and building the request come before it.
+        The latency is the time from the first byte sent until the response's body is read. With `due`, a time of
+        time.perf_counter, it starts at `due`. Reading the file and building the request are not included.
         """
         if self._mode == "realtime":
             return asyncio.run(self.live(clip, part, load, due))
@@ -195,8 +194,8 @@ class Client:
     def _send_once(self, clip: Clip, due: float | None, fields: dict[str, str]) -> Answer:
         session = self._session()
         prepared = session.prepare_request(self._request(clip, fields))
-        # Session.send, unlike Session.request, leaves proxies and certificates of the environment out.
-        # stream=True hands the status over before the body, so a cut body still has its status.
+        # Session.send, unlike Session.request, ignores proxies and certificates of the environment.
+        # stream=True returns the status before the body, so that a truncated body still has its status.
         settings = session.merge_environment_settings(self.url, {}, True, None, None)
         wait_until(due)
         start = time.perf_counter()
@@ -216,11 +215,13 @@ class Client:
                 told = response.headers.get("Retry-After", "")
                 answer.resend_s = float(told) if re.fullmatch(r"[0-9]{1,6}", told) else WAIT_S
             if self._mode == "stream" and answer.status == 200:
-                answer.error = f"HTTP 200, but the Content-Type is {kind}, not that of a stream: {_shown(body)!r}"
+                answer.error = (
+                    f"HTTP 200, but the Content-Type is {kind} instead of text/event-stream: {_shown(body)!r}"
+                )
         except stream.StreamError as problem:
             answer.end = time.perf_counter()
             answer.error = f"HTTP 200, but {problem}"
-        # urllib3's own come from a stream alone: whoever reads it piece by piece is past what requests translates.
+        # urllib3's own errors come only from streams: requests does not translate them when a body is read in pieces.
         except (requests.RequestException, urllib3.exceptions.HTTPError) as problem:
             answer.end = time.perf_counter()
             answer.error = f"{type(problem).__name__} after {answer.end - start:.3f} s: {problem}"
@@ -254,14 +255,14 @@ class Client:
 
     @property
     def _loopback(self) -> bool:
-        """Whether the server is here, where no proxy of the environment has a part: its 127.0.0.1 is another."""
+        """Whether the server is on this machine. A proxy must not be used then: its 127.0.0.1 is another machine."""
         return urlsplit(self.url).hostname in LOOPBACK
 
     def _session(self) -> requests.Session:
         if not hasattr(self._threads, "session"):
             self._threads.session = requests.Session()
             self._threads.session.trust_env = not self._loopback
-            # As `auth` rather than as a header, which would silently yield to an entry in ~/.netrc.
+            # As `auth`, because an entry in ~/.netrc would silently replace a header.
             self._threads.session.auth = self._authorize
         session: requests.Session = self._threads.session
         return session
@@ -273,15 +274,15 @@ class Client:
 
 
 def mime(clip: Clip) -> str:
-    """The MIME type of the clip's file by its name. Raises BenchError for one that is not known."""
+    """The MIME type of the clip's file, from its name. Raises BenchError for an unknown one."""
     kind = MIME.get(clip.path.suffix.lower())
     if kind is None:
-        raise BenchError(f"--api chat: {clip.path.name!r} is of a kind that is not known: expected {', '.join(MIME)}")
+        raise BenchError(f"--api chat: {clip.path.name!r} has an unknown format: expected {', '.join(MIME)}")
     return kind
 
 
 def _dropped(error: BaseException | None) -> bool:
-    """Whether a connection ended before its answer did. One that could not be made is none that was dropped."""
+    """Whether an established connection ended before the response did."""
     while error is not None:
         if isinstance(error, ConnectionRefusedError):
             return False
@@ -294,7 +295,7 @@ def _dropped(error: BaseException | None) -> bool:
 
 
 def _read(status: int, body: bytes, api: Api) -> tuple[str | None, str | None]:
-    """Return (transcript, null) or (null, what is wrong with the answer)."""
+    """Return (transcript, null) or (null, what is wrong with the response)."""
     shown = _shown(body)
     if status != 200:
         return None, f"HTTP {status}: {shown}"
@@ -308,10 +309,10 @@ def _read(status: int, body: bytes, api: Api) -> tuple[str | None, str | None]:
             text = answer["choices"][0]["message"]["content"]
             cut = answer["choices"][0].get("finish_reason") == "length"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None, f"HTTP 200, but the body is no JSON object with a {where}: {shown!r}"
+        return None, f"HTTP 200, but the body is not a JSON object with {where}: {shown!r}"
     if cut:
-        return None, f"HTTP 200, but the answer ends at max_tokens: {shown!r}"
-    return (text, None) if isinstance(text, str) else (None, f"HTTP 200, but {where} is no string: {shown!r}")
+        return None, f"HTTP 200, but the text was cut off at max_tokens: {shown!r}"
+    return (text, None) if isinstance(text, str) else (None, f"HTTP 200, but {where} is not a string: {shown!r}")
 
 
 def _shown(body: bytes) -> str:

@@ -1,9 +1,9 @@
-"""Compare runs clip by clip: `python -m bench compare A B [C ...]` sets each directory against A, the baseline.
+"""Compare runs clip by clip: `python -m bench compare A B [C ...]` compares each directory with A, the baseline.
 
-It reads run.json and requests.jsonl. Only clips that completed in both runs count, load by load, and each is paired
-with itself: how long or how hard a clip is falls out of the difference. The intervals are percentile bootstraps over
-the clips (Efron and Tibshirani 1993, chapter 13). They know nothing of a machine that was slower for a while:
-`python -m bench matrix` spreads its repeats over the time for that.
+It reads run.json and requests.jsonl. For each load it uses the clips that completed in both runs. Each clip is compared
+with itself, so that its length and difficulty cancel out. The intervals are percentile bootstraps over the clips (Efron
+and Tibshirani 1993, chapter 13). They do not cover changes of the machine between the runs; `python -m bench matrix`
+repeats the runs in turn for this reason.
 """
 
 import itertools
@@ -26,15 +26,15 @@ from bench.plan import ComparePlan
 
 FEW_CLIPS = 20
 CAVEAT = (
-    "The intervals are over the clips of these runs. A machine that was slower during one of them looks like a slower\n"
-    "server: repeat the runs in turn (`python -m bench matrix`) before you believe a small difference."
+    "The intervals cover the variation over clips, not changes of the machine between the runs. Before you trust a\n"
+    "small difference, repeat the runs in turn (`python -m bench matrix`)."
 )
 SHOWN_IDS = 50
 SHOWN_DIFFS = 10
-# Of `environment`: the machine, and what is installed on it
+# Keys of `environment` about the machine and its software
 MACHINE = ("platform", "cpu", "cores", "gpu", "gpu_driver", "gpu_memory_bytes")
 VERSIONS = ("server_version", "python", "libraries", "git_commit")
-# Of `run`: what says nothing about how the server was set up, is compared on its own, or is in the warnings
+# Keys of `run` that do not describe the server, are compared separately, or are in the warnings
 NO_SETTING = (
     *("ids", "loads", "manifest_sha256", "api", "mode", "dataset", "timeout_s", "seed"),
     *("language", "warmup"),
@@ -48,7 +48,7 @@ Values = NDArray[np.float64]
 def main(plan: ComparePlan) -> int:
     """Print how each run differs from the baseline. Returns the exit status, 0.
 
-    Raises BenchError for a run that cannot be read, and for two that cannot be compared.
+    Raises BenchError for a run that cannot be read, and for two runs that cannot be compared.
     """
     directories = [plan.baseline, *plan.others]
     if len(directories) > (most := len(string.ascii_uppercase)):
@@ -81,16 +81,18 @@ class Run:
         return self.record["run"][key]
 
     def summary(self) -> dict[str, Any]:
-        """Its summary.json, empty where it was not scored."""
+        """Its summary.json; empty if the run was not scored."""
         path = self.directory / results.SUMMARY
         try:
             found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
         except (OSError, ValueError) as error:
-            raise BenchError(f"cannot read {path} ({error}): `bench report {self.directory}` makes it anew") from None
+            raise BenchError(
+                f"cannot read {path} ({error}): `bench report {self.directory}` creates it again"
+            ) from None
         return found
 
     def last(self, load: str) -> dict[str, Row]:
-        """Each clip's last attempt, which is the one that counts."""
+        """The last attempt of each clip."""
         return {row.id: row for row in self.attempts[load]}
 
 
@@ -106,7 +108,7 @@ def read(directory: Path, name: str) -> Run:
 
 
 def compare(a: Run, b: Run) -> dict[str, Any]:
-    """The numbers of `b` against `a`, for JSON. Raises BenchError for runs of which no clip can be compared."""
+    """The comparison of `b` with `a`, for JSON. Raises BenchError if no clip can be compared."""
     _refuse(a, b)
     shared = [load for load in a.attempts if load in b.attempts]
     loads = [_compare_load(a, b, load) for load in shared]
@@ -114,7 +116,7 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
         found = "; ".join(f"{run.name} has {', '.join(run.attempts)}" for run in (a, b))
         why = "; ".join(f"{load['load']}: {_counts(load['left_out'])}" for load in loads)
         raise BenchError(
-            f"{a.directory} and {b.directory} have no clip that completed in both at one load: {why or found}"
+            f"{a.directory} and {b.directory} have no clip that completed in both at the same load: {why or found}"
         )
     memories = [run.record.get("memory") or {} for run in (a, b)]
     return {
@@ -138,7 +140,7 @@ def _refuse(a: Run, b: Run) -> None:
         if values[0] != values[1]:
             raise BenchError(
                 f"cannot compare {a.directory} with {b.directory}: {key} is {values[0]!r} in the first, "
-                f"{values[1]!r} in the second. Compare runs of one dataset, taken in the same way."
+                f"{values[1]!r} in the second. Compare runs with the same dataset, --api and mode."
             )
     if not set(a.get("ids")) & set(b.get("ids")):
         raise BenchError(
@@ -148,7 +150,7 @@ def _refuse(a: Run, b: Run) -> None:
 
 
 def _differences(values: Sequence[dict[str, Any]], names: str, prefix: str = "") -> Iterator[str]:
-    """Name every entry in which two objects differ, with dotted names inside others; what is not there is null."""
+    """Every entry in which two objects differ, with dotted names for nested objects; a missing entry is null."""
     for key in dict.fromkeys(itertools.chain(*values)):
         found = [each.get(key) for each in values]
         if all(isinstance(each, dict) for each in found):
@@ -159,11 +161,11 @@ def _differences(values: Sequence[dict[str, Any]], names: str, prefix: str = "")
 
 
 def _warnings(a: Run, b: Run) -> Iterator[str]:
-    """What makes the comparison one of more than two configurations."""
+    """Differences between the runs other than their configurations."""
     names = a.name + b.name
     environments = [run.record["environment"] for run in (a, b)]
     for kind, keys in (("different machines", MACHINE), ("different versions", VERSIONS)):
-        # A key that one of them lacks was not recorded there: not known, hence no difference.
+        # A key that one run lacks was not recorded there, so it is not a difference.
         known = [key for key in keys if all(key in each for each in environments)]
         values = [{key: each[key] for key in known} for each in environments]
         yield from (f"{kind}: {difference}" for difference in _differences(values, names))
@@ -173,18 +175,18 @@ def _warnings(a: Run, b: Run) -> Iterator[str]:
         yield from (f"different versions: server.{each}" for each in _differences(versions, names))
     for key in ("language", "warmup"):
         values = [{key: run.get(key)} for run in (a, b)]
-        yield from (f"different measuring: {difference}" for difference in _differences(values, names))
+        yield from (f"different measurement: {difference}" for difference in _differences(values, names))
     normalizers = [{"normalizer": _normalizer(run.summary())} for run in (a, b)]
     if all(each["normalizer"] for each in normalizers):
-        again = "the WERs below are scored anew, both with one"
+        again = "the WERs below are scored again with one normaliser"
         yield from (f"different normalisers: {each} ({again})" for each in _differences(normalizers, names))
     sources = [{"memory.source": (run.record.get("memory") or {}).get("source")} for run in (a, b)]
     if all(each["memory.source"] for each in sources):
-        yield from (f"peak memories of different kinds: {each}" for each in _differences(sources, names))
+        yield from (f"peak memory from different sources: {each}" for each in _differences(sources, names))
 
 
 def _settings(a: Run, b: Run) -> Iterator[str]:
-    """What was set otherwise: as a rule, what the comparison is about."""
+    """Different settings: usually the subject of the comparison."""
     servers = [run.record["environment"].get("server") or {} for run in (a, b)]
     known = all(server.get("config") for server in servers)
     hidden = (*NO_SETTING, "config_sha256") if known else NO_SETTING
@@ -233,7 +235,7 @@ def _compare_load(a: Run, b: Run, load: str) -> dict[str, Any]:
 
 
 def _state(row: Row | None, chosen: bool) -> str | None:
-    """Why a run has no transcript of a clip; null if it has."""
+    """The reason why a run has no transcript of a clip; null if it has one."""
     if not chosen:
         return "not chosen"
     if row is None:
@@ -242,12 +244,12 @@ def _state(row: Row | None, chosen: bool) -> str | None:
 
 
 def _rtfx(run: Run, load: str) -> float | None:
-    """Of the whole run: the wall clock is that of all its requests, whether they are compared or not."""
+    """RTFx of the whole run, because the wall clock covers all its requests, compared or not."""
     return metrics.rtfx([*run.last(load).values()], metrics.wall_seconds(run.attempts[load]))
 
 
 def _joules(run: Run, load: str) -> float | None:
-    """Likewise, over the audio seconds of the completed clips."""
+    """Joules per audio second of the whole run, over its completed clips."""
     joules: float | None = run.record["loads"].get(load, {}).get("joules")
     audio_s = sum(row.duration_s for row in run.last(load).values() if row.error is None)
     return joules / audio_s if joules is not None and audio_s else None
@@ -273,7 +275,7 @@ def _intervals(count: int, statistics: dict[str, Callable[[Picks], Values]]) -> 
 
 
 def _paired(before: Sequence[float | None], after: Sequence[float | None]) -> dict[str, Any] | None:
-    """Differences in ms and ratios of one measure over the clips that both have; null where none has it."""
+    """Differences in ms and ratios of one measure, over the clips for which both runs have it; null without any."""
     both = [(x, y) for x, y in zip(before, after, strict=True) if x is not None and y is not None]
     if not both:
         return None
@@ -312,7 +314,7 @@ def _wer(before: Sequence[Row], after: Sequence[Row], language: str | None) -> d
     interval = _intervals(len(before), {"difference": difference})["difference"]
     total = int(words.sum())
     return {
-        # Where a language has no spaces, every letter is a word.
+        # In a language without spaces, every letter counts as a word.
         "name": "WER" if metrics.has_spaces(language) else "CER",
         "a": float(first.sum() / total) if total else None,
         "b": float(second.sum() / total) if total else None,
@@ -323,7 +325,7 @@ def _wer(before: Sequence[Row], after: Sequence[Row], language: str | None) -> d
 
 
 def _side(interval: list[float] | None, even: float, names: tuple[str, str]) -> str | None:
-    """On which side of `even` the whole interval lies; null without one."""
+    """The side of `even` on which the whole interval lies; null without an interval."""
     if interval is None:
         return None
     low, high = interval
@@ -331,14 +333,16 @@ def _side(interval: list[float] | None, even: float, names: tuple[str, str]) -> 
 
 
 def _changed(before: Sequence[Row], after: Sequence[Row], language: str | None) -> dict[str, Any]:
-    """Which texts differ in any character, and the first of them word by word. Blanks around a text do not count:
-    vLLM's own server writes one before it, others do not."""
+    """The texts that differ in any character, and the first of them word by word.
+
+    Whitespace around a text is ignored: vLLM's own server adds a space at the beginning.
+    """
 
     def said(row: Row) -> str | None:
         return row.text and row.text.strip()
 
     changed = [(x, y) for x, y in zip(before, after, strict=True) if said(x) != said(y)]
-    # Equal after normalisation: neither has a word that the other lacks.
+    # Texts that are equal after normalisation.
     form = sum(metrics.word_errors(x.text or "", y.text, language).total == 0 for x, y in changed)
     shown = [
         {
@@ -363,7 +367,7 @@ def word_diff(before: str, after: str) -> str:
             pieces.append(words)
         else:
             pieces += [f"[-{words}-]"] * bool(words) + [f"{{+{others}+}}"] * bool(others)
-    return " ".join(pieces) if old != new else f"{' '.join(old)} (the same words, other spaces)"
+    return " ".join(pieces) if old != new else f"{' '.join(old)} (same words, different whitespace)"
 
 
 # ---- For the terminal
@@ -375,13 +379,13 @@ def console(pair: dict[str, Any]) -> str:
     lines += [f"warning: {one_line(warning)}" for warning in pair["warnings"]]
     lines += [f"differs: {one_line(setting)}" for setting in pair["settings"]]
     if pair["loads_of_one"]:
-        lines.append(f"not compared, at one of them only: {', '.join(pair['loads_of_one'])}")
+        lines.append(f"not compared, because only one run has this load: {', '.join(pair['loads_of_one'])}")
     peaks = [pair["memory"][side] for side in "ab"]
     shown = [
         f"{name} {_number(peak['peak_bytes'], '{:.2f} GiB', 2**30)}{_source(peak)}"
         for name, peak in zip((a, b), peaks, strict=True)
     ]
-    lines.append(f"peak memory: {', '.join(shown)}; one figure each, no interval")
+    lines.append(f"peak memory: {', '.join(shown)}; one value per run, no interval")
     for load in pair["loads"]:
         lines += ["", *_load_lines(load, a, b)]
     return "\n".join(lines)
@@ -415,14 +419,14 @@ def _load_lines(load: dict[str, Any], a: str, b: str) -> Iterator[str]:
             of = f"{ratio} times {a}'s {title}"
             verdicts.append(
                 {
-                    None: f"no verdict on {title}: one clip has no interval",
+                    None: f"no verdict on {title}: one clip gives no interval",
                     "no difference seen": f"no difference seen in {title}: {b} has {of}",
                 }.get(numbers["verdict"], f"{b} is {numbers['verdict']}: {of}")
             )
     for key, title in (("rtfx", "RTFx"), ("joules_per_audio_second", "J per audio s")):
         sides = [_number(load[key][side], "{:.2f}") for side in "ab"]
         both = all(load[key][side] is not None for side in "ab")
-        table.append((title, *sides, "one figure of each whole run: no interval" if both else ""))
+        table.append((title, *sides, "one value per run: no interval" if both else ""))
     wer = load["wer"]
     sides = [_number(wer[side], "{:.2%}") for side in "ab"]
     points = _with_interval(wer["difference"], "{:+.2f}", 0.01)
@@ -448,8 +452,8 @@ def _changed_lines(changed: dict[str, Any], a: str, b: str) -> Iterator[str]:
         return
     ids = ", ".join(map(one_line, changed["ids"][:SHOWN_IDS]))
     if more := changed["ids"][SHOWN_IDS:]:
-        ids += f" and {len(more)} more, all of them in --json"
-    yield f"transcripts: {changed['count']} changed, {changed['only_form']} by case or punctuation alone: {ids}"
+        ids += f" and {len(more)} more (--json has all)"
+    yield f"transcripts: {changed['count']} changed, {changed['only_form']} only in case or punctuation: {ids}"
     for each in changed["first"]:
         yield f"  {one_line(each['id'])}: word errors {a} {each['errors'][0]}, {b} {each['errors'][1]}"
         yield f"    {one_line(each['diff'])}"

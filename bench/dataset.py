@@ -1,9 +1,9 @@
-"""Read a dataset and refuse a broken one before the first request.
+"""Read a dataset, and report all its problems before the first request.
 
 The default format is a directory with `manifest.jsonl`, one JSON object per line:
 `path` (relative to the directory), `text` (the reference), `duration` (seconds), `sha256` (hex, of the file).
-Further keys, such as `words` and `voice`, are kept and not needed. A clip's id is its path's stem.
-bench.formats reads this and the formats of others.
+Other keys, such as `words` and `voice`, are optional and kept. A clip's id is the stem of its path. bench.formats reads
+this format and the others.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ import soundfile
 from bench import BenchError, formats
 from bench.formats import Entry
 
-# A stated duration may differ from the file's by so much, as lossy formats' do: RTFx is reckoned with it.
+# The largest difference between a duration in the dataset, which RTFx uses, and that of the file; for lossy formats.
 APART_S = 0.1
-# What libsndfile calls the length of a FLAC stream whose header does not tell it (SF_COUNT_MAX).
+# The length that libsndfile reports for a FLAC stream without a length in its header (SF_COUNT_MAX).
 NO_LENGTH = 2**63 - 1
 
 
@@ -29,7 +29,7 @@ NO_LENGTH = 2**63 - 1
 class Clip:
     """One audio file with its reference transcript.
 
-    `duration_s` in seconds, as the dataset states it, or as the file's header does where the dataset does not.
+    `duration_s` is in seconds, from the dataset, or from the file's header if the dataset has none.
     """
 
     id: str
@@ -40,12 +40,12 @@ class Clip:
 
 
 class Dataset(NamedTuple):
-    """Every clip in the dataset's order, and what a run's record says of it.
+    """All clips in the dataset's order, and the facts about it that run.json records.
 
-    `manifest_sha256` is of the file that lists the clips. Where there is none it is of a list made here: for each clip
-    the JSON array [id, text, sha256 of its file] and a line feed, in ASCII. `format` is the recognised format's name:
-    manifest, nemo, fleurs, common-voice, librispeech, folder or huggingface. `language` is as the dataset writes it
-    (FLEURS en_us, Common Voice zh-CN, NeMo's `lang`), None when it tells none or several.
+    `manifest_sha256` is the hash of the file that lists the clips. Without such a file it is the hash of a list made
+    here: for each clip the JSON array [id, text, sha256 of its file] and a line feed, in ASCII. `format` is manifest,
+    nemo, fleurs, common-voice, librispeech, folder or huggingface. `language` is spelled as in the dataset (FLEURS
+    en_us, Common Voice zh-CN, NeMo's `lang`); None if the dataset has no language, or several.
     """
 
     clips: list[Clip]
@@ -55,9 +55,9 @@ class Dataset(NamedTuple):
 
 
 def load(source: Path | str) -> Dataset:
-    """Read what `--dataset` names: a path, or hf:OWNER/NAME[:CONFIG]:SPLIT.
+    """Read the dataset `source`: a path, or hf:OWNER/NAME[:CONFIG]:SPLIT.
 
-    Raises BenchError with all problems of all clips at once, so that a dataset is mended in one go.
+    Raises BenchError with all problems of all clips.
     """
     try:
         found = formats.find(str(source))
@@ -71,7 +71,7 @@ def load(source: Path | str) -> Dataset:
             if entry.id is not None:
                 first = firsts.setdefault(entry.id, entry.where)
                 if first != entry.where:
-                    entry.problems.append(f"the id {entry.id!r} is already that of {first}")
+                    entry.problems.append(f"the id {entry.id!r} is already used by {first}")
             problems += [f"{entry.where}: {problem}" for problem in entry.problems]
             languages.add(entry.language)
             if not entry.problems:
@@ -82,7 +82,7 @@ def load(source: Path | str) -> Dataset:
     except OSError as error:
         raise BenchError(f"--dataset {source}: cannot read {error.filename} ({error.strerror})") from None
     if not clips and not problems:
-        problems.append("it names no clip")
+        problems.append("the dataset has no clips")
     if problems:
         raise BenchError(f"{len(problems)} problem(s) in {found.root}:\n  " + "\n  ".join(problems))
     return Dataset(clips, digest.hexdigest(), found.format, languages.pop() if len(languages) == 1 else None)
@@ -93,7 +93,7 @@ def select(clips: list[Clip], samples: int | None, seed: int) -> list[Clip]:
     if samples is None:
         return clips
     if samples > len(clips):
-        raise BenchError(f"--samples {samples} asks for more than the {len(clips)} clips of the dataset")
+        raise BenchError(f"--samples {samples} is more than the {len(clips)} clips of the dataset")
     return [clips[index] for index in sorted(random.Random(seed).sample(range(len(clips)), samples))]
 
 
@@ -104,7 +104,7 @@ def _clip(entry: Entry) -> Clip:
 
 
 def _problems(entry: Entry, hashed: bool) -> Iterator[str]:
-    """Yield what is wrong with one clip's text and file; fill in its duration and, if `hashed`, its file's sha256."""
+    """Yield the problems of one clip's text and file. Fill in its duration and, if `hashed`, its file's sha256."""
     if entry.text is not None and not entry.text.strip():
         yield "the text is empty"
     if entry.path is None:
@@ -126,18 +126,18 @@ def _problems(entry: Entry, hashed: bool) -> Iterator[str]:
         header = soundfile.info(str(entry.path))
     except soundfile.SoundFileError:
         if entry.path.suffix.lower() not in formats.UNKNOWN_TO_SOUNDFILE:
-            yield f"{entry.name!r} ({entry.path.stat().st_size} bytes) is no audio that soundfile can read"
+            yield f"{entry.name!r} ({entry.path.stat().st_size} bytes) is not audio that soundfile can read"
         elif entry.duration_s is None:
-            yield f"{entry.name!r} has no duration: the dataset states none and soundfile reads no {entry.path.suffix}"
+            yield f"{entry.name!r} has no duration in the dataset, and soundfile cannot read {entry.path.suffix}"
         return
     if not header.frames:
-        yield f"{entry.name!r} holds no samples"
+        yield f"{entry.name!r} contains no samples"
     elif header.frames == NO_LENGTH:
         if entry.duration_s is None:
-            yield f"{entry.name!r} has no duration: neither the dataset nor the file's header states one"
+            yield f"{entry.name!r} has no duration in the dataset, and none in the file's header"
     elif entry.duration_s is None:
         entry.duration_s = header.frames / header.samplerate
     else:
         real = header.frames / header.samplerate
         if abs(entry.duration_s - real) > APART_S:
-            yield f"the duration is stated as {entry.duration_s:g} s, but {entry.name!r} lasts {real:g} s"
+            yield f"the dataset gives a duration of {entry.duration_s:g} s, but {entry.name!r} lasts {real:g} s"

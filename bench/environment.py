@@ -1,6 +1,6 @@
-"""Describe the machine and the versions that a run's numbers depend on.
+"""Describe the machine and the versions that the results depend on.
 
-It is the bench's machine; of a server elsewhere only the version is known here.
+This is the machine that runs bench. Of a server on another machine, only the version is known.
 """
 
 import os
@@ -62,12 +62,12 @@ def _memory(gpu: Any) -> int | None:
     try:
         total: int = pynvml.nvmlDeviceGetMemoryInfo(gpu).total
     except pynvml.NVMLError:
-        return None  # it has none of its own, as in one chip with the CPU
+        return None  # no memory of its own: CPU and GPU share one chip
     return total
 
 
 def versions(libraries: Sequence[str]) -> dict[str, str | None]:
-    """Of the installed distributions; null for one that is not there."""
+    """Versions of distributions, null for one that is not installed."""
 
     def of(library: str) -> str | None:
         try:

@@ -1,7 +1,7 @@
-"""Recognise a dataset's format by what is there, and read it: one reader for each format that people have.
+"""Detect a dataset's format from its files, and read it. Each format has one reader.
 
-A reader reports what is wrong with the form of a line. What all formats share (texts, ids, audio files) is checked by
-bench.dataset. Sources of the layouts are named with each reader.
+A reader reports errors in the form of a line. bench.dataset checks texts, ids and audio files, which all formats have.
+Each reader's docstring names the source of the format.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from bench import BenchError
 MANIFEST = "manifest.jsonl"
 # FLEURS counts samples at this rate. https://www.tensorflow.org/datasets/catalog/xtreme_s
 FLEURS_HZ = 16_000
-# What libsndfile decodes is checked; these it does not know, though servers with FFmpeg take them.
+# libsndfile cannot decode these, so they are not checked. Servers with FFmpeg accept them.
 UNKNOWN_TO_SOUNDFILE = (".aac", ".amr", ".m4a", ".mp4", ".webm", ".wma")
 AUDIO = (".aif", ".aiff", ".au", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav", *UNKNOWN_TO_SOUNDFILE)
 # Columns with the transcript, in the order in which the Open ASR leaderboard looks for them (normalizer/data_utils.py).
@@ -35,14 +35,14 @@ LOOKED_FOR = f"""
   a .tsv whose first line names the columns 'path' and 'sentence', with clips/ beside it (Common Voice)
   SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt (LibriSpeech)
   audio files, each with a .txt of the same name beside it
---dataset takes one of these, such a manifest or .tsv itself, or hf:OWNER/NAME[:CONFIG]:SPLIT."""
+--dataset accepts a directory with one of these, a manifest or .tsv itself, or hf:OWNER/NAME[:CONFIG]:SPLIT."""
 
 
 @dataclass
 class Entry:
-    """What a dataset says of one clip, and what is wrong with how it says it; None for what it does not say.
+    """One clip of a dataset, and the problems of its entry. None means that the dataset does not have this value.
 
-    `where` is the line, the row or the file that says so; `name` is the audio file as written there. `duration_s` in
+    `where` is the line, the row or the file of the entry; `name` is the audio file as written there. `duration_s` in
     seconds, `sha256` of the audio file in hex.
     """
 
@@ -59,7 +59,7 @@ class Entry:
 
 
 class Found(NamedTuple):
-    """A dataset in a format that was recognised. `manifest` is the one file that lists it, if there is one."""
+    """A dataset in a known format. `manifest` is the file that lists its clips, if there is one."""
 
     format: str
     root: str
@@ -68,7 +68,7 @@ class Found(NamedTuple):
 
 
 def find(source: str) -> Found:
-    """Recognise what `--dataset` names. Raises BenchError for what is unknown or could be two things."""
+    """Detect the format of `--dataset`. Raises BenchError if it is unknown or ambiguous."""
     if source.startswith("hf:"):
         return Found("huggingface", source, None, _hugging_face(source))
     path = Path(source)
@@ -77,7 +77,7 @@ def find(source: str) -> Found:
     if path.is_file():
         found = _listing(path)
         if found is None:
-            raise BenchError(f"--dataset {path} is no list of clips in a known format. Looked for:{LOOKED_FOR}")
+            raise BenchError(f"--dataset {path} is not a list of clips in a known format. Looked for:{LOOKED_FOR}")
         return found
     if not path.is_dir():
         raise BenchError(f"--dataset {path} is neither a directory nor a file. Looked for:{LOOKED_FOR}")
@@ -93,10 +93,12 @@ def find(source: str) -> Found:
         *([f"{path} (audio files with .txt)"] if pairs else []),
     ]
     if not seen:
-        raise BenchError(f"--dataset {path} holds no known format. Looked for:{LOOKED_FOR}")
+        raise BenchError(f"--dataset {path} contains no known format. Looked for:{LOOKED_FOR}")
     if len(seen) > 1 or subsets:
         named = "\n  ".join(seen)
-        raise BenchError(f"--dataset {path} holds more than one dataset, or one below it. Name the one:\n  {named}")
+        raise BenchError(
+            f"--dataset {path} contains several datasets, or one in a subdirectory. Choose one:\n  {named}"
+        )
     if listings:
         found = _listing(listings[0])
         assert found is not None
@@ -124,14 +126,14 @@ def _listing(file: Path) -> Found | None:
         return None
     name, audio, read = reader
     if not audio.is_dir():
-        raise BenchError(f"--dataset {file} looks like {name}, but the directory {audio} with its audio is missing")
+        raise BenchError(f"--dataset {file} looks like {name}, but its audio directory {audio} is missing")
     return Found(name, str(file), file, read(file, audio))
 
 
 def _lines(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield where each line with something in it is, and the line.
+    """Yield each line that is not empty, with its position.
 
-    Split on \\n alone: str.splitlines would also cut at U+2028, which texts may contain.
+    Lines are split on \\n only: str.splitlines also splits at U+2028, which texts may contain.
     """
     for number, line in enumerate(file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip(b" \r"):
@@ -147,7 +149,7 @@ def _text(line: bytes, entry: Entry) -> str | None:
 
 
 def _below(directory: Path, name: str, entry: Entry, what: str) -> None:
-    """Point the entry to a file below `directory`, or say that the name leads out of it."""
+    """Set the entry's file below `directory`, or add a problem if the name points outside of it."""
     path = PurePosixPath(name)
     if not path.stem or path.is_absolute() or ".." in path.parts:
         entry.problems.append(f"{what} must name a file below the dataset's directory, found {name!r}")
@@ -159,7 +161,7 @@ def _below(directory: Path, name: str, entry: Entry, what: str) -> None:
 
 
 def _first_value(file: Path) -> Iterator[Any]:
-    """Yield the first line's JSON value, or nothing when it has none."""
+    """Yield the JSON value of the first line, or nothing if it is not JSON."""
     with file.open("rb") as lines:
         for line in lines:
             if line.strip():
@@ -180,7 +182,7 @@ def _json_lines(file: Path) -> Found | None:
     if not first:
         return None
     if len(first) > 1:
-        raise BenchError(f"{file} has both 'path' (ours) and 'audio_filepath' (NeMo's) in one line: remove one of them")
+        raise BenchError(f"{file} has both 'path' (bench) and 'audio_filepath' (NeMo) in one line: remove one of them")
     name, read = ("nemo", _nemo) if "audio_filepath" in first else ("manifest", _ours)
     return Found(name, str(file), file, (_object(entry, value, file.parent, read) for entry, value in values))
 
@@ -208,7 +210,7 @@ def _nemo(entry: Entry, value: dict[str, Any], directory: Path) -> None:
     """NeMo's ASR manifest: `audio_filepath`, absolute or relative to the manifest, `text`, `duration`, `lang`.
 
     https://github.com/NVIDIA-NeMo/NeMo/blob/main/nemo/collections/common/parts/preprocessing/manifest.py
-    NeMo's files often have the same name in several directories, so an id keeps the path below the manifest's.
+    NeMo datasets often have the same file name in several directories, so the id is the path below the manifest.
     """
     path = _take(entry, value, "audio_filepath", str)
     entry.text = _take(entry, value, "text", str)
@@ -216,7 +218,7 @@ def _nemo(entry: Entry, value: dict[str, Any], directory: Path) -> None:
         entry.duration_s = _duration(entry, value)
     if value.get("offset"):
         entry.problems.append(
-            f"'offset' {value['offset']!r} asks for a part of the file, and bench sends whole files: cut it into a file"
+            f"'offset' {value['offset']!r} selects a part of the file, but bench sends whole files: extract the part"
         )
     entry.language = value["lang"] if isinstance(value.get("lang"), str) else None
     if path is not None and not PurePosixPath(path).name:
@@ -229,7 +231,7 @@ def _nemo(entry: Entry, value: dict[str, Any], directory: Path) -> None:
 
 
 def _take(entry: Entry, value: dict[str, Any], key: str, types: Any) -> Any:
-    """Remove and return a key's value, or None with the problem noted."""
+    """Remove and return a key's value; on a problem, record it and return None."""
     if key not in value:
         entry.problems.append(f"the key {key!r} is missing")
         return None
@@ -248,7 +250,7 @@ def _duration(entry: Entry, value: dict[str, Any]) -> float | None:
     return None if found is None else float(found)
 
 
-# Tab-separated lines: FLEURS and Common Voice. Neither quotes: a " is part of the sentence.
+# Tab-separated lines: FLEURS and Common Voice. Neither uses quoting: a " is part of the sentence.
 
 
 def _tsv_reader(file: Path) -> tuple[str, Path, Callable[[Path, Path], Iterator[Entry]]] | None:
@@ -266,8 +268,8 @@ def _fleurs(file: Path, audio: Path) -> Iterator[Entry]:
 
     https://github.com/tensorflow/datasets/blob/master/tensorflow_datasets/audio/xtreme_s/xtreme_s.py
     The columns are the sentence's id, file, raw transcription, transcription, its characters, samples, gender. Several
-    people read a sentence, so a clip's id is its file's. The reference is the transcription without capitals and
-    punctuation, with which Whisper and others are judged.
+    speakers read a sentence, so a clip's id is that of its file. The reference is the transcription without capitals
+    and punctuation, which is commonly used for scoring, for example of Whisper.
     """
     folder = file.resolve().parent.name
     language = folder if re.fullmatch(r"[a-z]{2,3}(_[a-z0-9]+)+", folder) else None
@@ -292,7 +294,7 @@ def _common_voice(file: Path, clips: Path) -> Iterator[Entry]:
     """LANGUAGE/SPLIT.tsv with a header, LANGUAGE/clips/*.mp3.
 
     https://github.com/common-voice/CorporaCreator/blob/master/src/corporacreator/corpus.py writes it, unquoted. The
-    columns vary with the release; `path`, `sentence` and, since release 5, `locale` are named alike in all.
+    columns depend on the release; all have `path` and `sentence`, and since release 5 `locale`.
     """
     lines = _lines(file)
     where, line = next(lines)
@@ -334,7 +336,7 @@ def _librispeech(directory: Path, transcripts: list[Path]) -> Iterator[Entry]:
             yield entry
     for audio in sorted(directory.glob("*/*/*.flac")):
         if audio not in named:
-            yield Entry(str(audio.relative_to(directory)), ["no line of a .trans.txt beside it has its name"])
+            yield Entry(str(audio.relative_to(directory)), ["no .trans.txt beside it has a line for it"])
 
 
 def _folder(files: list[Path]) -> Iterator[Entry]:
@@ -346,18 +348,18 @@ def _folder(files: list[Path]) -> Iterator[Entry]:
             text = _text(texts[audio.stem].read_bytes().removeprefix(b"\xef\xbb\xbf"), entry)
             entry.text = None if text is None else " ".join(text.split())
         else:
-            entry.problems.append(f"{audio.stem}.txt with its text is missing")
+            entry.problems.append(f"its transcript {audio.stem}.txt is missing")
         yield entry
     heard = {audio.stem for audio in filter(_is_audio, files)}
     for stem in sorted(texts.keys() - heard):
-        yield Entry(f"{stem}.txt", ["no audio file of the same name is beside it"])
+        yield Entry(f"{stem}.txt", ["there is no audio file of the same name"])
 
 
 # The Hugging Face Hub
 
 
 def _hugging_face(source: str) -> Iterator[Entry]:
-    """The rows of a split, their audio undecoded in a cache directory. A clip's id is its row's number.
+    """The rows of a split. Their audio is stored undecoded in a cache directory. A clip's id is its row number.
 
     https://huggingface.co/docs/datasets/audio_load
     """
@@ -370,17 +372,17 @@ def _hugging_face(source: str) -> Iterator[Entry]:
         raise BenchError(f"--dataset {source} needs the package datasets ({error}): pip install datasets") from None
     try:
         split = datasets.load_dataset(match["name"], match["config"], split=match["split"])
-    # The Hub's errors, the network's and the format's have no class in common.
+    # Errors of the Hub, the network and the format have no common class.
     except Exception as error:
         raise BenchError(f"--dataset {source}: {type(error).__name__}: {error}") from None
     columns = ", ".join(split.column_names)
     audio = [name for name, kind in split.features.items() if isinstance(kind, datasets.Audio)]
     if len(audio) != 1:
-        raise BenchError(f"--dataset {source} must have one column of audio, found {audio} among its columns {columns}")
+        raise BenchError(f"--dataset {source} must have one audio column, found {audio} among the columns {columns}")
     text = next((name for name in TEXT_COLUMNS if name in split.column_names), None)
     if text is None:
         known = ", ".join(TEXT_COLUMNS)
-        raise BenchError(f"--dataset {source} must have its text in one of the columns {known}; it has {columns}")
+        raise BenchError(f"--dataset {source} must have a text column, one of {known}; its columns are {columns}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "voxtral-serve" / "datasets"
     directory = cache / re.sub(r"[^\w.-]+", "--", source)
     directory.mkdir(parents=True, exist_ok=True)
@@ -393,7 +395,7 @@ def _hugging_face(source: str) -> Iterator[Entry]:
 
 
 def _keep_audio(entry: Entry, audio: dict[str, Any], directory: Path) -> None:
-    """Write the audio's bytes as they are, with the suffix by which servers and soundfile know the format."""
+    """Write the audio's bytes unchanged, with the suffix from which servers and soundfile detect the format."""
     content, name = audio.get("bytes"), audio.get("path")
     if content is None:
         if name is None:
@@ -407,7 +409,7 @@ def _keep_audio(entry: Entry, audio: dict[str, Any], directory: Path) -> None:
             with soundfile.SoundFile(io.BytesIO(content)) as file:
                 suffix = f".{file.format.lower()}"
         except soundfile.SoundFileError:
-            entry.problems.append(f"its {len(content)} bytes are no audio that soundfile can read")
+            entry.problems.append(f"its {len(content)} bytes are not audio that soundfile can read")
             return
     entry.path = directory / f"{entry.id}{suffix}"
     entry.name = entry.path.name

@@ -3,11 +3,11 @@
 The file names a dataset and configurations, each a vLLM config file with overrides:
 
     dataset: bench/data
-    samples: 40                       # clips to pick (default: all)
-    loads: [c1, c16]                  # 1 and 16 requests in flight (default: c1); or [r2.5]: 2.5 arrivals a second
+    samples: 40                       # number of clips (default: all)
+    loads: [c1, c16]                  # 1 and 16 requests in flight (default: c1); [r2.5]: 2.5 requests per second
     repeats: 3                        # rounds (default: 1)
-    dir: pico/checkpoint              # directory to serve in (default: this one)
-    flags: [--warmup, 4]              # further flags of `bench run`
+    dir: pico/checkpoint              # the servers' working directory (default: the current one)
+    flags: [--warmup, 4]              # other flags of `bench run`
     configurations:
       - name: eager
         config: vllm_config.yaml
@@ -20,17 +20,17 @@ The file names a dataset and configurations, each a vLLM config file with overri
         command: [/opt/other/bin/other]
         dir: other/checkpoint
 
-Paths are those of `bench run`: relative to where the command runs. An override replaces the file's value of that name
-whole, be it a mapping such as compilation_config; null takes it out, and vLLM's default holds. All of it is written
-to the results, so `env` must hold no secret: the server has the environment of this command as well.
+Paths are relative to the current directory, as in `bench run`. An override replaces the whole value of that name in the
+config file, even a mapping such as compilation_config; null removes it, so that vLLM's default applies. `env` must not
+contain secrets, because everything is written to the results. The server also gets the environment of this command.
 
-Each round serves every configuration once, and every second round goes backwards: A B C, C B A. A machine that gets
-steadily slower, as one that heats up, then slows each of them alike, over every two rounds: taken in the same order
-each time, the last one would always fare worst. Each run is one of `bench run --serve`, in OUT/NAME/ROUND.
+Each round serves every configuration once. Every second round runs backwards: A B C, C B A. This cancels a steady drift
+of the machine, for example when it heats up, which would otherwise always slow down the last configuration. Each run
+is one `bench run --serve`, in OUT/NAME/ROUND.
 
-In the table, the latency ratio is to the first configuration's run of the same round, the nearest in time: the
-geometric mean over the clips that completed in both. If it is above 1 in one round and below 1 in another, the
-machine told the two apart, not the configurations.
+The latency ratio in the table compares a run with the first configuration's run of the same round, the nearest in time:
+the geometric mean over the clips that completed in both. If it is above 1 in one round and below 1 in another, the
+difference comes from the machine, not from the configuration.
 """
 
 import dataclasses
@@ -61,14 +61,14 @@ CONFIGURATION_KEYS = {
     **{"name": "string", "config": "string", "overrides": "mapping", "env": "mapping"},
     **{"command": "list", "dir": "string"},
 }
-# A name is also that of a directory.
+# A configuration's name is also the name of a directory.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-# Flags of `bench run` that have a key here, or none to set
+# Flags of `bench run` that have a key in the file, or cannot be used
 OWN_FLAGS = (
     *("--url", "--serve", "--dir", "--dataset", "--samples", "--concurrency", "--rate", "--out", "--resume"),
     *("--api-key-env", "--help", "-h", "--sessions", "--find-sessions"),
 )
-# Key, heading, how a value is written, and what it is divided by
+# Key, heading, format, divisor
 MEASURES = (
     ("p50_ms", "P50 ms", "{:.1f}", 1),
     ("p90_ms", "P90 ms", "{:.1f}", 1),
@@ -84,7 +84,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Configuration:
-    """One server: `settings` is the config file's content with the overrides in it."""
+    """One server. `settings` is the content of the config file with the overrides applied."""
 
     name: str
     settings: dict[str, Any]
@@ -95,7 +95,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Matrix:
-    """What the file asks for; `samples` null for all clips."""
+    """The content of the file; `samples` is null for all clips."""
 
     dataset: str
     samples: int | None
@@ -105,18 +105,18 @@ class Matrix:
     configurations: list[Configuration]
 
     def order(self) -> list[tuple[int, Configuration]]:
-        """Every run with its round, counted from 1, in the order in which they are made."""
+        """All runs with their round, counted from 1, in the order of execution."""
         rounds = range(1, self.repeats + 1)
         return [(number, each) for number in rounds for each in self.configurations[:: 1 if number % 2 else -1]]
 
 
 def main(plan: MatrixPlan) -> int:
-    """Make all runs, and the table of them. Raises BenchError for a mistake that all runs share.
+    """Make all runs and their table. Raises BenchError for an error that affects all runs.
 
     Returns the exit status: 1 when a configuration or a request failed, 130 when Ctrl-C stopped it, else 0.
     """
     matrix = read(plan.file)
-    # All flags are parsed before the first server, for which a wrong one would come late.
+    # All flags are parsed before the first server starts.
     order = [
         (number, each, _run_plan(matrix, each, plan.out / each.name / str(number))) for number, each in matrix.order()
     ]
@@ -127,7 +127,7 @@ def main(plan: MatrixPlan) -> int:
     ]
     for state, (_, _, planned) in zip(runs, order, strict=True):
         if _finished(planned.out):
-            report.score(planned.out)  # a kill may have come before its score
+            report.score(planned.out)  # it may have been killed before it was scored
             state["status"] = "finished"
     _write(plan.out, matrix, runs)
     failed: set[str] = set()
@@ -135,7 +135,7 @@ def main(plan: MatrixPlan) -> int:
         if state["status"] == "finished":
             continue
         if configuration.name in failed:
-            state["reason"] = "left out: it failed in an earlier round"
+            state["reason"] = "skipped: it failed in an earlier round"
             continue
         print(f"round {number} of {matrix.repeats}: {configuration.name}", file=sys.stderr)
         state["status"], state["reason"] = _run(planned)
@@ -149,7 +149,7 @@ def main(plan: MatrixPlan) -> int:
     print(table)
     print(f"report: {plan.out / TABLE}")
     if any(state["status"] == "interrupted" for state in runs):
-        print("Interrupted. To make the runs that are left, add --resume.", file=sys.stderr)
+        print("Interrupted. Add --resume to make the remaining runs.", file=sys.stderr)
         return 130
     return int(bool(failed) or any(row["failed"] for row in tabulate(plan.out, matrix, runs)))
 
@@ -158,7 +158,7 @@ def main(plan: MatrixPlan) -> int:
 
 
 def read(path: Path) -> Matrix:
-    """Raises BenchError with all that is wrong with the file at once."""
+    """Read and check the file. Raises BenchError with all its problems."""
     content = _yaml(path)
     problems = list(_problems(content, KEYS, ("dataset", "configurations"), "the file"))
     if problems:
@@ -169,16 +169,16 @@ def read(path: Path) -> Matrix:
     levels = content.get("loads", ["c1"])
     if not levels or not all(map(_is_load, levels)):
         problems.append(
-            f"'loads' must list such as c16 (requests in flight) or r2.5 (arrivals a second), found {levels!r}"
+            f"'loads' must be a list such as [c16] (requests in flight) or [r2.5] (requests a second), found {levels!r}"
         )
     elif len({load[0] for load in levels}) > 1 or len(set(levels)) < len(levels):
-        problems.append(f"'loads' must be all of one kind, c or r, and each once, found {levels!r}")
+        problems.append(f"'loads' must all start with c or all with r, without repetition, found {levels!r}")
     flags = content.get("flags", [])
     for flag in flags:
         if not isinstance(flag, str | int | float) or isinstance(flag, bool):
-            problems.append(f"'flags' must list strings and numbers, found {flag!r}")
+            problems.append(f"'flags' must be a list of strings and numbers, found {flag!r}")
         elif any(own.startswith(str(flag).split("=")[0]) for own in OWN_FLAGS if str(flag).startswith("-")):
-            problems.append(f"'flags' has {flag!r}: it has a key of its own here, or is not for a matrix")
+            problems.append(f"'flags' has {flag!r}: use its key of the matrix file, or remove it")
     configurations: list[Configuration] = []
     for number, entry in enumerate(content["configurations"], 1):
         where = f"configuration {number}"
@@ -190,7 +190,7 @@ def read(path: Path) -> Matrix:
         if found:
             continue
         if entry["name"] in [each.name for each in configurations]:
-            problems.append(f"{where}: the name is taken")
+            problems.append(f"{where}: another configuration has this name")
         directory = entry.get("dir", content.get("dir", "."))
         if not Path(directory).is_dir():
             problems.append(f"{where}: 'dir' must be a directory, found {directory!r}")
@@ -226,9 +226,9 @@ def _is_load(name: Any) -> bool:
 
 
 def merge(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """The settings with each override in place of the value of its name, or with nothing there for null.
+    """The settings with each override replacing the value of the same name; null removes it.
 
-    To vLLM, max-model-len and max_model_len are one name.
+    For vLLM, max-model-len and max_model_len are the same name.
     """
     named = {key.replace("-", "_") for key in overrides}
     kept = {key: value for key, value in settings.items() if key.replace("-", "_") not in named}
@@ -243,19 +243,19 @@ def _yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeError) as error:
         raise BenchError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise BenchError(f"{path} must hold a mapping of names to values, found {str(content)[:100]!r}")
+        raise BenchError(f"{path} must contain a mapping of names to values, found {str(content)[:100]!r}")
     return content
 
 
 def _problems(entry: Any, known: dict[str, str], needed: Sequence[str], where: str) -> list[str]:
-    """Keys that are missing, unknown or of the wrong kind."""
+    """Problems of an entry's keys: missing, unknown, or of the wrong type."""
     if not isinstance(entry, dict):
         return [f"{where}: expected a mapping with {', '.join(known)}, found {entry!r}"]
     problems = [f"{where}: the key {key!r} is missing" for key in needed if key not in entry]
     for key, value in entry.items():
         if key not in known:
             nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0)[0]
-            problems.append(f"{where}: unknown key {key!r}; the nearest that there is: {nearest!r}")
+            problems.append(f"{where}: unknown key {key!r}; did you mean {nearest!r}?")
         elif not isinstance(value, KINDS[known[key]]) or isinstance(value, bool):
             problems.append(f"{where}: {key!r} must be a {known[key]}, found {value!r}")
     return problems
@@ -264,16 +264,16 @@ def _problems(entry: Any, known: dict[str, str], needed: Sequence[str], where: s
 def _configuration_problems(entry: dict[str, Any], where: str) -> list[str]:
     problems = []
     if not NAME.fullmatch(entry["name"]):
-        problems.append(f"{where}: 'name' must be letters, digits and . _ + -, since it names a directory")
+        problems.append(f"{where}: 'name' may contain only letters, digits and . _ + -, because it is a directory name")
     for name, value in entry.get("env", {}).items():
         if not isinstance(name, str) or not isinstance(value, str | int | float) or isinstance(value, bool):
             problems.append(
-                f"{where}: 'env' must hold strings or numbers, found {name!r}: {value!r} (put it in quotes)"
+                f"{where}: 'env' must contain strings or numbers, found {name!r}: {value!r} (put it in quotes)"
             )
     if not all(isinstance(key, str) for key in entry.get("overrides", {})):
-        problems.append(f"{where}: 'overrides' must have names as its keys, found {[*entry['overrides']]!r}")
+        problems.append(f"{where}: the keys of 'overrides' must be strings, found {[*entry['overrides']]!r}")
     if "command" in entry and not (entry["command"] and all(isinstance(part, str) for part in entry["command"])):
-        problems.append(f"{where}: 'command' must list strings, found {entry['command']!r}")
+        problems.append(f"{where}: 'command' must be a list of strings, found {entry['command']!r}")
     return problems
 
 
@@ -285,7 +285,7 @@ def _refusal(path: Path, problems: list[str]) -> BenchError:
 
 
 def _run(plan: RunPlan) -> tuple[str, str | None]:
-    """Make and score one run, or make what is left of it. Returns its status, and the reason of a failure."""
+    """Make or continue one run, and score it. Returns its status, and the reason of a failure."""
     plan = dataclasses.replace(plan, resume=(plan.out / results.ROWS).exists())
     log = plan.out / results.LOG
     log.unlink(missing_ok=True)
@@ -296,14 +296,14 @@ def _run(plan: RunPlan) -> tuple[str, str | None]:
         return "interrupted", None
     except (BenchError, OSError) as error:
         if not log.exists():
-            raise  # before a server was started: a mistake in the usage or the data, and so in all of them
+            raise  # no server was started: an error in the usage or the data, which affects all runs
         return "failed", str(error)
     report.score(plan.out)
     return "finished", None
 
 
 def _run_plan(matrix: Matrix, configuration: Configuration, directory: Path) -> RunPlan:
-    """The plan of one run of a configuration, into `directory`. Raises SystemExit for a wrong flag in the file."""
+    """The plan of one run of a configuration, into `directory`. Raises SystemExit for an invalid flag in the file."""
     served = ServedConfig(
         config=directory.parent / CONFIG,
         directory=Path(configuration.dir),
@@ -314,7 +314,7 @@ def _run_plan(matrix: Matrix, configuration: Configuration, directory: Path) -> 
 
 
 def _arguments(matrix: Matrix, configuration: Configuration, directory: Path) -> list[str]:
-    """Of `bench run`."""
+    """The arguments of `bench run`."""
     found = [*matrix.flags, "--serve", str(directory.parent / CONFIG), "--dir", configuration.dir]
     found += ["--dataset", matrix.dataset, "--out", str(directory)]
     if matrix.samples is not None:
@@ -326,17 +326,17 @@ def _arguments(matrix: Matrix, configuration: Configuration, directory: Path) ->
 
 
 def _claim(out: Path, matrix: Matrix, resume: bool) -> None:
-    """Make the directory, with the configurations to serve; refuse one that holds another matrix."""
+    """Create the directory with the configurations to serve. Raises BenchError if it has another matrix."""
     path = out / MATRIX
     if any(out.glob(f"*/*/{results.ROWS}")):
         if not resume:
-            raise BenchError(f"{out} has runs in it: continue that matrix with --resume, or choose another --out")
+            raise BenchError(f"{out} already has runs: continue that matrix with --resume, or choose another --out")
         try:
             written = path.read_bytes()
         except OSError as error:
-            raise BenchError(f"cannot read {path}, which says what was to be measured ({error.strerror})") from None
+            raise BenchError(f"cannot read {path}, which has the plan of the matrix ({error.strerror})") from None
         before, now = (json.loads(each)["plan"] for each in (written, json.dumps({"plan": _plan_json(matrix)})))
-        # More rounds and more configurations may come; what is there must be what would be measured now.
+        # Rounds and configurations may be added. All other settings must be the same.
         then, new = ({each.pop("name"): each for each in side.pop("configurations")} for side in (before, now))
         both = [(f"{name}: ", then[name], new[name]) for name in then if name in new]
         same = ("dataset", "samples", "loads", "flags")
@@ -348,7 +348,7 @@ def _claim(out: Path, matrix: Matrix, resume: bool) -> None:
             if old[key] != fresh[key]
         ]
         if differences:
-            raise BenchError("\n  ".join([f"--resume: the matrix in {out} was another one:", *differences]))
+            raise BenchError("\n  ".join([f"--resume: the matrix in {out} has other settings:", *differences]))
     try:
         for each in matrix.configurations:
             (out / each.name).mkdir(parents=True, exist_ok=True)
@@ -358,7 +358,7 @@ def _claim(out: Path, matrix: Matrix, resume: bool) -> None:
 
 
 def _finished(directory: Path) -> bool:
-    """Whether every clip has an answer, be it a failure, at every load."""
+    """Whether every clip has a row, completed or failed, at every load."""
     if not (directory / results.ROWS).exists():
         return False
     record = results.read_run(directory)["run"]
@@ -395,7 +395,7 @@ def _write(out: Path, matrix: Matrix, runs: list[dict[str, Any]]) -> str:
 
 
 def _environment(out: Path, run: dict[str, Any]) -> dict[str, Any] | None:
-    """What `bench run` wrote of machine and versions; the config is the plan's. Null for a run that is not finished."""
+    """The environment in run.json, without the config, which is in the plan. Null for a run that is not finished."""
     if run["status"] != "finished":
         return None
     environment: dict[str, Any] = results.read_run(out / run["directory"])["environment"]
@@ -416,7 +416,7 @@ def _described(configuration: Configuration) -> str:
 
 
 def tabulate(out: Path, matrix: Matrix, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per configuration and load, over its finished runs: of each measure its median, extremes and values."""
+    """One row per configuration and load: median, extremes and values of each measure over the finished runs."""
     table = []
     first = matrix.configurations[0].name
     baseline = {run["round"]: run["directory"] for run in runs if run["name"] == first}
@@ -443,7 +443,7 @@ def tabulate(out: Path, matrix: Matrix, runs: list[dict[str, Any]]) -> list[dict
 
 
 def _ratio(baseline: Path, directory: Path, load: str) -> float | None:
-    """How many times the baseline's latency, as a geometric mean over the clips; null where none completed in both."""
+    """Geometric mean of the latency ratios to the baseline, over the clips that completed in both; null without any."""
     old, new = (
         {row.id: row.latency_ms for row in _rows(each) if row.load == load and row.latency_ms is not None}
         for each in (baseline, directory)
@@ -464,7 +464,7 @@ def _summary(directory: Path) -> dict[str, Any]:
 def _numbers(summary: dict[str, Any], load: str) -> dict[str, Any]:
     at = next(each for each in summary["loads"] if each["load"] == load)
     quality = summary["quality"]
-    # Of a whole run, or of its first load's texts: in that load's row alone.
+    # Measured once per run, or on the texts of the first load: only in that load's row.
     whole = {
         "peak_bytes": summary["memory"]["peak_bytes"],
         "startup_s": (summary["server"] or {}).get("startup_s"),
@@ -479,7 +479,7 @@ def _numbers(summary: dict[str, Any], load: str) -> dict[str, Any]:
 
 
 def _markdown(rows: list[dict[str, Any]]) -> str:
-    """Padded, so that it is a table in a terminal as well."""
+    """The table in Markdown, padded for a terminal."""
     cells = [["configuration", "load", "runs", *(heading for _, heading, _, _ in MEASURES), "failed"]]
     for row in rows:
         runs = f"{row['runs']} of {row['planned']}" + (" (failed)" if row["reason"] else "")
@@ -494,9 +494,9 @@ def _markdown(rows: list[dict[str, Any]]) -> str:
         "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) + " |" for line in cells
     ]
     note = (
-        "Medians over the runs (lowest to highest); -: not measured. Latency ratio: to the first configuration's\n"
-        "run of the same round, clip by clip. Failed: requests without a transcript, over all runs. Peak memory and\n"
-        "start-up are a whole run's, the error rate is that of its first load: they stand there alone."
+        "Medians over the runs (minimum to maximum); -: not measured. Latency ratio: to the first configuration's\n"
+        "run of the same round, clip by clip. Failed: requests without a transcript, over all runs. Peak memory,\n"
+        "start-up and error rate are measured once per run and shown only in the row of the first load."
     )
     failures = [f"{row['name']} failed: {_cause(row['reason'])}" for row in rows if row["reason"]]
     return "\n".join([*lines, "", note, *dict.fromkeys(failures)])
@@ -510,6 +510,6 @@ def _cell(measure: dict[str, Any] | None, pattern: str, unit: float) -> str:
 
 
 def _cause(reason: str) -> str:
-    """The line of the cause, which bench.serve puts last where the log names one; else the first."""
+    """The line with the cause, which is the last line of bench.serve's message; else the first line."""
     first, *rest = reason.splitlines()
     return rest[-1] if rest and rest[-1].startswith("cause:") else first

@@ -1,13 +1,13 @@
-"""Memory of the server, sampled while it works, and the energy of its GPUs.
+"""The memory of the server, sampled during the run, and the energy of its GPUs.
 
-Three readings are taken, and the first of these that ever succeeded is reported:
+There are three sources. The first one that returns a value is reported:
 1. `nvml_process_tree`: GPU memory that NVML attributes to the server's processes, summed over the GPUs.
-2. `nvml_device`: all memory in use on the GPUs that the server holds open, where NVML gives no number per
-   process, as in many containers. It includes whatever else runs there.
-3. `rss_process_tree`: resident memory of the process that listens at the URL's port and of its descendants.
-   Pages that processes share, such as mapped weights and libraries, count once in each of them.
-A peak between two samples is missed; vLLM takes its memory at the start and keeps it, so little is lost.
-The peaks of the second and third are reported beside it, whichever that is.
+2. `nvml_device`: all memory in use on the GPUs that the server has open, including that of other processes. It is
+   used if NVML gives no number per process, as in many containers.
+3. `rss_process_tree`: resident memory of the process that listens on the URL's port and of its descendants.
+   Shared pages, such as mapped weights and libraries, count in each process.
+A peak between two samples is missed. vLLM allocates its memory at the start and keeps it, so the error is small.
+The peaks of the second and third source are always reported as well.
 """
 
 import ipaddress
@@ -23,8 +23,8 @@ import pynvml  # type: ignore[import-untyped,unused-ignore]
 
 SOURCES = ("nvml_process_tree", "nvml_device", "rss_process_tree")
 INTERVAL_S = 0.5
-# What listens for a container or a tunnel is not the server: its few megabytes would pass for the server's.
-# True where the server behind it is on this machine all the same.
+# Processes that listen for a container or a tunnel: their memory is not that of the server.
+# True if the server behind them is on this machine.
 FORWARDERS = {"docker-proxy": True, "rootlessport": True, "slirp4netns": True, "ssh": False, "kubectl": False}
 
 
@@ -51,7 +51,7 @@ class Gpus:
             pass
 
     def of_processes(self, pids: set[int]) -> int:
-        """Bytes that NVML attributes to these processes; 0 where it knows none of them or has no number."""
+        """Bytes that NVML attributes to these processes; 0 if NVML does not know them or has no number."""
         list_users = pynvml.nvmlDeviceGetComputeRunningProcesses
         try:
             users = [user for gpu in self.handles.values() for user in list_users(gpu)]
@@ -60,24 +60,24 @@ class Gpus:
         return sum(user.usedGpuMemory or 0 for user in users if user.pid in pids)
 
     def in_use(self, minors: set[int]) -> int:
-        """Bytes in use on these GPUs, by whomever."""
+        """Bytes in use on these GPUs, by all processes."""
         return sum(pynvml.nvmlDeviceGetMemoryInfo(self.handles[minor]).used for minor in minors)
 
     def opened_by(self, pids: set[int]) -> set[int]:
-        """The GPUs that these processes hold open, from their file descriptors (Linux)."""
+        """The GPUs that these processes have open, from their file descriptors (Linux)."""
         links = set()
         for pid in pids:
             try:
                 links |= {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")}
             except OSError:
-                continue  # ended or closed while being looked at, or not ours to read
+                continue  # ended or closed meanwhile, or not readable by this user
         return {minor for minor in self.handles if f"/dev/nvidia{minor}" in links}
 
 
 def joules(handles: Iterable[Any]) -> float | None:
-    """Energy that these GPUs took since their driver was loaded; null if there are none or one does not count it.
+    """Energy of these GPUs since their driver was loaded; null if there are none or one does not measure it.
 
-    NVML counts millijoules, from Volta on: nvmlDeviceGetTotalEnergyConsumption.
+    NVML measures millijoules since Volta: nvmlDeviceGetTotalEnergyConsumption.
     """
     try:
         return sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles)) / 1000 or None
@@ -86,10 +86,10 @@ def joules(handles: Iterable[Any]) -> float | None:
 
 
 class MemorySampler(threading.Thread):
-    """Samples from `start()` until `stop()`, which returns the memory in bytes; null is what could not be measured.
+    """Samples from `start()` until `stop()`, which returns the memory in bytes; null if it could not be measured.
 
-    {peak_bytes, end_bytes, source, reason, device_peak_bytes, host_rss_peak_bytes}: the headline figure's peak and its
-    last sample, and the peaks of `nvml_device` and `rss_process_tree`. Without a headline figure `reason` says why.
+    {peak_bytes, end_bytes, source, reason, device_peak_bytes, host_rss_peak_bytes}: peak and last sample of `source`,
+    and the peaks of `nvml_device` and `rss_process_tree`. If `source` is null, `reason` says why.
     """
 
     def __init__(self, url: str) -> None:
@@ -108,17 +108,17 @@ class MemorySampler(threading.Thread):
             try:
                 self._sample()
             except (psutil.Error, pynvml.NVMLError, OSError) as error:
-                self._reason = f"a sample failed: {error}"  # most often a process that just ended
+                self._reason = f"a sample failed: {error}"  # usually a process that has just ended
             self._sampled.set()
             self._done.wait(INTERVAL_S)
 
     def gpus(self) -> int:
-        """How many GPUs are known to be the server's."""
+        """The number of GPUs that the server is known to use."""
         self._sampled.wait()
         return len(self._opened)
 
     def meter(self) -> Callable[[], tuple[float | None, str | None]]:
-        """Start to count what the server's GPUs take. The result tells the joules since, or null and why."""
+        """Start to measure energy. The result returns the joules since then, or null and the reason."""
         self._sampled.wait()
         opened = [self._gpus.handles[minor] for minor in self._opened]
         before = joules(opened)
@@ -130,8 +130,8 @@ class MemorySampler(threading.Thread):
             if not self._gpus.handles:
                 return None, "this machine has no NVIDIA GPU"
             if not opened:
-                return None, self._reason or "the server holds no GPU open, or this user may not see it"
-            return None, "NVML does not tell the energy of the server's GPU"
+                return None, self._reason or "the server has no GPU open, or this user may not see it"
+            return None, "NVML does not measure the energy of the server's GPU"
 
         return read
 
@@ -139,7 +139,7 @@ class MemorySampler(threading.Thread):
         self._done.set()
         self.join()
         source = next((source for source in SOURCES if source in self._peaks), None)
-        whole_gpu = "all memory in use on the GPU, since NVML does not name the server's processes here"
+        whole_gpu = "all memory in use on the GPU, because NVML does not list the server's processes here"
         reason = {None: self._reason or "no sample was taken", "nvml_device": whole_gpu}.get(source)
         return {
             "peak_bytes": self._peaks[source] if source else None,
@@ -153,7 +153,7 @@ class MemorySampler(threading.Thread):
     def _sample(self) -> None:
         if not any(server.is_running() for server in self._servers):
             self._servers, self._reason, on_this_machine = find_server(self._url)
-            # With several GPUs nobody can tell which are the server's, and a sum over all would be a guess.
+            # With several GPUs it is unknown which ones the server uses.
             alone = not self._servers and on_this_machine and len(self._gpus.handles) == 1
             self._opened = set(self._gpus.handles) if alone else set()
         tree = {child for server in self._servers for child in (server, *server.children(recursive=True))}
@@ -172,9 +172,9 @@ class MemorySampler(threading.Thread):
 
 
 def find_server(url: str) -> tuple[list[psutil.Process], str | None, bool]:
-    """Find the processes that listen at the URL's port.
+    """Find the processes that listen on the URL's port.
 
-    Returns them, or else why there are none, and whether the server is on this machine.
+    Returns them, or the reason why there are none, and whether the server is on this machine.
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -188,9 +188,9 @@ def find_server(url: str) -> tuple[list[psutil.Process], str | None, bool]:
         pids = {each.pid for each in listeners if tuple(each.laddr) in addresses}
         servers = [psutil.Process(pid) for pid in pids if pid is not None]
     except psutil.Error:
-        servers = []  # macOS lists other processes' sockets to root alone
+        servers = []  # macOS lists sockets of other processes only for root
     for name in {server.name() for server in servers} & set(FORWARDERS):
-        return [], f"port {port} is held by {name}, not by the server itself", FORWARDERS[name]
+        return [], f"{name} listens on port {port}, not the server itself", FORWARDERS[name]
     if not servers:
-        return [], f"the process behind port {port} is hidden from this user or container", True
+        return [], f"this user or container cannot see the process that listens on port {port}", True
     return servers, None, True

@@ -1,4 +1,4 @@
-"""What each command of `python -m bench` is to do: made of its command line by bench/arguments.py, never changed."""
+"""The plan of each command of `python -m bench`: immutable, made by bench/arguments.py from the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from bench.loads import Load
 
 @dataclass(frozen=True)
 class ServedConfig:
-    """A server that bench starts on a free port of 127.0.0.1 for the time of a run.
+    """A server that bench starts on a free port of 127.0.0.1 for a run, and then stops.
 
-    `config` is a vLLM config file, `directory` where its `model: .` points. `command` stands in for `vllm`, and
-    `environment` is added to this process's.
+    `config` is a vLLM config file, `directory` where its `model: .` points. `command` replaces `vllm`. `environment` is
+    added to this process's environment.
     """
 
     config: Path
@@ -46,14 +46,19 @@ class LivePlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """`bench run`: send clips at each load, time and score the answers, and write them to `out`.
+    """`bench run`: send clips at each load, measure and score the responses, and write the results to `out`.
 
-    `server` is the root URL of one that is up, or what to serve. `dataset` is read by bench.dataset.load; `samples` of
-    its clips are picked with `seed` (null: all). `warmup` requests are sent at each load before the measured ones.
-    `timeout_s` is the longest wait in seconds for the server's next byte. `language` is null for the dataset's own,
-    `model` for the server's first, `api_key_env` names the environment variable with the key, null for none. `prompt`
-    is what --api chat asks for. With `resume`, the run in `out` is continued. `live` says what a session is, where the
-    loads are numbers of sessions; null where each clip is a request.
+    server       base URL of a running server, or the config to serve
+    dataset      read by bench.dataset.load
+    samples      number of clips, selected with `seed`; null for all
+    warmup       requests before each load that are not measured
+    prompt       instruction that --api chat sends
+    language     null for the dataset's
+    model        null for the first one that the server lists
+    timeout_s    longest wait in seconds for the server's next byte
+    api_key_env  name of the environment variable with the key; null for no key
+    resume       whether to continue the run in `out`
+    live         what a session is, if the loads are numbers of sessions; null if each clip is a request
     """
 
     server: str | ServedConfig
@@ -75,7 +80,7 @@ class RunPlan:
 
     @property
     def served(self) -> ServedConfig | None:
-        """What bench serves itself; null where a server is up already."""
+        """The config that bench serves; null if `server` is a URL."""
         return self.server if isinstance(self.server, ServedConfig) else None
 
 
@@ -98,7 +103,7 @@ class ReportPlan:
 
 @dataclass(frozen=True)
 class ComparePlan:
-    """`bench compare`: set each run of `others` against `baseline`; `json` is a file for the numbers, or null."""
+    """`bench compare`: compare each run of `others` with `baseline`; `json` is a file for the figures, or null."""
 
     baseline: Path
     others: tuple[Path, ...]
@@ -107,7 +112,7 @@ class ComparePlan:
 
 @dataclass(frozen=True)
 class MatrixPlan:
-    """`bench matrix`: measure the configurations that `file` names, into `out`; with `resume`, what is left there."""
+    """`bench matrix`: measure the configurations in `file`, into `out`; with `resume`, only the runs that are left."""
 
     file: Path
     out: Path

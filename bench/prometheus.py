@@ -1,7 +1,6 @@
-"""Read Prometheus' text format, as vLLM's /metrics has it.
+"""Read vLLM's /metrics, in Prometheus' text format.
 
-By prometheus_client, the library with which vLLM writes it: escapes in labels, exponents, +Inf and comments are its
-affair.
+prometheus_client parses it, the library with which vLLM writes it.
 """
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +10,7 @@ from prometheus_client.samples import Sample
 def samples(text: str, name: str) -> list[Sample]:
     """The samples of this full name, such as `vllm:generation_tokens_total`, one for each set of labels.
 
-    None of them where the text is not in Prometheus' format.
+    An empty list if the text is not in Prometheus' format.
     """
     try:
         families = list(text_string_to_metric_families(text))
@@ -21,15 +20,15 @@ def samples(text: str, name: str) -> list[Sample]:
 
 
 def total(text: str, *names: str) -> float | None:
-    """The sum over all sets of labels of the counter or gauge of any of these names; null where there is none."""
+    """The sum of all samples with one of these names, over all labels; null if there is none."""
     values = [sample.value for name in names for sample in samples(text, name)]
     return sum(values) if values else None
 
 
 def buckets(text: str, histogram: str) -> dict[float, float] | None:
-    """How many observations were at most as large as each bucket's upper bound (`le`, `inf` for +Inf).
+    """The number of observations up to each bucket's upper bound (`le`, `inf` for +Inf).
 
-    Summed over all other labels, such as vLLM's `engine`; null where there is no such histogram.
+    Summed over all other labels, such as vLLM's `engine`; null if there is no such histogram.
     """
     counts: dict[float, float] = {}
     for sample in samples(text, f"{histogram}_bucket"):

@@ -1,11 +1,11 @@
-"""The files of one run's directory, through which the stages talk.
+"""The files of one run's directory, which the stages exchange.
 
-run.json        settings, environment, memory and what each load took; written before the first measured request
-requests.jsonl  one row per request, flushed as it ends; of a clip that was sent again at a load the last row counts
-server.log      of the server that bench started
-summary.json    the numbers, made from the two above
-report.md       the same for people
-report.html     the same with plots
+run.json        settings, environment, memory, and resources of each load; written before the first measured request
+requests.jsonl  one row per request, flushed when it ends; for a clip with several rows at a load, the last row counts
+server.log      log of the server that bench started
+summary.json    the figures, computed from run.json and requests.jsonl
+report.md       the figures as tables
+report.html     the figures as tables and plots
 """
 
 import json
@@ -26,15 +26,15 @@ LOG = "server.log"
 
 
 def row_line(row: Row) -> str:
-    # All ASCII: lone surrogates could not be written otherwise, and U+2028 would end a line for many readers.
+    # ASCII only: lone surrogates cannot be written in UTF-8, and many readers end a line at U+2028.
     return json.dumps(asdict(row)) + "\n"
 
 
 def read_rows(path: Path) -> list[Row]:
     """Read requests.jsonl.
 
-    A last line without its newline was cut by a kill, and counts only if it is whole.
-    Any other bad line is damage that nobody should score, hence an error.
+    A last line without a newline was truncated by a kill; it counts only if it is valid JSON. Any other invalid line
+    raises BenchError.
     """
     try:
         lines = path.read_bytes().splitlines(keepends=True)
@@ -44,7 +44,7 @@ def read_rows(path: Path) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            # Rows that are not of `bench run`, such as the reference model's, have no load.
+            # Rows of other tools, such as the reference model's, have no load.
             named = [each.name for each in fields(Row) if each.name in entry or each.default is MISSING]
             rows.append(Row(**{name: entry[name] for name in named}))
         except (ValueError, LookupError, TypeError) as error:
@@ -66,7 +66,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a kill leaves the old one or the new one."""
+    """Replace a file atomically: a kill leaves either the old file or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

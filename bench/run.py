@@ -1,6 +1,6 @@
-"""The measuring stage: at each load warm up and send the clips; leave run.json and requests.jsonl behind.
+"""The measuring stage: for each load, warm up and send the clips; write run.json and requests.jsonl.
 
-Ctrl-C or a kill loses only what is in flight; --resume sends that, what is missing and what failed.
+Ctrl-C or a kill loses only the requests in flight. --resume sends them, and all that failed or are missing.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ from bench.search import search
 from bench.sending import Sending
 from mistral_layout.audio import DELAY_MS
 
-# No clip can succeed after one of these: no answer at all, wrong key, no permission, wrong address or model.
+# After one of these no request can succeed: no response, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)
-# What both parts of a resumed run must share, or its numbers would mix two measurements.
+# Settings that must be equal in all parts of a resumed run.
 SAME = (
     *("url", "serve", "config_sha256", "dir", "model", "manifest_sha256", "server_version"),
     *("api", "mode", "language", "prompt", "loads", "seed", "live"),
 )
 QUEUE = "vllm:request_queue_time_seconds"  # vLLM's histogram
-SETTLE_S = 0.2  # the server's counters follow its answers
+SETTLE_S = 0.2  # the server updates its counters after its responses
 KILLED = {
     "joules": None,
     "joules_reason": "a part of this load was killed",
@@ -63,11 +63,11 @@ class Selection(NamedTuple):
 
 
 def execute(plan: RunPlan) -> bool:
-    """Measure what the plan asks for, starting a server where it names a config. Returns whether Ctrl-C stopped it.
+    """Carry out the plan; start a server if it names a config. Returns whether Ctrl-C stopped it.
 
-    Raises BenchError for what cannot be measured: wrong data or settings, another run in `out`, no server.
+    Raises BenchError for invalid data or settings, another run in `out`, and a server that does not respond.
     """
-    selection = check(plan)  # before vLLM takes its half minute
+    selection = check(plan)  # before the start of vLLM, which takes half a minute
     server = plan.server
     if isinstance(server, str):
         url = clean_url(server)
@@ -81,18 +81,18 @@ def execute(plan: RunPlan) -> bool:
 
 
 def check(plan: RunPlan) -> Selection:
-    """Read the dataset, and refuse what no server is needed to refuse. Raises BenchError."""
+    """Read the dataset and make all checks that need no server. Raises BenchError."""
     if plan.api_key_env and not os.environ.get(plan.api_key_env):
         raise BenchError(f"--api-key-env: the environment variable {plan.api_key_env} is empty or not set")
     data = dataset.load(plan.dataset)
     picked = dataset.select(data.clips, plan.samples, plan.seed)
     selection = Selection(data, picked, picked)
-    # What would come to light when the clip's turn comes.
+    # Otherwise these errors would appear only when the clip is sent.
     if plan.api == "chat":
         for clip in selection.clips:
             mime(clip)
     if plan.mode == "realtime":
-        from bench import sound  # which needs libraries that the other modes do without
+        from bench import sound  # needs libraries that the other modes do not need
 
         for clip in picked:
             sound.check(clip)
@@ -101,7 +101,9 @@ def check(plan: RunPlan) -> Selection:
     if plan.resume and (plan.out / results.ROWS).exists():
         _refuse_differences(plan.out, results.read_run(plan.out), _settings(plan, selection))
     if not plan.language and not data.language and data.format != "manifest":
-        print(f"--dataset {plan.dataset} tells no language: scored as English (see --language)", file=sys.stderr)
+        print(
+            f"--dataset {plan.dataset} does not name its language: scoring as English (see --language)", file=sys.stderr
+        )
     return selection
 
 
@@ -115,14 +117,14 @@ def _sessions(plan: RunPlan, made_of: LivePlan, clips: Sequence[Clip]) -> list[C
 
 
 def claim(out: Path, resume: bool) -> None:
-    """Make the run's directory. Raises BenchError for one that holds another run, or that cannot be made."""
+    """Create the run's directory. Raises BenchError if it has another run, or cannot be created."""
     rows_path = out / results.ROWS
     if rows_path.exists() and not resume:
         raise BenchError(f"{rows_path} exists: continue that run with --resume, or choose another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BenchError(f"cannot make the directory --out {out} ({error.strerror})") from None
+        raise BenchError(f"cannot create the directory --out {out} ({error.strerror})") from None
 
 
 def _sha256(config: Path) -> str:
@@ -133,10 +135,10 @@ def _sha256(config: Path) -> str:
 
 
 def _settings(plan: RunPlan, selection: Selection) -> dict[str, Any]:
-    """What run.json says of the run itself, but for the model's name, which the server may tell."""
+    """The `run` section of run.json without the model's name, which may come from the server."""
     served = plan.served
     return {
-        # a server of our own gets a new port every time
+        # a server that bench starts gets a new port each time
         "url": clean_url(plan.server) if isinstance(plan.server, str) else None,
         "serve": str(served.config) if served else None,
         "config_sha256": _sha256(served.config) if served else None,
@@ -146,7 +148,7 @@ def _settings(plan: RunPlan, selection: Selection) -> dict[str, Any]:
         "manifest_sha256": selection.data.manifest_sha256,
         "api": plan.api,
         "mode": plan.mode,
-        # Texts are scored in the dataset's language unless another is asked for.
+        # Texts are scored in the dataset's language unless --language is set.
         "language": plan.language or selection.data.language,
         "prompt": plan.prompt if plan.api == "chat" else None,
         "loads": [load.name for load in plan.loads],
@@ -161,7 +163,7 @@ def _settings(plan: RunPlan, selection: Selection) -> dict[str, Any]:
 def measure(plan: RunPlan, selection: Selection, url: str, startup_s: float | None = None) -> bool:
     """Send every clip that has no completed row yet, load by load. Returns whether Ctrl-C stopped it.
 
-    `url` is the server's root; `startup_s` how long a server of the plan's own took to come up, whose log is
+    `url` is the server's base URL. `startup_s` is the start-up time of a server that bench has started, whose log is
     server.log in `plan.out`. Raises BenchError for a server with which no request can succeed.
     """
     key = os.environ[plan.api_key_env] if plan.api_key_env else None
@@ -184,7 +186,7 @@ def measure(plan: RunPlan, selection: Selection, url: str, startup_s: float | No
         _refuse_differences(plan.out, before, record["run"] | record["environment"])
         record = before
         attempts = results.read_rows(rows_path)
-        # Written anew without a cut last line, so that the next row starts on a line of its own.
+        # Written again without a truncated last line, so that the next row starts on a new line.
         results.write(rows_path, "".join(map(results.row_line, attempts)))
     finished = {(row.id, row.load) for row in attempts if row.error is None}
     part = 1 + max((row.part for row in attempts), default=0)
@@ -206,13 +208,13 @@ def measure(plan: RunPlan, selection: Selection, url: str, startup_s: float | No
                     measurement.run(load, left)
         except KeyboardInterrupt:
             if not rows_path.exists():
-                raise  # still warming up
+                raise  # during the warm-up
             return True
     return False
 
 
 def _record(plan: RunPlan, selection: Selection, model: str, version: Any, startup_s: float | None) -> dict[str, Any]:
-    """What run.json holds before the first load; `version` is the server's answer to GET /version."""
+    """The content of run.json before the first load; `version` is the server's response to GET /version."""
     return {
         "schema_version": results.SCHEMA_VERSION,
         "run": {**_settings(plan, selection), "model": model},
@@ -226,12 +228,12 @@ def _record(plan: RunPlan, selection: Selection, model: str, version: Any, start
 
 
 class _Measurement:
-    """The sending of a part of a run: its memory is sampled, and a bar shows how far it is, until the `with` ends."""
+    """Sends a part of a run. Inside the `with`, memory is sampled and a progress bar is shown."""
 
     def __init__(
         self, plan: RunPlan, selection: Selection, client: Client, record: dict[str, Any], part: int, done: int
     ) -> None:
-        """`record` is what run.json holds, and is added to; `done` are the rows that earlier parts completed."""
+        """`record` is the content of run.json, which is extended. `done` is the number of rows from earlier parts."""
         self._plan, self._client, self._record, self._part = plan, client, record, part
         self._selection = selection
         self._warm_ups = [selection.picked[number % len(selection.picked)] for number in range(plan.warmup)]
@@ -248,7 +250,7 @@ class _Measurement:
         gpus, memory = self._sampler.gpus(), self._sampler.stop()
         out = self._plan.out
         if (out / results.ROWS).exists():
-            # With several GPUs each process logs its own share, or one does for all.
+            # With several GPUs, each process logs its own share, or one process logs for all.
             split = (
                 serve.logged_memory(out / results.LOG)
                 if self._plan.served and gpus <= 1
@@ -264,7 +266,7 @@ class _Measurement:
         pool = loads.pool(load, max(len(clips), len(self._warm_ups)), self._plan.mode)
         try:
             _warm_up(pool, self._client, self._warm_ups, self._plan.mode)
-            self._write(load, KILLED)  # which is what a kill leaves
+            self._write(load, KILLED)  # stays there if this process is killed
             waits = _queue(self._client)
             sending = Sending(pool, self._client, self._part, load, self._plan.seed, self._meter)
             try:
@@ -323,9 +325,9 @@ class _Measurement:
 
 
 def _server(plan: RunPlan, startup_s: float | None, version: Any) -> dict[str, Any]:
-    """What is known of the server; null is what is not."""
+    """The facts that are known about the server; unknown ones are null."""
     known: dict[str, Any] = {"startup_s": startup_s, "patches": None, "versions": None, "config": None}
-    if isinstance(version, dict) and "version" in version:  # and not what says that there is no such page
+    if isinstance(version, dict) and "version" in version:  # and not an error that the page does not exist
         known["versions"] = {name: value for name, value in version.items() if isinstance(value, str)}
     if plan.served is not None:
         if serve.is_own(plan.served.command):
@@ -337,7 +339,7 @@ def _server(plan: RunPlan, startup_s: float | None, version: Any) -> dict[str, A
 
 
 def _queue(client: Client) -> dict[float, float] | None:
-    """How many requests waited at most so many seconds in vLLM's queue, until now; null where that is not told."""
+    """vLLM's histogram of queue times until now: seconds -> requests that waited at most so long; null without one."""
     if f"{QUEUE}_bucket" not in (client.get_text("/metrics") or ""):
         return None
     time.sleep(SETTLE_S)
@@ -345,7 +347,7 @@ def _queue(client: Client) -> dict[float, float] | None:
 
 
 def _queued(before: dict[float, float] | None, after: dict[float, float] | None) -> dict[str, Any]:
-    """How many requests waited longer than the lowest edge of the histogram."""
+    """The number of requests that waited longer than the lowest edge of the histogram."""
     if not before or not after or before.keys() != after.keys() or float("inf") not in after:
         return {"queued": None, "queue_threshold_s": None}
     grown = {edge: after[edge] - before[edge] for edge in after}
@@ -353,7 +355,7 @@ def _queued(before: dict[float, float] | None, after: dict[float, float] | None)
 
 
 def _sum(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """A load's figures over the parts of a run; of those that a part did not measure there is no sum."""
+    """The sum of a load's figures over the parts of a run; null for a figure that one part did not measure."""
     if before is None:
         return now
     summed = {
@@ -375,26 +377,26 @@ def _first_model(client: Client) -> str:
     try:
         return str(models["data"][0]["id"])
     except (LookupError, TypeError):
-        raise client.hopeless(f"GET /v1/models names no model: {str(models)[:200]}") from None
+        raise client.hopeless(f"GET /v1/models lists no model: {str(models)[:200]}") from None
 
 
 def _warm_up(pool: Executor, client: Client, clips: Sequence[Clip], mode: Mode) -> None:
     """Send uncounted requests, so that the first measured one pays for no compilation and no cold cache.
 
-    They share the measured pass's threads, hence its connections and its concurrency.
+    They use the same threads, and so the same connections and concurrency.
     """
     send: Callable[..., Any] = client.live if mode == "realtime" else client.transcribe
     for row in pool.map(functools.partial(send, part=0), clips):
         if row.error and row.status in HOPELESS:
             raise client.hopeless(f"warm-up with {row.id}: {row.error}")
         if row.error:
-            print(f"warm-up with {row.id} failed, measuring all the same: {row.error}", file=sys.stderr)
+            print(f"warm-up with {row.id} failed, the measurement continues: {row.error}", file=sys.stderr)
 
 
 def _refuse_differences(out: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     if before.get("schema_version") != results.SCHEMA_VERSION:
         raise BenchError(
-            f"--resume: {out / results.RUN} has schema version {before.get('schema_version')!r}, and this bench writes "
+            f"--resume: {out / results.RUN} has schema version {before.get('schema_version')!r}, this bench writes "
             f"{results.SCHEMA_VERSION}: choose another --out"
         )
     then = before["run"] | before["environment"]
@@ -404,14 +406,16 @@ def _refuse_differences(out: Path, before: dict[str, Any], now: dict[str, Any]) 
         if name in now and then.get(name) != now[name]
     ]
     if odd := set(then["ids"]) ^ set(now["ids"]):
-        differences.append(f"ids: {len(odd)} clips are in one choice only, as {min(odd)} (--samples, --seed)")
+        differences.append(
+            f"ids: {len(odd)} clips are in only one of the selections, such as {min(odd)} (--samples, --seed)"
+        )
     if differences:
         named = "\n  ".join([f"--resume: the run in {out} has other settings:", *differences])
-        raise BenchError(f"{named}\nUse those, or another --out.")
+        raise BenchError(f"{named}\nUse the settings of that run, or choose another --out.")
 
 
 def _memory(before: dict[str, Any] | None, now: dict[str, Any], split: dict[str, int | None]) -> dict[str, Any]:
-    """The peaks over the parts of a run. A part that was killed left none; unlike sources do not compare."""
+    """The peaks over the parts of a run. A killed part has none; different sources are not compared."""
     memory = dict(now)
     if before and before["source"] and now["source"] in (None, before["source"]):
         larger = max(before, now, key=lambda part: part["peak_bytes"] or 0)
@@ -420,6 +424,6 @@ def _memory(before: dict[str, Any] | None, now: dict[str, Any], split: dict[str,
     for name in ("device_peak_bytes", "host_rss_peak_bytes"):
         memory[name] = max(((before or {}).get(name) or 0), now[name] or 0) or None
     parts = list(split.values())
-    # On a CPU there is no difference to tell: what nothing was written to yet, as most of the cache, is not resident.
+    # Not on a CPU: memory that was not written yet, such as most of the cache, is not resident.
     known = memory["source"] != "rss_process_tree" and memory["peak_bytes"] and None not in parts
     return memory | split | {"other_bytes": memory["peak_bytes"] - sum(parts) if known else None}  # type: ignore[arg-type]

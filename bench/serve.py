@@ -1,6 +1,6 @@
-"""Start a `vllm serve`, wait until it answers, and leave no process behind.
+"""Start `vllm serve`, wait until it responds, and end all its processes afterwards.
 
-The benchmark needs nothing of vLLM but its command; which one is a matter of the environment that runs this.
+The benchmark needs only the command `vllm`, which it takes from its own environment or from PATH.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 20
 KILL_TIMEOUT_S = 5
 SHOWN_LINES = 25
-SAMPLE = "bench/data/clips/001.opus"  # relative to the repository, where one stands after `make serve`
-# What vLLM 0.20.0 and 0.32.0 log of their memory, in GiB; on a CPU no weights (v1/worker/gpu_worker.py, cpu_worker.py).
+SAMPLE = "bench/data/clips/001.opus"  # relative to the repository, the current directory after `make serve`
+# vLLM 0.20.0 and 0.32.0 log their memory in GiB, on a CPU without the weights (v1/worker/gpu_worker.py, cpu_worker.py).
 MEMORY = {
     "weights_bytes": re.compile(r"Model loading took ([\d.]+) GiB"),
     "kv_cache_bytes": re.compile(
@@ -36,22 +36,22 @@ MEMORY = {
         r"|set \(([\d.]+)/[\d.]+\) GiB for KV cache"  # on a CPU
     ),
 }
-# The phases of a start, and the text of vLLM's log (0.20.0 and 0.32.0) with which each begins.
+# The phases of a start, and the text in vLLM's log (0.20.0 and 0.32.0) that begins each.
 PHASES = (
     ("importing vLLM", ""),
-    ("starting the engine", "Resolved architecture"),  # one or two more processes, which import vLLM too
+    ("starting the engine", "Resolved architecture"),  # one or two more processes, which also import vLLM
     ("loading the weights", "Starting to load model"),
     ("compiling and warming up", "Loading weights took"),
     ("starting the API", "init engine"),
 )
 PATCHES = re.compile(r"voxtral-serve patches: (.+)$", re.MULTILINE)
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "voxtral-serve")
-# The line of a Python traceback that names the exception, wherever vLLM's process prefix puts it
+# The line of a Python traceback with the exception, behind vLLM's process prefix
 CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", re.MULTILINE)
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listened at a moment ago."""
+    """A port of 127.0.0.1 that was free a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -69,11 +69,11 @@ def server(
     environment: Mapping[str, str] | None = None,
     wait: bool = True,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `vllm serve --config CONFIG` in `directory`, where the config's `model: .` points; yields when it answers.
+    """Run `vllm serve --config CONFIG` in `directory`, where the config's `model: .` points; yields when it responds.
 
-    Listens on 127.0.0.1 alone. Output goes to `log`. Raises BenchError when it does not come up, with the log's last
-    lines and the exception that they name. On the way out every process of it is ended. `command` stands in for
-    `vllm`, `environment` is added to this process's, and without `wait` the caller does the waiting.
+    The server listens on 127.0.0.1 only; its output goes to `log`. At the end, all its processes are stopped. Raises
+    BenchError if the server does not start, with the last lines of the log and its first exception. `command` replaces
+    `vllm`. `environment` is added to this process's environment. Without `wait`, the caller waits for the server.
     """
     vllm = list(command) or _command()
     for path, kind in ((config, "a vLLM config file"), (directory, "the checkpoint's directory")):
@@ -81,7 +81,9 @@ def server(
             raise BenchError(f"{path} does not exist: expected {kind}")
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise BenchError(f"port {port} of 127.0.0.1 is taken: stop what listens there, or choose another port")
+            raise BenchError(
+                f"port {port} of 127.0.0.1 is in use: stop the process that listens on it, or choose another port"
+            )
     arguments = [
         *vllm,
         "serve",
@@ -93,11 +95,11 @@ def server(
         str(port),
         *flags,
     ]
-    with _terminable():  # around all of it: no moment is left in which a signal would leave the server behind
+    with _terminable():  # around everything, so that no signal leaves the server running
         process = None
         try:
             with log.open("wb") as output:
-                # A session of its own: Ctrl-C in the terminal reaches only us, and its processes can be told apart.
+                # In its own session: Ctrl-C reaches only this process, and the server's processes can be found.
                 process = subprocess.Popen(
                     arguments,
                     cwd=directory,
@@ -118,14 +120,14 @@ def server(
 def _command() -> list[str]:
     vllm = shutil.which("vllm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if vllm is None:
-        raise BenchError(f"no `vllm` command beside {sys.executable} or on PATH: install vLLM, or give --url")
+        raise BenchError(f"no `vllm` command beside {sys.executable} or on PATH: install vLLM, or use --url")
     return [vllm]
 
 
 def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path, show: bool = True) -> None:
-    """Return when GET /health answers 200, looked at every 0.3 s; raise BenchError when it never will.
+    """Poll GET /health every 0.3 s until it returns 200. Raises BenchError if the server ends or is too slow.
 
-    With `show`, stderr has the phase of the start and, at its end, the seconds that each phase took.
+    With `show`, print the phase of the start on stderr and, at its end, the seconds of each phase.
     """
     start = time.monotonic()
     begun: dict[str, float] = {}
@@ -138,9 +140,9 @@ def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path, show: b
                 if get(f"{url}/health", timeout_s=2).status_code == 200:
                     break
             if process.poll() is not None:
-                raise BenchError(f"vllm serve ended with status {process.returncode} before it answered.\n{_tail(log)}")
+                raise BenchError(f"vllm serve exited with status {process.returncode} during its start.\n{_tail(log)}")
             if time.monotonic() - start > START_TIMEOUT_S:
-                raise BenchError(f"vllm serve did not answer at {url} within {START_TIMEOUT_S} s.\n{_tail(log)}")
+                raise BenchError(f"vllm serve did not respond at {url} within {START_TIMEOUT_S} s.\n{_tail(log)}")
             time.sleep(0.3)
             if sys.stderr.isatty():
                 bar.refresh()
@@ -155,22 +157,22 @@ def phase(log: Path) -> str:
 
 
 def took(begun: Mapping[str, float], end: float) -> str:
-    """One line about a start: the seconds from the beginning of each phase to that of the next one, or to `end`."""
+    """One line with the seconds of each phase of a start. `begun` has the start time of each phase."""
     times = [*begun.values(), end]
     parts = ", ".join(f"{name} {after - at:.0f} s" for name, at, after in zip(begun, times, times[1:], strict=False))
-    return f"vLLM is up after {end - times[0]:.0f} s: {parts}"
+    return f"vLLM is ready after {end - times[0]:.0f} s: {parts}"
 
 
 def get(url: str, timeout_s: float) -> requests.Response:
     with requests.Session() as session:
-        session.trust_env = False  # a proxy of the environment would not reach our 127.0.0.1
+        session.trust_env = False  # a proxy would connect to its own 127.0.0.1
         return session.get(url, timeout=timeout_s)
 
 
 def logged_memory(log: Path) -> dict[str, int | None]:
-    """How many bytes the server's weights and its KV cache take, as its log has it; null where it has not one number.
+    """Bytes of the server's weights and of its KV cache, from its log.
 
-    Of several, as with one process per GPU, none is the server's.
+    Null if the log has no number, or several different ones, as with one process per GPU.
     """
     text = log.read_text(errors="replace")
     amounts: dict[str, int | None] = {}
@@ -181,28 +183,28 @@ def logged_memory(log: Path) -> dict[str, int | None]:
 
 
 def logged_patches(log: Path) -> dict[str, str] | None:
-    """What became of each of voxtral-serve's patches, as the server's first process logged it; null without them."""
+    """The outcome of each patch of voxtral-serve, from the log of the server's first process; null without patches."""
     found = PATCHES.search(log.read_text(errors="replace"))
     return dict(outcome.split(" ", 1) for outcome in found[1].strip().split(", ")) if found else None
 
 
 def is_own(command: Sequence[str] = ()) -> bool:
-    """Whether the `vllm` that serves, or the command in its place, is of this Python's environment."""
+    """Whether `vllm`, or the command that replaces it, belongs to this Python's environment."""
     return Path((list(command) or _command())[0]).parent == Path(sys.executable).parent
 
 
 def _tail(log: Path) -> str:
-    """The last lines of the log, then the first exception in it: later ones tend to follow from it."""
+    """The last lines of the log, and the first exception in it, which usually causes the later ones."""
     text = log.read_text(errors="replace")
     causes = CAUSE.findall(text)
     last = "\n".join(f"  {line}" for line in text.splitlines()[-SHOWN_LINES:])
-    cause = f"cause: {causes[0]}" if causes else "It names no exception."
+    cause = f"cause: {causes[0]}" if causes else "The log has no exception."
     return f"The last lines of {log}:\n{last}\n{cause}"
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal unwind as Ctrl-C does, so that they too end the server."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that they also stop the server."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -219,7 +221,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the whole session: politely, then by force. A second Ctrl-C does not cut it short."""
+    """End all processes of the session: SIGTERM, then SIGKILL. A second Ctrl-C is ignored meanwhile."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     ignored = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
@@ -240,7 +242,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _running(process: subprocess.Popen[bytes]) -> set[int]:
     """The processes of the session that have not ended.
 
-    Zombies have: a container whose first process is no init keeps those of them that lost their parent for good.
+    Zombies are not counted: a container without an init process keeps them.
     """
     process.poll()
     running = set()
@@ -252,12 +254,12 @@ def _running(process: subprocess.Popen[bytes]) -> set[int]:
 
 
 def stay_up(config: Path, directory: Path, port: int, flags: Sequence[str] = ()) -> None:
-    """Serve until Ctrl-C, with more flags of `vllm serve`, and print a request to paste."""
+    """Serve until Ctrl-C, and print an example request. `flags` are further options of `vllm serve`."""
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "vllm.log")
         with contextlib.suppress(KeyboardInterrupt), server(config, directory, port, log, *flags) as process:
             url = f"http://127.0.0.1:{port}"
             model = get(f"{url}/v1/models", timeout_s=10).json()["data"][0]["id"]
-            print(f"Serving {model} at {url}, for this machine alone. Ctrl-C stops it. In another terminal:\n")
+            print(f"Serving {model} at {url} (this machine only). Press Ctrl-C to stop. In another terminal:\n")
             print(f"  curl {url}/v1/audio/transcriptions -F model={model} -F file=@{SAMPLE}\n", flush=True)
-            raise BenchError(f"vllm serve ended with status {process.wait()}.\n{_tail(log)}")
+            raise BenchError(f"vllm serve exited with status {process.wait()}.\n{_tail(log)}")

@@ -19,7 +19,7 @@ def main() -> NoReturn:
         status = run(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:
-        pass  # whoever read the output has had enough of it
+        pass  # the reader of the output has closed it
     except KeyboardInterrupt:
         status = 130
     with contextlib.suppress(BrokenPipeError):
@@ -61,10 +61,10 @@ def _add_check(commands: Any) -> argparse.ArgumentParser:
 
 def _check(given: argparse.Namespace, words: list[str], arguments: list[str], command: argparse.ArgumentParser) -> int:
     if any(word.startswith("--config=") for word in arguments):
-        command.error("write `--config FILE`: vLLM passes over `--config=FILE`")
+        command.error("write `--config FILE`: vLLM ignores `--config=FILE`")
 
     if given.gate and words and not words[0].startswith("-") and arguments[arguments.index("--gate") + 1] != words[0]:
-        command.error(f"{words[0]} must come before --config, or vLLM takes the config's model")
+        command.error(f"{words[0]} must come before --config; otherwise vLLM uses the config's model")
 
     # Warnings of vLLM and PyTorch are for a server's log.
     logging.disable(logging.WARNING)

@@ -166,7 +166,8 @@ def test_a_second_container_does_not_share_the_port(served: Container, image: st
     done = run("podman", "run", "--rm", *flags(model, tmp_path / "cache"), image, *CONFIGURED, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "voxtral-serve: refused: server: port 8000 is taken: end what listens there, or give another with --port"
+        "voxtral-serve: refused: server: port 8000 is in use: "
+        "stop the process that listens on it, or choose another --port"
     )
 
 
@@ -212,16 +213,16 @@ REFUSALS = {
     "file not readable": ("unreadable", CONFIGURED, {}, "cannot be read by uid 10001 (tekken.json is not readable)"),
     "mount not readable": ("closed", ("--config", "/opt/voxtral-serve/vllm_config.yaml"), {},
                            "/model cannot be read by uid 10001 (Permission denied)"),
-    "unknown key": ("option", CONFIGURED, {"VLLM_API_KEY": KEY}, "max_num_sequences is no option of vllm serve 0.20.0"),
+    "unknown key": ("option", CONFIGURED, {"VLLM_API_KEY": KEY}, "max_num_sequences is not an option of vllm serve"),
     "unknown option": ("", (*CONFIGURED, "--max-model-length", "1"), {}, "did you mean max_model_len?"),
     "no config": ("", ("--config", "none.yaml"), {}, "config: none.yaml does not exist"),
-    "no key": ("", ("--config", "key.yaml"), {}, "server: no API key: set VLLM_API_KEY, or VLLM_API_KEY_FILE"),
+    "no key": ("", ("--config", "key.yaml"), {}, "server: no API key: set VLLM_API_KEY, or set VLLM_API_KEY_FILE"),
     "key as a word": ("", (*CONFIGURED, "--api-key", KEY), {}, "server: api_key is an option's value"),
     "no key file": ("", CONFIGURED, {"VLLM_API_KEY_FILE": "/none"}, "API key: /none is not there, or not for uid"),
-    "no memory": ("", CONFIGURED, {"VLLM_CPU_KVCACHE_SPACE": "100000"}, "What would fit here: no profile"),
+    "no memory": ("", CONFIGURED, {"VLLM_CPU_KVCACHE_SPACE": "100000"}, "Profiles that fit: none"),
     "no audio": ("", CONFIGURED, {"PYTHONPATH": "/broken"}, "audio: this Python lacks what reads audio files"),
     "no cache": ("", CONFIGURED, {"HOME": "/nowhere"}, "cache: /nowhere cannot be written by uid 10001"),
-    "Hub": ("", ("mistralai/Voxtral-Mini-4B-Realtime-2602", *CONFIGURED), {}, "is no directory here"),
+    "Hub": ("", ("mistralai/Voxtral-Mini-4B-Realtime-2602", *CONFIGURED), {}, "is not a local directory"),
     "drifted patch": ("", CONFIGURED, {}, "patches: patch from_pretrained (of transformers."),
 }  # fmt: skip
 

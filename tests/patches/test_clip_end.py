@@ -101,7 +101,7 @@ def test_the_longest_clip(processor: Any) -> None:
 
 def test_a_prompt_past_the_clip_is_refused(processor: Any) -> None:
     assert ask(processor, 1, prompt=positions(1), max_tokens=9).sampling_params.max_tokens == 1
-    with pytest.raises(VLLMValidationError, match="63 tokens of prompt for a clip of 62 tokens"):
+    with pytest.raises(VLLMValidationError, match="the prompt has 63 tokens, but the clip has only 62 token positions"):
         ask(processor, 1, prompt=positions(1) + 1, max_tokens=9)
 
 

@@ -28,7 +28,7 @@ RENAMED = {
 }
 FOUND = {
     "is_fast": "TypeError: get_cached_tokenizer() missing 1 required positional argument",
-    "from_pretrained": "the probe says not needed; on this version it was measured to be needed",
+    "from_pretrained": "the probe says not needed, but the patch was measured as needed on this version",
     "_get_num_multimodal_tokens": "has neither get_max_audio_tokens nor get_max_image_tokens",
 }
 UNGUARDED = {"vllm.plugins": {"def load_general_plugins(": "def load_plugins("}}
@@ -89,8 +89,8 @@ def test_an_exception_inside_a_patch_without_plugins(ends: dict[str, Future[scra
 def test_a_measurement_that_the_probe_contradicts_in_mistrals_layout(ends: dict[str, Future[scratch.End]]) -> None:
     """That layout would start without the patches; what a record gets wrong is refused all the same."""
     assert refusal(ends["contradicted"].result()).startswith(
-        f"patch {ALWAYS.name} (of {ALWAYS.target}) has drifted on {ALWAYS.library} {VERSION}: the probe says needed; "
-        "on this version it was measured to be not needed. Nothing is served."
+        f"patch {ALWAYS.name} (of {ALWAYS.target}) has drifted on {ALWAYS.library} {VERSION}: the probe says needed, "
+        "but the patch was measured as not needed on this version. Nothing is served."
     )
 
 

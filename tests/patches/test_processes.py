@@ -43,14 +43,14 @@ def test_without_site_there_is_nothing_to_patch(tmp_path: Path) -> None:
 def test_the_plugin_refuses_where_the_patches_are_not_in_force(stock: Path, tmp_path: Path) -> None:
     done = scratch.run(stock, "-c", REGISTER, cwd=tmp_path, PYTHONPATH=str(ROOT / "src"))
     assert done.returncode != 0
-    assert "PatchError: the patches of voxtral-serve are not in force in this process" in done.stderr
+    assert "PatchError: the patches of voxtral-serve are not active in this process" in done.stderr
 
 
 def test_the_plugin_refuses_an_older_copy_of_the_file(stock: Path, tmp_path: Path) -> None:
     older = scratch.sitecustomize(tmp_path / "older", scratch.SOURCE.read_text(), "# an older version")
     done = scratch.run(stock, "-c", REGISTER, cwd=tmp_path, PYTHONPATH=f"{older}:{ROOT / 'src'}")
     assert done.returncode != 0
-    assert f"PatchError: {older / 'sitecustomize.py'} is in force, and it is not" in done.stderr
+    assert f"PatchError: the active patches are those of {older / 'sitecustomize.py'}, which differs" in done.stderr
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_a_patch_expires_with_the_newest_version(patch: Patch, outcomes: dict[st
         pytest.skip(f"it went with {patch.library} {NEWEST[patch.library]} already, and is here for the older one")
     outcome, found = outcomes[patch.name]
     assert outcome == "applied", (
-        f"{patch.library} {NEWEST[patch.library]} does without {patch.name} ({found}). Write so into `needed`, and "
+        f"{patch.library} {NEWEST[patch.library]} works without {patch.name} ({found}). Write this into `needed`, and "
         f"remove the patch if no tested version needs it any more: {patch.until}. Upstream: {patch.upstream}"
     )
 
@@ -87,7 +87,7 @@ def test_names_of_records_are_distinct() -> None:
 
 
 def test_what_the_plugin_has_not_brought_is_not_known() -> None:
-    with pytest.raises(PatchError, match="patch no_such_record is not known in this process"):
+    with pytest.raises(PatchError, match="patch no_such_record is not registered in this process"):
         shims.require("no_such_record")
 
 

@@ -25,7 +25,7 @@ def test_speculation_has_a_profile_of_its_own() -> None:
         [problem for problem in check_all(path, PICO).problems if problem.startswith("speculative_config")]
         for path in profiles
     )
-    name = "num_speculative_tokens_per_batch_size is no option of vllm 0.20.0"
+    name = "num_speculative_tokens_per_batch_size is not an option of vllm 0.20.0"
     assert own == [] and len(other) == 1 and name in other[0]
 
 

@@ -166,7 +166,7 @@ def test_a_wrong_limit_stops_the_start(tmp_path: Path) -> None:
     environment = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": "many"}
     flags = (*EAGER, "--api-server-count", "1")
     with (
-        pytest.raises(BenchError, match="ended with status 1"),
+        pytest.raises(BenchError, match="exited with status 1"),
         serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags, environment=environment),
     ):
         pass

@@ -39,7 +39,7 @@ def test_a_folder_has_what_requests_gets(fast_url: str, folder: Path, tmp_path: 
             for path in clips
         }
     done = run(folder, "--url", fast_url, "--out", tmp_path, OPENAI_API_KEY=KEY)
-    assert done.stderr.splitlines()[-1] == "4 files: 3 there already (--again makes them anew), 1 failed"
+    assert done.stderr.splitlines()[-1] == "4 files: 3 already transcribed (--again repeats them), 1 failed"
 
 
 def test_a_model_of_whole_clips_is_not_live(fast_url: str, folder: Path) -> None:

@@ -96,17 +96,19 @@ def test_an_empty_transcript_is_complete(clip: Clip) -> None:
 
 CUT = b'data: {"choices": [{"delta": {"content": "alpha"}}]}\n\n'
 BROKEN = {
-    "ends without [DONE]": Answer(events=((0, CUT),)),
-    "the stream ends without": Answer(events=((0, CUT + DONE[:-1]),)),
+    "ended without [DONE]": Answer(events=((0, CUT),)),
+    "the stream ended without": Answer(events=((0, CUT + DONE[:-1]),)),
     "ChunkedEncodingError|ProtocolError|InvalidChunkLength": Answer(events=((0, CUT),), drop="inside"),
-    'the stream says: {"error": {"message": "no memory"': Answer(
+    'the stream has an error event: {"error": {"message": "no memory"': Answer(
         events=((0, CUT + b'data: {"error": {"message": "no memory", "code": 500}}\n\n' + DONE),)
     ),
-    'the stream says: {"type": "error"': Answer(events=((0, b'data: {"type": "error", "message": "x"}\n\n'),)),
-    "is no JSON": Answer(events=((0, b"data: alpha\n\n" + DONE),)),
+    'the stream has an error event: {"type": "error"': Answer(
+        events=((0, b'data: {"type": "error", "message": "x"}\n\n'),)
+    ),
+    "of the stream is not JSON": Answer(events=((0, b"data: alpha\n\n" + DONE),)),
     "neither choices nor transcript.text": Answer(events=((0, b'data: {"text": "alpha"}\n\n' + DONE),)),
     "has no string 'delta'": Answer(events=((0, b'data: {"type": "transcript.text.delta"}\n\n' + DONE),)),
-    "content is no string": Answer(events=((0, chunk(7) + DONE),)),  # type: ignore[arg-type]
+    "the content of an event is not a string": Answer(events=((0, chunk(7) + DONE),)),  # type: ignore[arg-type]
     "have no delta": Answer(events=((0, b'data: {"choices": [{}]}\n\n' + DONE),)),
     "the Content-Type is application/json": Answer("alpha beta"),
     "HTTP 500": Answer(status=500),
@@ -220,9 +222,9 @@ def test_a_chat(clip: Clip, mode: Any) -> None:
     ("answer", "error"),
     [
         (Answer(body=b'{"choices": [{"message": {"content": "alph"}, "finish_reason": "length"}]}'), "at max_tokens"),
-        (Answer(body=b'{"choices": []}'), "no JSON object with a 'choices[0].message.content'"),
-        (Answer(body=b'{"choices": [{"message": {"content": null}}]}'), "is no string"),
-        (Answer(body=b'{"text": "alpha"}'), "no JSON object with a 'choices[0].message.content'"),
+        (Answer(body=b'{"choices": []}'), "not a JSON object with 'choices[0].message.content'"),
+        (Answer(body=b'{"choices": [{"message": {"content": null}}]}'), "is not a string"),
+        (Answer(body=b'{"text": "alpha"}'), "not a JSON object with 'choices[0].message.content'"),
     ],
 )
 def test_a_chat_that_is_no_transcript(clip: Clip, answer: Answer, error: str) -> None:
@@ -243,7 +245,7 @@ def test_a_kind_of_audio_without_a_mime_type_sends_nothing(tmp_path: Path, capsy
         flags = ["run", "--url", server.url, "--dataset", str(data), "--out", str(tmp_path / "out"), "--api", "chat"]
         assert main(flags) == 2
         assert server.sent() == []
-    assert "'c01.xyz' is of a kind that is not known" in capsys.readouterr().err
+    assert "'c01.xyz' has an unknown format" in capsys.readouterr().err
 
 
 def test_a_whole_chat_run(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_one_clip_has_no_verdict(tmp_path: Path, run_compare: Any) -> None:
     done = run_compare(a, b)
     assert done.load()["latency_ms"]["verdict"] is None
     assert done.load()["latency_ms"]["difference_mean"] == {"value": 0.0, "ci95": None}
-    assert "no verdict on latency: one clip has no interval" in done.printed
+    assert "no verdict on latency: one clip gives no interval" in done.printed
     assert "fewer than 20 clips" in done.printed
 
 
@@ -211,7 +211,7 @@ def test_changed_transcripts(tmp_path: Path, run_compare: Any) -> None:
     assert found["first"][0]["diff"] == "[-the quick-] {+The quick,+} brown fox jumps"
     assert found["first"][1]["diff"] == "[-the-] {+a+} quick brown fox jumps {+high+}"
     assert found["first"][1]["errors"] == [0, 2]
-    assert "transcripts: 13 changed, 1 by case or punctuation alone: c03, c05, " in done.printed
+    assert "transcripts: 13 changed, 1 only in case or punctuation: c03, c05, " in done.printed
     assert "  c05: word errors A 0, B 2\n    [-the-] {+a+} quick" in done.printed
 
 
@@ -221,7 +221,7 @@ def test_changed_transcripts(tmp_path: Path, run_compare: Any) -> None:
         ("", "a b", "{+a b+}"),
         ("a b", "", "[-a b-]"),
         ("a b c", "a c", "a [-b-] c"),
-        ("a", "a ", "a (the same words, other spaces)"),
+        ("a", "a ", "a (same words, different whitespace)"),
     ],
 )
 def test_word_diff(before: str, after: str, expected: str) -> None:
@@ -283,7 +283,7 @@ def test_loads_are_compared_each_with_its_own(tmp_path: Path, run_compare: Any) 
     done = run_compare(a, b)
     verdicts = {load["load"]: load["latency_ms"]["verdict"] for load in done.pairs[0]["loads"]}
     assert verdicts == {"c1": "no difference seen", "c16": "slower"}
-    assert "not compared, at one of them only: c4 in A" in done.printed
+    assert "not compared, because only one run has this load: c4 in A" in done.printed
 
 
 # ---- Side by side
@@ -304,10 +304,10 @@ def test_one_figure_each(tmp_path: Path, run_compare: Any) -> None:
     assert load["rtfx"] == {"a": pytest.approx(80 / 40), "b": pytest.approx(78 / 40)}
     assert load["joules_per_audio_second"] == {"a": None, "b": pytest.approx(2.0)}
     assert done.pairs[0]["memory"]["b"] == {"peak_bytes": 2**30, "source": "nvml_device"}
-    peaks = "peak memory: A 3.00 GiB (nvml_device), B 1.00 GiB (nvml_device); one figure each, no interval"
+    peaks = "peak memory: A 3.00 GiB (nvml_device), B 1.00 GiB (nvml_device); one value per run, no interval"
     assert peaks in done.printed
     lines = {line.split("  ")[0]: line for line in done.printed.splitlines()}
-    assert lines["RTFx"].endswith("one figure of each whole run: no interval")
+    assert lines["RTFx"].endswith("one value per run: no interval")
     assert lines["J per audio s"].split() == ["J", "per", "audio", "s", "not", "measured", "2.00"]
 
 
@@ -333,7 +333,7 @@ def test_refusals(tmp_path: Path, run_compare: Any, run: dict[str, Any], named: 
 def test_runs_without_a_completed_pair(tmp_path: Path, run_compare: Any) -> None:
     done = run_compare(write_run(tmp_path / "a"), write_run(tmp_path / "b", fail))
     assert done.status == 2
-    assert "no clip that completed in both at one load: c1: 40 failed in B" in done.printed
+    assert "no clip that completed in both at the same load: c1: 40 failed in B" in done.printed
 
 
 def test_data_errors(tmp_path: Path, run_compare: Any) -> None:
@@ -371,9 +371,10 @@ def test_warnings_and_settings(tmp_path: Path, run_compare: Any) -> None:
         'different machines: cpu: "abacus" in A, "slide rule" in B',
         'different versions: libraries.jiwer: "4.0.0" in A, "4.1.0" in B',
         'different versions: server.vllm: "0.20.0" in A, "0.32.0" in B',
-        'different measuring: language: null in A, "de" in B',
-        'different normalisers: normalizer: "one" in A, "two" in B (the WERs below are scored anew, both with one)',
-        'peak memories of different kinds: memory.source: "nvml_device" in A, "rss_process_tree" in B',
+        'different measurement: language: null in A, "de" in B',
+        'different normalisers: normalizer: "one" in A, "two" in B '
+        "(the WERs below are scored again with one normaliser)",
+        'peak memory from different sources: memory.source: "nvml_device" in A, "rss_process_tree" in B',
     ]
     assert done.pairs[0]["settings"] == [
         "server.config.max_model_len: 512 in A, 1024 in B",

@@ -92,7 +92,7 @@ def test_the_clips_of_this_repository_are_sound() -> None:
         ({"duration": 0}, "'duration' must be more than 0 seconds, found 0"),
         ({"duration": float("nan")}, "'duration' must be more than 0 seconds, found nan"),
         ({"duration": float("inf")}, "'duration' must be more than 0 seconds, found inf"),
-        ({"duration": 0.31}, "the duration is stated as 0.31 s, but 'a.wav' lasts 0.1 s"),
+        ({"duration": 0.31}, "the dataset gives a duration of 0.31 s, but 'a.wav' lasts 0.1 s"),
         ({"path": "gone.wav"}, "cannot read 'gone.wav' (No such file or directory)"),
         ({"path": "a\0.wav"}, "cannot read 'a\\x00.wav' (embedded null byte)"),
         ({"path": "."}, "'path' must name a file below the dataset's directory, found '.'"),
@@ -125,7 +125,7 @@ def test_all_faults_of_all_lines_are_named_at_once(tmp_path: Path) -> None:
     assert lines[0] == f"9 problem(s) in {tmp_path / 'manifest.jsonl'}:"
     assert [line.strip()[:6] for line in lines[1:]] == ["line 2", "line 3"] + ["line 4"] * 3 + ["line 5"] * 4
     assert "  line 3: expected a JSON object, found list" in lines
-    assert "  line 4: the id 'a' is already that of line 1" in lines
+    assert "  line 4: the id 'a' is already used by line 1" in lines
 
 
 def test_bytes_that_are_no_utf8_are_a_named_problem(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_bytes_that_are_no_utf8_are_a_named_problem(tmp_path: Path) -> None:
 
 
 def test_no_clips(tmp_path: Path) -> None:
-    assert problems(manifest(tmp_path)) == ["it names no clip"]
+    assert problems(manifest(tmp_path)) == ["the dataset has no clips"]
 
 
 # Audio files, in a format that does not vouch for them
@@ -158,19 +158,19 @@ def test_the_header_gives_the_duration(tmp_path: Path, suffix: str) -> None:
 def test_a_file_that_is_no_audio(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     found = problems(nemo(tmp_path, sound(tmp_path / "fine.wav"), name))
-    assert found == [f"line 2: {name!r} ({len(content)} bytes) is no audio that soundfile can read"]
+    assert found == [f"line 2: {name!r} ({len(content)} bytes) is not audio that soundfile can read"]
 
 
 def test_a_file_without_samples(tmp_path: Path) -> None:
     sound(tmp_path / "a.wav", seconds=0)
-    assert problems(nemo(tmp_path, "a.wav")) == ["line 1: 'a.wav' holds no samples"]
-    assert problems(nemo(tmp_path, "a.wav", duration=1)) == ["line 1: 'a.wav' holds no samples"]
+    assert problems(nemo(tmp_path, "a.wav")) == ["line 1: 'a.wav' contains no samples"]
+    assert problems(nemo(tmp_path, "a.wav", duration=1)) == ["line 1: 'a.wav' contains no samples"]
 
 
 def test_what_soundfile_cannot_read_needs_a_stated_duration(tmp_path: Path) -> None:
     (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x18ftypM4A ")
     (missing,) = problems(nemo(tmp_path, "a.m4a"))
-    assert missing == "line 1: 'a.m4a' has no duration: the dataset states none and soundfile reads no .m4a"
+    assert missing == "line 1: 'a.m4a' has no duration in the dataset, and soundfile cannot read .m4a"
     assert dataset.load(nemo(tmp_path, "a.m4a", duration=7)).clips[0].duration_s == 7
 
 
@@ -180,7 +180,7 @@ def test_a_stream_whose_header_tells_no_length_needs_a_stated_duration(tmp_path:
     content[22:26] = bytes(4)
     (tmp_path / "a.flac").write_bytes(content)
     (missing,) = problems(nemo(tmp_path, "a.flac"))
-    assert missing == "line 1: 'a.flac' has no duration: neither the dataset nor the file's header states one"
+    assert missing == "line 1: 'a.flac' has no duration in the dataset, and none in the file's header"
     assert dataset.load(nemo(tmp_path, "a.flac", duration=0.1)).clips[0].duration_s == 0.1
 
 
@@ -194,7 +194,7 @@ def test_a_duration_may_be_off_by_a_tenth_of_a_second(
     sound(tmp_path / "a.wav", real)
     file = nemo(tmp_path, "a.wav", duration=stated)
     if refused:
-        assert problems(file) == [f"line 1: the duration is stated as {stated:g} s, but 'a.wav' lasts {real:g} s"]
+        assert problems(file) == [f"line 1: the dataset gives a duration of {stated:g} s, but 'a.wav' lasts {real:g} s"]
     else:
         assert dataset.load(file).clips[0].duration_s == stated
 
@@ -235,14 +235,14 @@ def test_nemo(tmp_path: Path) -> None:
         ({"audio_filepath": ".", "text": "x"}, "'audio_filepath' must name a file, found '.'"),
         (
             {"audio_filepath": "b.wav", "text": "x", "duration": 3},
-            "the duration is stated as 3 s, but 'b.wav' lasts 0.1 s",
+            "the dataset gives a duration of 3 s, but 'b.wav' lasts 0.1 s",
         ),
         ({"audio_filepath": "b.wav", "text": "x", "duration": "3"}, "'duration' must be a number, found '3'"),
-        ({"audio_filepath": "b.wav", "text": "x", "offset": 1.5}, "'offset' 1.5 asks for a part of the file"),
+        ({"audio_filepath": "b.wav", "text": "x", "offset": 1.5}, "'offset' 1.5 selects a part of the file"),
         ({"audio_filepath": "b.wav", "text": " "}, "the text is empty"),
         ({"audio_filepath": "b.wav"}, "the key 'text' is missing"),
         ({"text": "x"}, "the key 'audio_filepath' is missing"),
-        ({"audio_filepath": "a.wav", "text": "x"}, "the id 'a' is already that of line 1"),
+        ({"audio_filepath": "a.wav", "text": "x"}, "the id 'a' is already used by line 1"),
         ("{", "not valid JSON"),
     ],
 )
@@ -289,14 +289,14 @@ def test_fleurs(tmp_path: Path) -> None:
     [
         ("7\tgone.wav\tHi\thi\th i\t1600\tMALE", "cannot read 'gone.wav' (No such file or directory)"),
         ("7\tfine.wav\tHi\t\th i\t1600\tMALE", "the text is empty"),
-        ("7\tfine.wav\tHi\thi\th i\t6400\tMALE", "the duration is stated as 0.4 s, but 'fine.wav' lasts 0.1 s"),
+        ("7\tfine.wav\tHi\thi\th i\t6400\tMALE", "the dataset gives a duration of 0.4 s, but 'fine.wav' lasts 0.1 s"),
         ("7\tfine.wav\tHi\thi\th i\t0.1\tMALE", "column 6 must be the number of samples, found '0.1'"),
         ("7\tfine.wav\tHi\thi\th i\t0\tMALE", "column 6 must be the number of samples, found '0'"),
         ("7\tfine.wav\tHi\thi\t1600\tMALE", "expected 7 columns between tabs, found 6"),
         ("7\t../up.wav\tHi\thi\th i\t1600\tMALE", "column 2 must name a file below the dataset's directory"),
         (
             "7\t1003119935936341070.wav\tHi\thi\th i\t1600\tMALE",
-            "the id '1003119935936341070' is already that of line 1",
+            "the id '1003119935936341070' is already used by line 1",
         ),
     ],
 )
@@ -324,7 +324,7 @@ def test_fleurs_whose_audio_is_still_packed(tmp_path: Path) -> None:
     directory = fleurs(tmp_path)
     (directory / "audio").rename(tmp_path / "away")
     (found,) = refusal(directory)
-    assert f"{directory / 'test.tsv'} looks like fleurs, but the directory {directory / 'audio/test'}" in found
+    assert f"{directory / 'test.tsv'} looks like fleurs, but its audio directory {directory / 'audio/test'}" in found
 
 
 # Common Voice
@@ -361,10 +361,10 @@ def test_common_voice(tmp_path: Path) -> None:
     assert (found.format, found.language) == ("common-voice", "zh-CN")
     (directory / "dev.tsv").write_text(COLUMNS + "\n")
     several = refusal(directory)
-    assert several[0].endswith("Name the one:")
+    assert several[0].endswith("Choose one:")
     assert several[1:] == [f"  {directory / 'dev.tsv'}", f"  {directory / 'test.tsv'}"]
     assert dataset.load(directory / "test.tsv") == found
-    assert problems(directory / "dev.tsv") == ["it names no clip"]
+    assert problems(directory / "dev.tsv") == ["the dataset has no clips"]
 
 
 def test_lines_as_windows_ends_them(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_several_locales_are_no_language(tmp_path: Path) -> None:
         (voiced("gone.mp3", "x"), "cannot read 'gone.mp3' (No such file or directory)"),
         (voiced("common_voice_zh-CN_1.mp3", ""), "the text is empty"),
         (voiced("common_voice_zh-CN_1.mp3", "a\tb"), "expected 13 columns between tabs, found 14"),
-        (voiced("common_voice_zh-CN_2.mp3", "x"), "the id 'common_voice_zh-CN_2' is already that of line 2"),
+        (voiced("common_voice_zh-CN_2.mp3", "x"), "the id 'common_voice_zh-CN_2' is already used by line 2"),
         (voiced("/etc/passwd", "x"), "'path' must name a file below the dataset's directory, found '/etc/passwd'"),
         ("\t" * 12, "the text is empty"),
     ],
@@ -408,7 +408,7 @@ def test_common_voice_without_clips(tmp_path: Path) -> None:
     directory = common_voice(tmp_path)
     (directory / "clips").rename(tmp_path / "away")
     (found,) = refusal(directory / "test.tsv")
-    assert "looks like common-voice, but the directory" in found
+    assert "looks like common-voice, but its audio directory" in found
 
 
 # LibriSpeech
@@ -451,11 +451,11 @@ def test_librispeech_refuses(tmp_path: Path) -> None:
     where = "84/121123/84-121123.trans.txt line"
     assert problems(directory) == [
         f"{where} 1: the text is empty",
-        f"{where} 2: the id '84-121123-0001' is already that of {where} 1",
+        f"{where} 2: the id '84-121123-0001' is already used by {where} 1",
         f"{where} 3: cannot read '84-121123-0002.flac' (No such file or directory)",
         f"{where} 4: the first word must name a file below the dataset's directory, found '/etc/x.flac'",
         f"{where} 5: not UTF-8 (invalid start byte at byte 15)",
-        "84/121123/84-121123-0000.flac: no line of a .trans.txt beside it has its name",
+        "84/121123/84-121123-0000.flac: no .trans.txt beside it has a line for it",
     ]
 
 
@@ -485,9 +485,9 @@ def test_a_folder_refuses(tmp_path: Path) -> None:
     assert problems(tmp_path) == [
         "a.wav: the text is empty",
         "b.wav: not UTF-8 (invalid start byte at byte 0)",
-        "c.wav: c.txt with its text is missing",
-        "d.wav: the id 'd' is already that of d.flac",
-        "e.txt: no audio file of the same name is beside it",
+        "c.wav: its transcript c.txt is missing",
+        "d.wav: the id 'd' is already used by d.flac",
+        "e.txt: there is no audio file of the same name",
     ]
 
 
@@ -547,8 +547,8 @@ def test_hugging_face_refuses_rows(tmp_path: Path, hub: Hub) -> None:
     assert problems("hf:own/voices:en_us:test") == [
         "row 0: the text is empty",
         "row 1: the text is empty",
-        "row 2: its 8 bytes are no audio that soundfile can read",
-        "row 3: '000003.wav' (8 bytes) is no audio that soundfile can read",
+        "row 2: its 8 bytes are not audio that soundfile can read",
+        "row 3: '000003.wav' (8 bytes) is not audio that soundfile can read",
         "row 4: it has no audio",
     ]
 
@@ -557,13 +557,13 @@ def test_hugging_face_names_the_columns(tmp_path: Path, hub: Hub) -> None:
     audio = {"bytes": sound(tmp_path / "a.wav").read_bytes(), "path": None}
     hub({"audio": [audio], "words": ["hello"]})
     (found,) = refusal("hf:own/voices:en_us:test")
-    assert "one of the columns text, sentence, normalized_text, transcript, transcription; it has audio, words" in found
+    assert "one of text, sentence, normalized_text, transcript, transcription; its columns are audio, words" in found
 
 
 def test_hugging_face_without_audio(hub: Hub) -> None:
     hub({"text": ["hello"], "label": [1]})
     (found,) = refusal("hf:own/voices:en_us:test")
-    assert "must have one column of audio, found [] among its columns text, label" in found
+    assert "must have one audio column, found [] among the columns text, label" in found
 
 
 def test_hugging_face_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -610,8 +610,8 @@ def test_what_is_unknown_is_refused_with_what_was_looked_for(tmp_path: Path, mak
 
 def test_json_of_no_known_kind(tmp_path: Path) -> None:
     manifest(tmp_path, {"audio": "a.wav", "text": "hello"}, name="list.jsonl")
-    assert "is no list of clips in a known format" in refusal(tmp_path / "list.jsonl")[0]
-    assert "holds no known format" in refusal(tmp_path)[0]
+    assert "is not a list of clips in a known format" in refusal(tmp_path / "list.jsonl")[0]
+    assert "contains no known format" in refusal(tmp_path)[0]
 
 
 def test_two_formats_in_one_directory_are_refused(tmp_path: Path) -> None:
@@ -632,7 +632,7 @@ def test_two_formats_in_one_directory_are_refused(tmp_path: Path) -> None:
 
 def test_a_line_of_two_formats_is_refused(tmp_path: Path) -> None:
     manifest(tmp_path, entry(tmp_path, audio_filepath="a.wav"))
-    assert "has both 'path' (ours) and 'audio_filepath' (NeMo's)" in refusal(tmp_path)[0]
+    assert "has both 'path' (bench) and 'audio_filepath' (NeMo)" in refusal(tmp_path)[0]
 
 
 # The choice
@@ -647,5 +647,5 @@ def test_selection_is_seeded_and_in_manifest_order(tmp_path: Path) -> None:
     assert [clip.id for clip in dataset.select(clips, 5, seed=1)] != picked
     assert [clip.id for clip in dataset.select(clips, 20, seed=0)] == ids
     assert [clip.id for clip in dataset.select(clips, None, seed=0)] == ids
-    with pytest.raises(BenchError, match="--samples 21 asks for more than the 20 clips"):
+    with pytest.raises(BenchError, match="--samples 21 is more than the 20 clips"):
         dataset.select(clips, 21, seed=0)

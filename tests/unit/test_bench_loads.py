@@ -245,7 +245,7 @@ def test_joules_are_of_each_load_and_add_up_over_parts(
     took = json.loads((case.out / "b/run.json").read_text())["loads"]["c1"]
     assert (took["joules"], took["joules_reason"]) == (
         None,
-        "the server holds no GPU open, or this user may not see it",
+        "the server has no GPU open, or this user may not see it",
     )
 
 
@@ -321,7 +321,7 @@ def test_a_run_of_another_form_is_not_continued(case: Case, capsys: pytest.Captu
     assert main(case.flags()) == 0
     (case.out / "run.json").write_text(json.dumps(case.record() | {"schema_version": 1}))
     assert main(case.flags("--resume")) == 2
-    assert "has schema version 1, and this bench writes 2" in capsys.readouterr().err
+    assert "has schema version 1, this bench writes 2" in capsys.readouterr().err
 
 
 # ---- What it costs

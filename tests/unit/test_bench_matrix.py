@@ -216,7 +216,7 @@ def test_killed_and_resumed(bed: Bed) -> None:
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in stderr
-    assert "add --resume" in stderr
+    assert "Add --resume" in stderr
     assert "| b " in stdout
     assert bed.statuses() == {"a/1": "finished", "b/1": "interrupted"}
 
@@ -241,7 +241,7 @@ def test_resume_refuses_another_matrix(bed: Bed, capsys: pytest.CaptureFixture[s
     bed.write(bed.entry("a"), samples=2)
     assert bed.run() == 0
     assert bed.run() == 2
-    assert "has runs in it: continue that matrix with --resume" in capsys.readouterr().err
+    assert "already has runs: continue that matrix with --resume" in capsys.readouterr().err
     bed.write(bed.entry("a", max_model_len=1024), samples=3)
     assert bed.run("--resume") == 2
     error = capsys.readouterr().err
@@ -332,21 +332,21 @@ def test_loads_become_flags(bed: Bed, loads: list[str], flags: list[str]) -> Non
 @pytest.mark.parametrize(
     ("keys", "changes", "named"),
     [
-        ({"sample": 3}, {}, "the file: unknown key 'sample'; the nearest that there is: 'samples'"),
-        ({}, {"enviroment": {}}, "configuration 1 ('a'): unknown key 'enviroment'; the nearest that there is: 'env'"),
+        ({"sample": 3}, {}, "the file: unknown key 'sample'; did you mean 'samples'?"),
+        ({}, {"enviroment": {}}, "configuration 1 ('a'): unknown key 'enviroment'; did you mean 'env'?"),
         ({"dataset": 3}, {}, "the file: 'dataset' must be a string, found 3"),
         ({"repeats": True}, {}, "the file: 'repeats' must be a whole number, found True"),
         ({"repeats": 0}, {}, "'repeats' must be at least 1, found 0"),
-        ({"loads": ["c0"]}, {}, "'loads' must list such as c16"),
-        ({"loads": ["r2.0"]}, {}, "'loads' must list such as c16"),
-        ({"loads": ["c1", "r2.5"]}, {}, "'loads' must be all of one kind, c or r, and each once"),
-        ({"flags": ["--out=x"]}, {}, "'flags' has '--out=x': it has a key of its own here"),
-        ({"flags": ["--conc", 3]}, {}, "'flags' has '--conc': it has a key of its own here"),
-        ({}, {"name": "../a"}, "'name' must be letters, digits"),
+        ({"loads": ["c0"]}, {}, "'loads' must be a list such as [c16]"),
+        ({"loads": ["r2.0"]}, {}, "'loads' must be a list such as [c16]"),
+        ({"loads": ["c1", "r2.5"]}, {}, "'loads' must all start with c or all with r, without repetition"),
+        ({"flags": ["--out=x"]}, {}, "'flags' has '--out=x': use its key of the matrix file"),
+        ({"flags": ["--conc", 3]}, {}, "'flags' has '--conc': use its key of the matrix file"),
+        ({}, {"name": "../a"}, "'name' may contain only letters, digits"),
         ({}, {"overrides": [1]}, "'overrides' must be a mapping, found [1]"),
-        ({}, {"env": {"A": True}}, "'env' must hold strings or numbers, found 'A': True (put it in quotes)"),
+        ({}, {"env": {"A": True}}, "'env' must contain strings or numbers, found 'A': True (put it in quotes)"),
         ({}, {"command": "vllm"}, "'command' must be a list, found 'vllm'"),
-        ({}, {"command": []}, "'command' must list strings, found []"),
+        ({}, {"command": []}, "'command' must be a list of strings, found []"),
         ({}, {"dir": "no/such"}, "'dir' must be a directory, found 'no/such'"),
         ({}, {"config": "no/such.yaml"}, "cannot read no/such.yaml"),
     ],
@@ -362,14 +362,14 @@ def test_all_that_is_wrong_is_named_at_once(bed: Bed) -> None:
     bed.write(bed.entry("a"), bed.entry("a"), {"name": "b"}, repeats=0)
     with pytest.raises(BenchError, match="3 problem") as raised:
         matrix.read(bed.file)
-    assert "configuration 2 ('a'): the name is taken" in str(raised.value)
+    assert "configuration 2 ('a'): another configuration has this name" in str(raised.value)
     assert "configuration 3 ('b'): the key 'config' is missing" in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "1: 2"])
 def test_files_that_hold_no_mapping(bed: Bed, text: str) -> None:
     bed.file.write_text(text)
-    with pytest.raises(BenchError, match=r"not valid YAML|must hold a mapping"):
+    with pytest.raises(BenchError, match=r"not valid YAML|must contain a mapping"):
         matrix.read(bed.file)
 
 

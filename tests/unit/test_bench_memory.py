@@ -112,4 +112,4 @@ def test_nobody_listens() -> None:
         url = server.url
     result = sample(url)
     assert result["peak_bytes"] is None
-    assert "hidden from this user or container" in result["reason"]
+    assert "this user or container cannot see the process" in result["reason"]

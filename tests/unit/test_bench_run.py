@@ -248,7 +248,7 @@ def test_when_all_fail_nothing_is_measured(case: Case, capsys: pytest.CaptureFix
     assert summary["quality"]["wer"]["value"] == 1.0
     captured = capsys.readouterr()
     assert "latency P50  not measured" in captured.out
-    assert "warm-up with c00 failed, measuring all the same: HTTP 500" in captured.err
+    assert "warm-up with c00 failed, the measurement continues: HTTP 500" in captured.err
 
 
 def test_empty_transcripts_are_complete_and_listed(case: Case) -> None:
@@ -325,7 +325,7 @@ def test_a_hopeless_warm_up_stops_the_run(case: Case, answer: Answer) -> None:
 def test_no_model_name(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     case.server.models = ()
     assert case.run() == 2
-    assert "names no model" in capsys.readouterr().err
+    assert "lists no model" in capsys.readouterr().err
     assert case.run("--model", "mine", "--samples", "1") == 0
     assert case.server.received[0].fields["model"] == "mine"
 
@@ -471,7 +471,7 @@ def test_resume_of_nothing_starts_and_of_everything_sends_nothing(case: Case) ->
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--samples", "5"], "ids: 1 clips are in one choice only"),
+        (["--samples", "5"], "ids: 1 clips are in only one of the selections"),
         (["--seed", "1"], "ids: "),
         (["--model", "other"], f"model was '{MODEL}', is 'other'"),
         (["--concurrency", "2"], "loads was ['c1'], is ['c2']"),

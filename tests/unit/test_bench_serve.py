@@ -236,7 +236,7 @@ def test_a_death_at_the_start_names_its_cause(vllm: Vllm) -> None:
     with pytest.raises(BenchError) as raised, vllm.server():
         pytest.fail("it never answered")
     lines = str(raised.value).splitlines()
-    assert lines[0] == "vllm serve ended with status 3 before it answered."
+    assert lines[0] == "vllm serve exited with status 3 during its start."
     assert lines[1] == f"The last lines of {vllm.log}:"
     expected = [f"loading {number}" for number in range(100)] + DEATH.splitlines()
     assert lines[2:-1] == [f"  {line}" for line in expected[-25:]]
@@ -247,7 +247,7 @@ def test_a_death_at_the_start_names_its_cause(vllm: Vllm) -> None:
 
 def test_a_death_without_an_exception(vllm: Vllm) -> None:
     vllm.does(dies="error: no such option")
-    with pytest.raises(BenchError, match=r"status 3(.|\n)*  error: no such option\nIt names no exception\."):
+    with pytest.raises(BenchError, match=r"status 3(.|\n)*  error: no such option\nThe log has no exception\."):
         vllm.server().__enter__()
 
 
@@ -257,7 +257,7 @@ def test_no_answer_in_time(vllm: Vllm, config: dict[str, Any], monkeypatch: pyte
     vllm.does(**config)
     with pytest.raises(BenchError) as raised, vllm.server():
         pytest.fail("it never answered")
-    assert f"did not answer at http://127.0.0.1:{vllm.port} within 1.5 s" in str(raised.value)
+    assert f"did not respond at http://127.0.0.1:{vllm.port} within 1.5 s" in str(raised.value)
     assert "  vLLM starts" in str(raised.value)
     assert len(vllm.calls()) == 1
     assert vllm.left() == set()
@@ -268,7 +268,7 @@ def test_a_port_that_is_taken(vllm: Vllm, capsys: pytest.CaptureFixture[str]) ->
         other.bind(("127.0.0.1", vllm.port))
         other.listen()
         assert main(vllm.serve_flags()) == 2
-    assert f"error: port {vllm.port} of 127.0.0.1 is taken" in capsys.readouterr().err
+    assert f"error: port {vllm.port} of 127.0.0.1 is in use" in capsys.readouterr().err
     assert vllm.calls() == []
 
 
@@ -305,7 +305,7 @@ def test_serve_until_a_signal(vllm: Vllm, number: signal.Signals) -> None:
     assert process.stdout
     url = f"http://127.0.0.1:{vllm.port}"
     assert process.stdout.readline() == (
-        f"Serving {MODEL} at {url}, for this machine alone. Ctrl-C stops it. In another terminal:\n"
+        f"Serving {MODEL} at {url} (this machine only). Press Ctrl-C to stop. In another terminal:\n"
     )
     assert process.stdout.readline() == "\n"
     request = process.stdout.readline()
@@ -317,7 +317,7 @@ def test_serve_until_a_signal(vllm: Vllm, number: signal.Signals) -> None:
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in stderr
-    assert re.search(r"vLLM is up after \d+ s: importing vLLM \d+ s", stderr)
+    assert re.search(r"vLLM is ready after \d+ s: importing vLLM \d+ s", stderr)
     assert vllm.left() == set()
 
 
@@ -351,7 +351,7 @@ def test_serve_notices_that_vllm_ended(vllm: Vllm, capsys: pytest.CaptureFixture
     vllm.does(leaves=1.5)
     assert main(vllm.serve_flags()) == 2
     error = capsys.readouterr().err
-    assert "error: vllm serve ended with status 7." in error
+    assert "error: vllm serve exited with status 7." in error
     assert "  vLLM starts" in error
     assert vllm.left() == set()
 
@@ -494,7 +494,7 @@ def test_the_phase_of_a_start(lines: str, expected: str, tmp_path: Path) -> None
 def test_a_start_says_what_took_its_time() -> None:
     begun = {"importing vLLM": 100.0, "starting the engine": 114.2, "starting the API": 140.0}
     assert serve.took(begun, 141.1) == (
-        "vLLM is up after 41 s: importing vLLM 14 s, starting the engine 26 s, starting the API 1 s"
+        "vLLM is ready after 41 s: importing vLLM 14 s, starting the engine 26 s, starting the API 1 s"
     )
 
 

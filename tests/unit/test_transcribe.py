@@ -71,7 +71,7 @@ def test_a_folder(tmp_path: Path) -> None:
         assert below(out) == dict.fromkeys(["a.srt", "b/c.d/e.srt", "b/ä.srt"], "1\n")
         assert {received.fields["response_format"] for received in server.received} == {"srt"}
         done = run(*command, server.url)
-        assert (done.returncode, done.stderr) == (0, "3 files: 3 there already (--again makes them anew)\n")
+        assert (done.returncode, done.stderr) == (0, "3 files: 3 already transcribed (--again repeats them)\n")
         assert len(server.sent()) == 3
         assert run(*command, server.url, "--again").stderr == "3 files: 3 transcribed\n"
         assert sorted(server.sent()) == sorted(2 * ["a.wav", "e.mp3", "ä.OPUS"])
@@ -105,13 +105,13 @@ def test_what_cannot_be_used_sends_nothing(tmp_path: Path) -> None:
     write(good, tmp_path / "b.wav", empty / "notes.txt")
     os.mkfifo(pipe)
     cases = {
-        (good, tmp_path / "gone.wav"): f"{tmp_path}/gone.wav is not there",
+        (good, tmp_path / "gone.wav"): f"{tmp_path}/gone.wav does not exist",
         (good, empty): f"{empty} has no audio files (.aac .aif",
-        (good, pipe): f"{pipe} is no regular file",
+        (good, pipe): f"{pipe} is not a regular file",
         (tmp_path, "--format", "srt"): "2 files: --format srt needs --out DIR for them",
         (good, "--out", tmp_path / "b.wav"): f"--out {tmp_path}/b.wav: File exists",
         (good, "--url", "127.0.0.1:8000"): "must look like http://127.0.0.1:8000",
-        (good, "--url", "http://me:pass@127.0.0.1"): "--url must hold no password",
+        (good, "--url", "http://me:pass@127.0.0.1"): "--url must not contain a password",
         (): "name a FILE",
         (good, "--jobs", "0"): "--jobs 0: must be at least 1",
         (good, "--again"): "--again: only with --out",
@@ -197,7 +197,7 @@ def test_failures_are_listed_and_the_rest_goes_on(tmp_path: Path) -> None:
             (
                 "400: the clip is 48 s long: 37 at most",
                 "408: ",
-                "200, but no JSON object",
+                "200, but not a JSON object",
                 "500: ",
                 "302: ",
             ),
@@ -208,7 +208,7 @@ def test_failures_are_listed_and_the_rest_goes_on(tmp_path: Path) -> None:
         assert len(server.sent()) == 7
         server.answers = {}
         assert run(tmp_path / "in", "--out", out, "--url", server.url).stderr == (
-            "7 files: 5 transcribed, 2 there already (--again makes them anew)\n"
+            "7 files: 5 transcribed, 2 already transcribed (--again repeats them)\n"
         )
         assert sorted(server.sent()[7:]) == ["b.wav", "c.wav", "d.wav", "e.wav", "f.wav"]
     assert len(below(out)) == 7
@@ -258,7 +258,7 @@ def test_what_is_sent_again(
         server.answers = {paths[0].name: Answer(drop="before")}
         assert cli.run(["transcribe", str(paths[0]), "--url", server.url]) == 1
         assert server.sent().count(paths[0].name) == 2 + 1 + RETRIES
-        assert "no answer: " in capsys.readouterr().err
+        assert "no response: " in capsys.readouterr().err
 
 
 def test_nobody_there(tmp_path: Path) -> None:
@@ -267,14 +267,14 @@ def test_nobody_there(tmp_path: Path) -> None:
         pass
     done = run(*paths, "--url", server.url)
     assert done.returncode == 1
-    assert done.stderr == f"voxtral-serve: nothing answers at {server.url}: Connection refused\n"
+    assert done.stderr == f"voxtral-serve: cannot connect to {server.url}: Connection refused\n"
     # And where the server ends in the middle: the files that are left are no failures of their own.
     done = run(*paths, "--url", server.url, "--model", "mine", "--jobs", 1, "--out", tmp_path / "out")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"failed: {paths[0]}: nothing answers at {server.url}: Connection refused",
-        "4 files: 1 failed, 3 not sent or not answered",
-        "The same command does the rest.",
+        f"failed: {paths[0]}: cannot connect to {server.url}: Connection refused",
+        "4 files: 1 failed, 3 not sent or without a response",
+        "Run the same command again for the rest.",
     ]
 
 
@@ -283,7 +283,7 @@ def test_no_model(tmp_path: Path) -> None:
     with FakeServer(models=()) as server:
         done = run(path, "--url", server.url)
     assert done.returncode == 1
-    assert done.stderr == f"voxtral-serve: {server.url}/v1/models names no model: '{{\"data\": []}}': give --model\n"
+    assert done.stderr == f"voxtral-serve: {server.url}/v1/models lists no model: '{{\"data\": []}}': use --model\n"
 
 
 def test_requests_at_a_time(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_the_key_is_sent_and_not_shown(tmp_path: Path) -> None:
         assert done.stderr == f"failed: {path}: 401: no\n"
         bad = run(path, "--url", server.url, OPENAI_API_KEY=f"{KEY}\nX-Other: 1")
         assert bad.returncode == 2
-        assert bad.stderr.startswith("voxtral-serve: OPENAI_API_KEY holds a space")
+        assert bad.stderr.startswith("voxtral-serve: OPENAI_API_KEY contains a space")
         assert len(server.received) == 1
     assert KEY not in done.stdout + done.stderr + bad.stdout + bad.stderr
 
@@ -325,7 +325,7 @@ def test_a_run_that_was_killed_is_continued(tmp_path: Path) -> None:
         assert 3 <= len(there) < 8
         done = run(*command, server.url)
     assert done.returncode == 0
-    assert done.stderr.startswith(f"8 files: {8 - len(there)} transcribed, {len(there)} there already")
+    assert done.stderr.startswith(f"8 files: {8 - len(there)} transcribed, {len(there)} already transcribed")
     sent = [each.name for each in server.received]
     assert all(sent.count(name.replace(".txt", ".wav")) == 1 for name in there)
     assert below(out) == {f"{number}.txt": "alpha\n" for number in range(8)}
@@ -343,7 +343,9 @@ def test_ctrl_c(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=5)
     assert (process.returncode, stdout) == (130, "")
-    assert stderr == "3 files: 1 transcribed, 2 not sent or not answered\nThe same command does the rest.\n"
+    assert (
+        stderr == "3 files: 1 transcribed, 2 not sent or without a response\nRun the same command again for the rest.\n"
+    )
     assert below(out) == {"a.txt": "alpha\n"}
 
 

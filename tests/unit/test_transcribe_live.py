@@ -143,8 +143,8 @@ def test_a_microphone(tmp_path: Path) -> None:
 
 
 NO_MICROPHONE = {
-    "raise ModuleNotFoundError": "a microphone needs the package sounddevice: pip install 'voxtral-serve[live]'",
-    "raise OSError('PortAudio library not found')": "a microphone needs PortAudio (PortAudio library not found)",
+    "raise ModuleNotFoundError": "the microphone needs the package sounddevice: pip install 'voxtral-serve[live]'",
+    "raise OSError('PortAudio library not found')": "the microphone needs PortAudio (PortAudio library not found)",
     "class PortAudioError(Exception): pass\ndef RawInputStream(**_): raise PortAudioError('no device')": (
         "no microphone: no device"
     ),

@@ -1,4 +1,4 @@
-"""The longest clip that a context takes, and vLLM's limits on uploads that are below it."""
+"""The longest clip that fits into max_model_len, and the vLLM limits on uploads that are lower."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ PCM16_BYTES, FLOAT32_BYTES = 2, 4  # of one sample
 
 
 def check_clip(report: Report, held: Checkpoint, positions: int) -> None:
-    """Report the longest clip for a context of so many token positions, max_model_len."""
+    """Report the longest clip. `positions` is max_model_len, in token positions."""
     try:
         length = clip_length(held.tekken)
     except CheckpointError as error:
@@ -21,17 +21,20 @@ def check_clip(report: Report, held: Checkpoint, positions: int) -> None:
         return
     longest, rate_hz = length.longest(positions), length.rate_hz
     if longest < 1:
-        report.problem(f"max_model_len is {positions}, and padding alone takes {length.padding} tokens: raise it")
+        report.problem(
+            f"max_model_len is {positions}, but the padding of a clip alone takes {length.padding} tokens: raise "
+            "max_model_len"
+        )
         return
     tokens = positions - length.padding
-    report.row("transcribed", f"{longest / rate_hz:.2f} s: {tokens:,} tokens, and {length.padding} of padding")
-    report.row("beyond", "refused with status 400")
+    report.row("length", f"{longest / rate_hz:.2f} s: {tokens:,} tokens of audio and {length.padding} of padding")
+    report.row("longer clips", "refused with HTTP status 400")
     for limit in _upload_limits(longest, rate_hz):
         report.row("upload limit", limit)
 
 
 def _upload_limits(samples: int, rate_hz: int) -> Iterator[str]:
-    """A line for each limit of vLLM's environment variables that is below a clip of so many samples."""
+    """A line for each environment variable of vLLM whose limit is below a clip of `samples` samples."""
     from vllm import envs
 
     for name, per_sample, of in (
@@ -42,13 +45,13 @@ def _upload_limits(samples: int, rate_hz: int) -> Iterator[str]:
         limit, needed = getattr(envs, name, None), math.ceil(samples * per_sample)
         if limit is not None and limit < needed:
             seconds = limit / per_sample / rate_hz
-            yield f"{name} is {limit}: {seconds:.0f} s{of} at most. For the longest clip set it to {needed} or more"
+            yield f"{name}={limit} allows {seconds:.0f} s{of}. Set it to {needed} or more to accept the longest clip"
 
 
 def clip_length(tekken: dict[str, Any]) -> ClipLength:
-    """Padding and positions of clips, from the `audio` part of tekken.json.
+    """Padding and positions of clips, from the `audio` section of tekken.json.
 
-    Raises CheckpointError for values that mistral-common's AudioConfig refuses.
+    Raises CheckpointError for values that mistral-common's AudioConfig rejects.
     """
     return ClipLength.of(audio_config(tekken))
 
@@ -63,5 +66,5 @@ def audio_config(tekken: dict[str, Any]) -> Any:
         return AudioConfig(encoding_config=encoding, **values)
     except (AssertionError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"mistral-common refuses the audio part of tekken.json: {type(error).__name__}: {error}"
+            f"mistral-common rejects the audio section of tekken.json: {type(error).__name__}: {error}"
         ) from error

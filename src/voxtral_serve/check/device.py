@@ -28,14 +28,14 @@ def first_device(current: Any) -> Device:
         return Device("memory node 0 (CPU)", node.total_memory, node.available_memory)
     if not current.is_cuda():
         raise ConfigError(
-            f"vLLM {version('vllm')} is no CPU build and sees no NVIDIA GPU (its platform is {current.device_name!r}): "
-            "look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+            f"vLLM {version('vllm')} is not a CPU build and finds no NVIDIA GPU (its platform is "
+            f"{current.device_name!r}): check nvidia-smi and CUDA_VISIBLE_DEVICES"
         )
     from vllm.third_party import pynvml
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "":
-        raise ConfigError("CUDA_VISIBLE_DEVICES is set and empty, so that no GPU can be seen: unset it, or name one")
+        raise ConfigError("CUDA_VISIBLE_DEVICES is empty, which hides all GPUs: unset it, or set it to a GPU")
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(current.device_id_to_physical_device_id(0))
@@ -43,7 +43,7 @@ def first_device(current: Any) -> Device:
         name = pynvml.nvmlDeviceGetName(handle)
     except (pynvml.NVMLError, RuntimeError, IndexError, ValueError) as error:
         raise ConfigError(
-            f"NVML does not tell the memory of the first GPU (CUDA_VISIBLE_DEVICES is {visible!r}): "
+            f"NVML cannot read the memory of the first GPU (CUDA_VISIBLE_DEVICES is {visible!r}): "
             f"{type(error).__name__}: {error}"
         ) from error
     return Device(name, int(memory.total), int(memory.free))

@@ -1,4 +1,4 @@
-"""What a server on a network needs at its start: a free port, and an API key or the setting that there is none."""
+"""The checks of --gate: the port is free, and an API key is set or explicitly switched off."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ def check_gate(report: Report, values: Namespace) -> None:
 
 def _check_port(report: Report, values: Namespace) -> None:
     host, port = values.host or "", values.port
-    report.row("listens at", values.uds or f"{host or 'all addresses'}, port {port}")
+    report.row("listens on", values.uds or f"{host or 'all addresses'}, port {port}")
     try:
         if not values.uds:
             with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -26,9 +26,9 @@ def _check_port(report: Report, values: Namespace) -> None:
                 probe.bind((host, port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            report.problem(f"port {port} is taken: end what listens there, or give another with --port")
+            report.problem(f"port {port} is in use: stop the process that listens on it, or choose another --port")
         else:
-            report.problem(f"nothing can listen at host {host or 'any'}, port {port}: {error.strerror or error}")
+            report.problem(f"cannot listen on host {host or 'any'}, port {port}: {error.strerror or error}")
 
 
 def _check_key(report: Report, values: Namespace) -> None:
@@ -36,17 +36,17 @@ def _check_key(report: Report, values: Namespace) -> None:
     switch = ours.get("api_key") if isinstance(ours, dict) else ours
     if values.api_key:
         report.problem(
-            "api_key is an option's value, which vLLM writes into its log: give it as VLLM_API_KEY, or in a file that "
-            "VLLM_API_KEY_FILE names"
+            "the option api_key is set, and vLLM logs its options: remove it. Set VLLM_API_KEY, or set "
+            "VLLM_API_KEY_FILE to a file that contains the key"
         )
     elif switch not in (None, "none"):
-        report.problem(f"additional_config: voxtral_serve: api_key is {switch!r}, expected none, or no such line")
+        report.problem(f"additional_config: voxtral_serve: api_key is {switch!r}: set it to none, or remove it")
     elif os.environ.get("VLLM_API_KEY"):
         report.row("API key", "from the environment")
     elif switch == "none":
-        report.row("API key", "none: additional_config says so")
+        report.row("API key", "none, as additional_config sets it")
     else:
         report.problem(
-            "no API key: set VLLM_API_KEY, or VLLM_API_KEY_FILE to a file that holds it; to serve whoever asks, write "
-            "`additional_config: {voxtral_serve: {api_key: none}}` into the config"
+            "no API key: set VLLM_API_KEY, or set VLLM_API_KEY_FILE to a file that contains the key. To serve without "
+            "a key, add `additional_config: {voxtral_serve: {api_key: none}}` to the config"
         )

@@ -1,4 +1,4 @@
-"""The installation: versions of the libraries, patches in force, and the plugin that vLLM loads."""
+"""The installation: library versions, active patches, and the plugin that vLLM loads."""
 
 import os
 import platform
@@ -20,7 +20,9 @@ def check_versions(report: Report) -> None:
         try:
             found = version(library)
         except PackageNotFoundError:
-            report.problem(f"{library} is not installed for {sys.executable}: install voxtral-serve[gpu] there")
+            report.problem(
+                f"{library} is not installed in the environment of {sys.executable}: install voxtral-serve[gpu]"
+            )
             continue
         tested = shims.TESTED.get(library, (shims.installed(library),))
         untested = "" if shims.installed(library) in tested else f"  not tested; tested: {', '.join(map(str, tested))}"
@@ -28,7 +30,7 @@ def check_versions(report: Report) -> None:
 
 
 def check_patches(report: Report) -> None:
-    """Settle every patch, which imports the patched modules (seconds), and run the plugin's own verification."""
+    """Settle every patch and run the plugin's own verification. This imports the patched modules (some seconds)."""
     report.section("patches")
     in_force = shims.active()
     if in_force is not None:
@@ -36,22 +38,22 @@ def check_patches(report: Report) -> None:
             report.row(outcome, f"{name}: {found}")
     try:
         plugin.register()
-    except Exception as error:  # whatever it is ends every vLLM process
+    except Exception as error:  # any exception here would end every vLLM process
         kind = "" if isinstance(error, shims.PatchError) else f"{type(error).__name__}: "
         report.problem(f"{kind}{error}")
 
 
 def check_plugin(report: Report) -> str | None:
-    """Why vLLM will not load the plugin; None if it will. A problem only for models that need the plugin."""
+    """Why vLLM does not load the plugin, or None if it does. It is a problem only for a model that needs the plugin."""
     report.section("plugin")
     names = [entry.name for entry in entry_points(group=PLUGIN_GROUP) if entry.value == PLUGIN]
     allowed = os.environ.get("VLLM_PLUGINS")
     if not names:
-        absent = f"no entry point of {PLUGIN_GROUP} is {PLUGIN}: reinstall voxtral-serve for {sys.executable}"
+        absent = f"{PLUGIN} is not an entry point of {PLUGIN_GROUP}: reinstall voxtral-serve for {sys.executable}"
     elif allowed is not None and not set(names) & set(allowed.split(",")):
-        absent = f"VLLM_PLUGINS={allowed!r} leaves out {names[0]}: unset VLLM_PLUGINS, or add {names[0]} to it"
+        absent = f"VLLM_PLUGINS={allowed!r} does not include {names[0]}: unset VLLM_PLUGINS, or add {names[0]} to it"
     else:
         report.row(names[0], f"vLLM loads {PLUGIN}")
         return None
-    report.row("not loaded", f"{absent}. Mistral's layout is served without it")
+    report.row("not loaded", f"{absent}. Mistral's layout does not need the plugin")
     return absent

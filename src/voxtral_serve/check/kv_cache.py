@@ -1,4 +1,4 @@
-"""The KV cache as vLLM would lay it out, by vLLM's own functions."""
+"""The size of the KV cache, computed with vLLM's own functions."""
 
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -8,28 +8,28 @@ from typing import Any
 from voxtral_serve.check.plan import Plan
 from voxtral_serve.check.report import ConfigError
 
-POOL = 1 << 60  # bytes; a KV cache so large that rounding to whole blocks does not show
+POOL = 1 << 60  # bytes; large enough that rounding to whole blocks has no effect
 
 
 @dataclass(frozen=True)
 class KvCache:
-    """vLLM's layout of the KV cache: blocks from one pool, and how many of them one sequence of full length takes."""
+    """vLLM's layout of the KV cache: bytes of a block, and blocks of one sequence of max_model_len."""
 
     block_bytes: int
     blocks: int
 
     def bytes_of(self, sequences: int) -> int:
-        """Bytes for so many sequences of max_model_len, and for the one block that vLLM keeps back."""
+        """Bytes for this number of sequences of max_model_len, plus the one block that vLLM reserves."""
         return (sequences * self.blocks + 1) * self.block_bytes
 
     @classmethod
     def of(cls, params: dict[str, Any], plan: Plan, asynchronous: bool, encode_once: bool) -> "KvCache":
-        """Lay out the cache by vLLM's own functions, for Voxtral Realtime on one device.
+        """The layout for Voxtral Realtime on one device.
 
-        Its layers are of two kinds (vllm.model_executor.models.whisper_causal, .llama): language model, one entry per
-        token; encoder, as many per token as are pooled into one, in a window of its own. vLLM gives both pages of one
-        size and groups of one number of layers. With the encoder run once, its layers have none. Raises ConfigError
-        for a kv_cache_dtype whose pages are laid out otherwise.
+        The model has two kinds of layers (vllm.model_executor.models.whisper_causal, .llama). A layer of the language
+        model has one entry per token. A layer of the encoder has one entry per audio frame, several per token, within
+        a sliding window. vLLM gives both kinds pages of the same size, and groups of the same number of layers. In the
+        encode-once model the encoder has no KV cache. Raises ConfigError for a kv_cache_dtype with another page size.
         """
         from vllm.platforms import current_platform
         from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
@@ -37,13 +37,13 @@ class KvCache:
 
         cache = plan.cache
         if cache.cache_dtype not in ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"):
-            raise ConfigError(f"the pages of kv_cache_dtype {cache.cache_dtype} are not known here")
+            raise ConfigError(f"the check does not know the page size of kv_cache_dtype {cache.cache_dtype}")
         name = {2: "bfloat16", 4: "float32"}[plan.element_bytes] if cache.cache_dtype == "auto" else cache.cache_dtype
         on_cpu = current_platform.is_cpu()
         if on_cpu and not cache.user_specified_block_size:
             cache.block_size = 128  # vllm.platforms.cpu.CpuPlatform.check_and_update_config
         batches = 2 if asynchronous and not on_cpu else 1  # VllmConfig.max_concurrent_batches
-        # As much of a VllmConfig as the functions below read; a real one loads the tokenizer and inspects the model.
+        # The part of VllmConfig that the functions below read. A real one loads the tokenizer and inspects the model.
         config: Any = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=plan.max_model_len),
             cache_config=cache,
@@ -66,7 +66,7 @@ class KvCache:
 
 
 def _kv_specs(params: dict[str, Any], block_size: int, dtype: Any, encode_once: bool) -> dict[str, Any]:
-    """One spec per attention layer with a KV cache, as the layers' own get_kv_cache_spec make them."""
+    """One spec per attention layer with a KV cache, as the layer's own get_kv_cache_spec returns it."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     encoder = params["multimodal"]["whisper_model_args"]["encoder_args"]

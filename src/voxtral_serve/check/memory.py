@@ -1,6 +1,6 @@
 """Whether the model and its caches fit into the memory of one device.
 
-Memory for activations and CUDA graphs is known only once the model is loaded, so it is not counted.
+Memory for activations and CUDA graphs is not counted: vLLM measures it after it has loaded the model.
 """
 
 from argparse import Namespace
@@ -23,10 +23,10 @@ LIVE_ROWS = 8  # of a session that one pass of the encoder computes at most (Liv
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """What the model takes on one device. In bytes."""
+    """Memory of the model and its caches on one device, in bytes."""
 
     weights: int
-    quantized: bool  # then the weights are counted as stored
+    quantized: bool  # if so, `weights` is the size of the stored tensors
     encoder_cache: int
     audio_rows: int  # 0 without the encode-once model
     sessions: int  # the encoder's keys and values for live sessions
@@ -59,13 +59,16 @@ def _session_bytes(encoder: dict[str, Any], pooled: int, plan: Plan) -> int:
 def check_memory(
     report: Report, options: ServeOptions, held: Checkpoint, plan: Plan, advice: Callable[[], str]
 ) -> None:
-    """Compare what Voxtral Realtime needs with what the device has. `advice` ends a problem about too little memory."""
+    """Compare the memory that Voxtral Realtime needs with that of the device.
+
+    `advice` returns text that is appended to a problem about too little memory.
+    """
     values = options.values
     if values.tensor_parallel_size * values.pipeline_parallel_size > 1:
-        report.row("not computed", "this adds up what one device needs, and the config spreads the model over several")
+        report.row("not computed", "the config uses several devices, and this check computes the memory of one")
         return
     if values.hf_overrides and not options.encode_once:
-        report.row("not computed", f"hf_overrides may make another model of it; {ENCODE_ONCE} alone is known here")
+        report.row("not computed", f"hf_overrides may select another model, and this check knows {ENCODE_ONCE} only")
         return
     try:
         kv = KvCache.of(held.params, plan, values.async_scheduling is not False, options.encode_once)
@@ -82,19 +85,19 @@ def check_memory(
 
 def _report_needs(report: Report, needs: MemoryNeeds, plan: Plan) -> None:
     seqs = plan.max_num_seqs
-    stored = ", as stored" if needs.quantized else f", {8 * plan.element_bytes} bits each"
+    stored = " (as stored)" if needs.quantized else f" ({8 * plan.element_bytes} bits per parameter)"
     report.row("weights", f"{size(needs.weights)}{stored}")
     report.row("KV cache", f"{size(needs.kv.bytes_of(1))} for one sequence of {plan.max_model_len:,} tokens")
     if seqs > 1:
-        report.row("", f"{size(needs.kv.bytes_of(seqs))} for max_num_seqs = {seqs:,} of them")
+        report.row("", f"{size(needs.kv.bytes_of(seqs))} for max_num_seqs = {seqs:,} sequences")
     report.row("encoder cache", f"{size(needs.encoder_cache)} for {plan.encoder_cache:,} audio tokens")
     if needs.audio_rows:
         report.row(
-            "audio rows", f"{size(needs.audio_rows)} for max_num_seqs = {seqs:,} clips, held beside the KV cache"
+            "audio rows", f"{size(needs.audio_rows)} for max_num_seqs = {seqs:,} clips, in addition to the KV cache"
         )
     if needs.sessions:
         report.row("live sessions", f"{size(needs.sessions)} for the encoder's keys and values of {plan.sessions:,}")
-    report.row("not counted", "activations, CUDA graphs and what PyTorch keeps: vLLM measures them at its start")
+    report.row("not counted", "activations, CUDA graphs and PyTorch's own buffers: vLLM measures them when it starts")
 
 
 def _check_room(
@@ -109,11 +112,11 @@ def _check_room(
     except ConfigError as error:
         report.problem(str(error))
         return
-    report.row("device", f"{device.name}: {size(device.total)}, {size(device.free)} of it free")
+    report.row("device", f"{device.name}: {size(device.total)} in total, {size(device.free)} free")
     if on_cpu and not options.encode_once and not runs_on_cpu():
         report.problem(
-            f"vLLM {version('vllm')} cannot run its own Voxtral Realtime on a CPU; 0.32.0 can. "
-            f"hf_overrides: {{architectures: [{ENCODE_ONCE}]}} runs on either"
+            f"vLLM {version('vllm')} cannot run its own Voxtral Realtime model on a CPU. Use vLLM 0.32.0, or set "
+            f"hf_overrides: {{architectures: [{ENCODE_ONCE}]}}"
         )
     part = plan.cache.gpu_memory_utilization
     share = int(device.total * part)
@@ -125,23 +128,25 @@ def _check_room(
         report.row("KV cache space", f"{size(pool)}: {source}")
     if not (explicit and on_cpu) and share > device.free:
         report.problem(
-            f"gpu_memory_utilization {part} is {size(share)} of {device.name}, and {size(device.free)} of it is "
-            "free: vLLM refuses to start. Lower it, or end what uses the memory" + advice()
+            f"gpu_memory_utilization {part} reserves {size(share)} of {device.name}, but only {size(device.free)} is "
+            "free, so vLLM does not start. Lower gpu_memory_utilization, or stop the processes that use the memory"
+            + advice()
         )
     if explicit and needs.beside_kv + pool > device.free:
         audio = f"encoder cache {size(needs.encoder_cache)}"
         audio += f", audio rows {size(needs.audio_rows)}" if needs.audio_rows else ""
         audio += f", live sessions {size(needs.sessions)}" if needs.sessions else ""
         report.problem(
-            f"weights {size(needs.weights)}, {audio} and KV cache {size(pool)} ({source}) are more than the "
-            f"{size(device.free)} that {device.name} has free" + advice()
+            f"weights {size(needs.weights)}, {audio} and KV cache {size(pool)} ({source}) need more than the "
+            f"{size(device.free)} that is free on {device.name}" + advice()
         )
     one = needs.kv.bytes_of(1)
     if one > pool:
         left = size(pool) if pool > 0 else "nothing"
         report.problem(
-            f"one sequence of max_model_len {plan.max_model_len:,} needs {size(one)} of KV cache beside weights of "
-            f"{size(needs.weights)}, and {source} leaves {left} for it: raise it, or lower max_model_len{advice()}"
+            f"one sequence of max_model_len {plan.max_model_len:,} needs {size(one)} of KV cache in addition to "
+            f"weights of {size(needs.weights)}, but {source} leaves {left}: raise this setting, or lower max_model_len"
+            + advice()
         )
         return
     sequences = pool // needs.kv.block_bytes / needs.kv.blocks
@@ -153,16 +158,16 @@ def check_memory_of_other(report: Report, values: Namespace, held: OtherModel) -
     """Compare the weights of another model with gpu_memory_utilization's share of the device."""
     from vllm.platforms import current_platform
 
-    report.row("weights", f"{size(held.weight_bytes)}, as stored; nothing else is known of this model")
+    report.row("weights", f"{size(held.weight_bytes)} (as stored); this check computes nothing else for this model")
     try:
         device = first_device(current_platform)
     except ConfigError as error:
         report.problem(str(error))
         return
-    report.row("device", f"{device.name}: {size(device.total)}, {size(device.free)} of it free")
+    report.row("device", f"{device.name}: {size(device.total)} in total, {size(device.free)} free")
     share = int(device.total * values.gpu_memory_utilization)
     if not current_platform.is_cpu() and not values.quantization and held.weight_bytes > share:
         report.problem(
-            f"the weights take {size(held.weight_bytes)}, and gpu_memory_utilization {values.gpu_memory_utilization} "
-            f"of {device.name} is {size(share)}: raise it, or take a larger GPU"
+            f"the weights take {size(held.weight_bytes)}, but gpu_memory_utilization {values.gpu_memory_utilization} "
+            f"of {device.name} is only {size(share)}: raise gpu_memory_utilization, or use a larger GPU"
         )

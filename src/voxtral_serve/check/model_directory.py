@@ -1,4 +1,4 @@
-"""The checkpoint directory that would be served."""
+"""The check of the checkpoint directory."""
 
 import os
 import re
@@ -12,7 +12,10 @@ from voxtral_serve.checkpoint import Checkpoint, CheckpointError, OtherModel
 
 
 def check_model(report: Report, options: ServeOptions | None, model: Path | None) -> Checkpoint | OtherModel | None:
-    """Read the directory `model`, by default that of the options, else the current one. None if it cannot be read."""
+    """Read the directory `model`; if it is None, the options' model, else the current directory.
+
+    Returns None if it cannot be read.
+    """
     report.section("checkpoint")
     if model is None:
         model = _named_model(options)
@@ -23,12 +26,12 @@ def check_model(report: Report, options: ServeOptions | None, model: Path | None
         return None
     report.row("directory", str(directory))
     if not there and os.environ.get("HF_HUB_OFFLINE") == "0" and re.fullmatch(r"[\w.-]+/[\w.-]+", str(model)):
-        report.row("not checked", f"HF_HUB_OFFLINE=0: vLLM downloads {model} at its start")
+        report.row("not checked", f"HF_HUB_OFFLINE=0: vLLM downloads {model} when it starts")
         return None
     if not there:
         report.problem(
-            f"{model} is no directory here: check reads local checkpoints. Download it "
-            "(`hf download NAME --local-dir DIR`), and give DIR"
+            f"{model} is not a local directory, and check reads local checkpoints only. Download it "
+            "(`hf download NAME --local-dir DIR`), and pass DIR"
         )
         return None
     try:
@@ -37,7 +40,7 @@ def check_model(report: Report, options: ServeOptions | None, model: Path | None
         report.problem(str(error))
         return None
     if isinstance(held, OtherModel):
-        report.row("model", f"{held.model}: its files are whole; vLLM checks the rest at its start")
+        report.row("model", f"{held.model}: its files are complete; vLLM checks the rest when it starts")
         return held
     _report_tensors(report, held)
     if options:
@@ -60,24 +63,24 @@ def _report_tensors(report: Report, held: Checkpoint) -> None:
         f"{len(held.tensors):,}, {size(held.weight_bytes)}, {parameters(held):,} parameters, {', '.join(dtypes)}",
     )
     if held.unused:
-        report.row("unused", f"{', '.join(path.name for path in held.unused)}: the other layout's, of the same model")
+        report.row(
+            "unused", f"{', '.join(path.name for path in held.unused)}: files of the other layout, of the same model"
+        )
 
 
 def _check_formats(report: Report, options: ServeOptions, held: Checkpoint) -> None:
     values = options.values
     for name in ("config_format", "load_format"):
         if held.layout == checkpoint.HUGGING_FACE and getattr(values, name) == "mistral":
-            report.problem(f"{name} is 'mistral', and the checkpoint is of Hugging Face's layout: remove it")
+            report.problem(f"{name} is 'mistral', but the checkpoint has Hugging Face's layout: remove {name}")
     if values.config_format == "hf" and not (held.directory / "config.json").is_file():
-        report.problem("config_format is 'hf', and there is no config.json: remove it")
+        report.problem("config_format is 'hf', but the checkpoint has no config.json: remove config_format")
     if values.tokenizer_mode not in ("auto", "mistral"):
-        report.problem(
-            f"tokenizer_mode is {values.tokenizer_mode!r}: Voxtral Realtime is served with 'mistral' (or 'auto')"
-        )
+        report.problem(f"tokenizer_mode is {values.tokenizer_mode!r}: Voxtral Realtime needs 'mistral' or 'auto'")
 
 
 def parameters(held: Checkpoint) -> int:
-    """Elements of all tensors that vLLM loads, which leaves out a copy of tied embeddings."""
+    """Number of parameters that vLLM loads: without the second copy of tied embeddings."""
     total = 0
     for name, tensor in held.tensors.items():
         if name == "output.weight" and held.params.get("tied_embeddings"):

@@ -1,4 +1,4 @@
-"""The options of `vllm serve`, read from the config file and the command line by vLLM's own parser."""
+"""The options of `vllm serve`. vLLM's own parser reads them from the config file and the command line."""
 
 import difflib
 import re
@@ -23,15 +23,15 @@ PARSER_MODULES = ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.launcher
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """All options of `vllm serve`, those that are not set with vLLM's defaults."""
+    """All options of `vllm serve`. An option that is not set has vLLM's default."""
 
     values: Namespace  # as vLLM's parser makes it
-    named: frozenset[str]  # those that the config or the command line sets
-    valid: bool  # whether vLLM takes them all; the values of those that it refuses are not in `values`
+    named: frozenset[str]  # options that the config or the command line sets
+    valid: bool  # whether vLLM accepts all options; `values` has only those that it accepts
 
     @property
     def encode_once(self) -> bool:
-        """Whether they name the encode-once model."""
+        """Whether the options select the encode-once model."""
         overrides: object = self.values.hf_overrides
         return overrides == {"architectures": [ENCODE_ONCE]}
 
@@ -39,8 +39,7 @@ class ServeOptions:
 def read_options(report: Report, path: Path | None, words: Sequence[str] = ()) -> ServeOptions | None:
     """The options as `vllm serve` reads them from the config at `path`, and from `words` of its command line.
 
-    Every option is parsed alone, so that each wrong one is reported as a problem of its own. None if the config cannot
-    be read at all.
+    Each option is parsed alone, so that each invalid option is reported. Returns None if the config cannot be read.
     """
     report.section("config")
     report.row("file", "none: vLLM's defaults" if path is None else str(path))
@@ -50,11 +49,11 @@ def read_options(report: Report, path: Path | None, words: Sequence[str] = ()) -
     except ConfigError as error:
         report.problem(str(error))
         return None
-    except shims.PatchError:  # told under "patches"; vLLM's parser loads the plugins
-        report.row("not read", "vLLM would end before")
+    except shims.PatchError:  # reported under "patches"; vLLM's parser loads the plugins
+        report.row("not read", "vLLM ends before it reads the config: see patches")
         return None
-    except Exception as error:  # an installation in which vLLM cannot even be imported
-        report.problem(f"vLLM does not come up: {type(error).__name__}: {error}")
+    except Exception as error:  # vLLM cannot be imported
+        report.problem(f"vLLM cannot be imported: {type(error).__name__}: {error}")
         return None
     accepted: list[str] = []
     named: set[str] = set()
@@ -69,7 +68,7 @@ def read_options(report: Report, path: Path | None, words: Sequence[str] = ()) -
             valid = False
             continue
         if source and alone.model_tag is not None:
-            report.problem(f"{where}{name} has several values, and vLLM takes the last for the model: give one")
+            report.problem(f"{where}{name} has several values, and vLLM takes the last one as the model: set one value")
             valid = False
             continue
         accepted += part
@@ -82,9 +81,9 @@ def read_options(report: Report, path: Path | None, words: Sequence[str] = ()) -
 
 
 def _in_order(path: Path | None, flat: Sequence[str], words: Sequence[str]) -> list[tuple[Path | None, list[str]]]:
-    """Each option with its source, None for the command line, in vLLM's order: the model, the config, the rest.
+    """Each option with its source (None: the command line), in vLLM's order: the model, the config, the rest.
 
-    The config's last option might take a word that follows it as a value of its own.
+    The model comes first, because the config's last option may take the words that follow it as its values.
     """
     of_words = _parts(words)
     lead = 1 if words and not is_option(words[0]) else 0
@@ -96,12 +95,12 @@ def _in_order(path: Path | None, flat: Sequence[str], words: Sequence[str]) -> l
 
 
 def _unknown_speculation(speculative_config: Any) -> list[str]:
-    """A problem for each unknown option of this nested config, which vLLM's engine checks, and its parser does not."""
+    """A problem for each unknown option of speculative_config. vLLM's parser does not check these; its engine does."""
     from vllm.config import SpeculativeConfig
 
     known = {each.name for each in fields(SpeculativeConfig)}
     return [
-        f"speculative_config: {name} is no option of vllm {version('vllm')}{_instead(name, known)}"
+        f"speculative_config: {name} is not an option of vllm {version('vllm')}{_instead(name, known)}"
         for name in speculative_config or {}
         if name not in known
     ]
@@ -125,7 +124,7 @@ def vllm_parser() -> Any:
 
     if current_platform.is_unspecified():
         raise ConfigError(
-            f"no GPU: vLLM {version('vllm')} finds no device here that it was built for. A container is given one by "
+            f"no GPU: vLLM {version('vllm')} finds no device that it was built for. In a container, use "
             "`docker run --gpus all`, or `podman run --device nvidia.com/gpu=all`"
         )
 
@@ -142,7 +141,8 @@ def vllm_parser() -> Any:
         else:
             return module.make_arg_parser(Parser())
     raise ConfigError(
-        f"the options of vLLM {version('vllm')} are in none of {', '.join(PARSER_MODULES)}: install a tested version"
+        f"cannot find the option parser of vLLM {version('vllm')} in {' or '.join(PARSER_MODULES)}: install a "
+        "tested version"
     )
 
 
@@ -153,11 +153,11 @@ def _flatten(parser: Any, path: Path) -> list[str]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds {type(content).__name__}, expected options as `name: value`")
+        raise ConfigError(f"{path} contains {type(content).__name__}, expected options as `name: value`")
     if names := [name for name in content if not isinstance(name, str)]:
-        raise ConfigError(f"{path}: {names[0]!r} is no option's name, expected text")
+        raise ConfigError(f"{path}: {names[0]!r} is not an option name, expected text")
     try:
         flat: list[str] = parser.load_config_file(str(path))
     except ValueError as error:
@@ -166,14 +166,14 @@ def _flatten(parser: Any, path: Path) -> list[str]:
 
 
 def _why(parser: Any, name: str, message: str) -> str:
-    """The problem behind argparse's `message` about the option `name`."""
+    """The text of a problem, from argparse's `message` about the option `name`."""
     stray = message.partition("unrecognized arguments: ")[2]
     if stray and not is_option(stray):
-        return f"{stray}: vLLM does not know what it belongs to" + (f", after {name}" if name else "")
+        return f"{stray}: unexpected value" + (f" after {name}" if name else "")
     if not stray:
         return f"{name}: {message.partition(': ')[2] or message}"
     known = {option.removeprefix("--").replace("-", "_") for option in parser._option_string_actions}
-    return f"{name} is no option of vllm serve {version('vllm')}{_instead(name.replace('-', '_'), known)}"
+    return f"{name} is not an option of vllm serve {version('vllm')}{_instead(name.replace('-', '_'), known)}"
 
 
 def _instead(name: str, known: set[str]) -> str:

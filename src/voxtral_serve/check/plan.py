@@ -1,4 +1,4 @@
-"""The sizes that vLLM derives from its options before it measures any memory."""
+"""The sizes that vLLM derives from its options before it measures memory."""
 
 from argparse import Namespace
 from dataclasses import dataclass
@@ -37,11 +37,11 @@ class Plan:
 
     @classmethod
     def of(cls, values: Namespace, held: Checkpoint) -> "Plan":
-        """From vLLM's options and a checkpoint. Raises ConfigError for values that vLLM refuses."""
+        """From vLLM's options and a checkpoint. Raises ConfigError for values that vLLM rejects."""
         length = _context_length(values, held)
         tokens, seqs = _batch_sizes(values, length)
         cache, scheduler = _vllm_configs(values, length, tokens, seqs)
-        # `auto` keeps 16 bits as they are and has 32 bits rounded to 16 (vllm.config.model._resolve_auto_dtype).
+        # `auto` keeps 16-bit weights and rounds 32-bit weights to 16 bits (vllm.config.model._resolve_auto_dtype).
         element_bytes = 4 if values.dtype in ("float", "float32") else 2
         ours = _additional(values, length)
         return cls(length, seqs, cache, scheduler, element_bytes, *ours)
@@ -66,12 +66,14 @@ def _context_length(values: Namespace, held: Checkpoint) -> int:
     length: int | None = values.max_model_len
     if length is None or length == -1:
         if longest is None:
-            raise ConfigError("max_model_len is not set, and the checkpoint names no max_position_embeddings: set it")
+            raise ConfigError(
+                "max_model_len is not set, and the checkpoint has no max_position_embeddings: set max_model_len"
+            )
         return longest
     if length < 1:
         raise ConfigError(f"max_model_len is {length}, expected at least 1")
     if longest is not None and length > longest:
-        raise ConfigError(f"max_model_len is {length}, and the checkpoint was made for at most {longest}")
+        raise ConfigError(f"max_model_len is {length}, but the checkpoint supports at most {longest}")
     return length
 
 
@@ -88,7 +90,7 @@ def _batch_sizes(values: Namespace, length: int) -> tuple[int, int]:
 
 
 def _vllm_configs(values: Namespace, length: int, tokens: int, seqs: int) -> list[Any]:
-    """vLLM's CacheConfig and SchedulerConfig. Raises ConfigError with all that both refuse."""
+    """vLLM's CacheConfig and SchedulerConfig. Raises ConfigError with all values that they reject."""
     from pydantic import ValidationError
     from vllm.config import CacheConfig, SchedulerConfig
 

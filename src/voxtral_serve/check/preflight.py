@@ -1,7 +1,7 @@
-"""Would `vllm serve` start with this config and this checkpoint? Answered without starting an engine.
+"""Check whether `vllm serve` would start with a config and a checkpoint, without starting an engine.
 
-vLLM's own parser reads the options, vLLM's own functions lay out the KV cache, and mistral-common gives the padding of
-clips, so the answers are those of the installed versions. Of the weights only headers are read.
+vLLM's own parser reads the options, vLLM's own functions compute the KV cache, and mistral-common computes the padding
+of clips. The results are therefore those of the installed versions. Only the headers of the weight files are read.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ from voxtral_serve.engine.names import ENCODE_ONCE
 def check_all(config: Path | None, model: Path | None, words: Sequence[str] = (), gate: bool = False) -> Report:
     """Check the installation, `config` (a YAML for `vllm serve --config`; None for vLLM's defaults) and a checkpoint.
 
-    `words` are further arguments of `vllm serve`, which override the config. `model` defaults to the model that they
-    name, then to the config's, then to the current directory. `gate` also checks what a server on a network needs at
-    its start: a free port, and an API key or the setting that there is none.
+    `words` are further arguments of `vllm serve`, which override the config. `model` defaults to the model in `words`,
+    then to that of the config, then to the current directory. `gate` also checks that the port is free, and that an API
+    key is set or explicitly switched off.
     """
     report = Report()
     check_versions(report)
@@ -43,7 +43,7 @@ def check_all(config: Path | None, model: Path | None, words: Sequence[str] = ()
     held = check_model(report, options, model)
     encode_once = options is not None and options.encode_once
     if absent and (encode_once or (isinstance(held, Checkpoint) and held.layout == HUGGING_FACE)):
-        report.problem(f"{absent}, and vLLM would not know {ENCODE_ONCE if encode_once else 'this layout'}")
+        report.problem(f"vLLM does not load the plugin for {ENCODE_ONCE if encode_once else 'this layout'}: {absent}")
     _check_memory_and_clip(report, options, held)
     return report
 
@@ -65,11 +65,11 @@ def _check_memory_and_clip(report: Report, options: ServeOptions | None, held: C
         else:
             check_memory(report, options, held, plan, lambda: fitting(held))
     else:
-        report.row("not computed", f"the {missing} must be right first")
+        report.row("not computed", f"the {missing} must be valid first")
     report.section("longest clip")
     if isinstance(held, Checkpoint) and plan:
         check_clip(report, held, plan.clip_positions)
     else:
-        report.row("not computed", f"the {missing} must be right first")
+        report.row("not computed", f"the {missing} must be valid first")
     if options and isinstance(held, Checkpoint) and plan:
         check_live(report, options, held, plan)

@@ -1,4 +1,4 @@
-"""The configs that come with the package, and which of them fit on the device."""
+"""The profiles of this package, and which of them fit on the device."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from voxtral_serve.check.plan import Plan
 from voxtral_serve.check.report import ConfigError, Report
 from voxtral_serve.checkpoint import Checkpoint
 
-# In a wheel they lie inside the package, in a checkout beside src.
+# In a wheel the profiles are inside the package, in a checkout beside src.
 PLACES = (Path(__file__).parents[1] / "profiles", Path(__file__).parents[3] / "profiles")
 PROFILES = next(filter(Path.is_dir, PLACES), None)
 OF_OTHER_MODELS = ("voxtral-3b", "whisper")  # than Voxtral Realtime
 
 
 def fitting(held: Checkpoint) -> str:
-    """Which profiles fit on the device with this checkpoint, as the end of a problem's text."""
+    """The profiles that fit on the device with this checkpoint, as a sentence to append to a problem."""
     names = []
     for path in sorted(PROFILES.glob("*.yaml")) if PROFILES else []:
         if path.stem in OF_OTHER_MODELS:
@@ -30,4 +30,4 @@ def fitting(held: Checkpoint) -> str:
             continue
         if not trial.problems and any(line.startswith("  room for ") for line in trial.lines):
             names.append(f"profiles/{path.name}")
-    return f". What would fit here: {', '.join(names) or 'no profile of this package'}"
+    return f". Profiles that fit: {', '.join(names) or 'none'}"

@@ -1,4 +1,4 @@
-"""What a check prints: sections of rows, and the problems among them."""
+"""The output of a check: sections, rows and problems."""
 
 from dataclasses import dataclass, field
 
@@ -8,16 +8,16 @@ WIDTH = 16  # of the names in the printed rows
 
 
 class ConfigError(ValueError):
-    """vLLM would refuse this configuration. The message names the value that it refuses."""
+    """vLLM would reject this configuration. The message names the value."""
 
 
 @dataclass
 class Report:
-    """The lines to print, and the problems: what prevents a start, or makes the server other than configured."""
+    """The lines to print, and the problems. A problem prevents a start, or makes the server differ from its config."""
 
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    sections: list[str] = field(default_factory=list)  # the titles over the problems
+    sections: list[str] = field(default_factory=list)  # the section of each problem
     title: str = ""
 
     def section(self, title: str) -> None:
@@ -36,7 +36,7 @@ class Report:
         if not self.problems:
             return "ok: this configuration can be served"
         count, where = len(self.problems), ", ".join(dict.fromkeys(self.sections))
-        return f"{count} problem{'s' if count > 1 else ''}: {where}, marked PROBLEM above"
+        return f"{count} problem{'s' if count > 1 else ''} in {where}, marked PROBLEM above"
 
     def refusals(self) -> list[str]:
         """One line for each problem, complete without the other lines."""

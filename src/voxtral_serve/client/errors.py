@@ -1,4 +1,4 @@
-"""What can end a run or a request, and the exit status that it gives."""
+"""Errors that end a run or a request, and their exit status."""
 
 import sys
 
@@ -12,7 +12,7 @@ class RequestError(Exception):
 
 
 class GoneError(RequestError):
-    """Nothing listens at the server's address, so all other requests would fail as well."""
+    """The server cannot be reached, so all other requests would fail as well."""
 
 
 class StoppedError(Exception):

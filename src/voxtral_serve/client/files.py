@@ -38,7 +38,7 @@ def find(paths: Sequence[Path]) -> list[AudioFile]:
         elif each.is_file():
             files = [each]
         else:
-            raise UsageError(f"{shown(each)} is {'no regular file' if each.exists() else 'not there'}")
+            raise UsageError(f"{shown(each)} {'is not a regular file' if each.exists() else 'does not exist'}")
         for path in files:
             below = path.relative_to(each) if each.is_dir() else Path(path.name)
             found.setdefault(os.path.abspath(path), AudioFile(path, below))

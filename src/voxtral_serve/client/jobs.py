@@ -1,4 +1,4 @@
-"""What `voxtral-serve transcribe` is asked to do. Standard library only: the command line is parsed into these."""
+"""The jobs of `voxtral-serve transcribe`, parsed from its command line. Standard library only."""
 
 from dataclasses import dataclass
 from pathlib import Path

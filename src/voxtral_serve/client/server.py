@@ -32,7 +32,7 @@ def api_key(environ: Mapping[str, str]) -> str | None:
     """The key in OPENAI_API_KEY, None if there is none. Raises UsageError, which does not show the key."""
     key = environ.get("OPENAI_API_KEY", "").strip()
     if not re.fullmatch(r"[\x21-\x7e]*", key):
-        raise UsageError("OPENAI_API_KEY holds a space, or another character that no key has")
+        raise UsageError("OPENAI_API_KEY contains a space or another invalid character")
     return key or None
 
 
@@ -46,7 +46,9 @@ def root(url: str) -> str:
     if not good:
         raise UsageError(f"--url {url!r} must look like http://127.0.0.1:8000")
     if parts.username or parts.password:
-        raise UsageError("--url must hold no password, which others could read off the list of processes")
+        raise UsageError(
+            "--url must not contain a password, which other users can see in the list of processes: use OPENAI_API_KEY"
+        )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -76,7 +78,7 @@ class Upload:
 
 
 class Server:
-    """A transcription server. Usable from many threads: each has a session, and so a connection, of its own.
+    """A transcription server. Thread-safe: each thread has its own session and connection.
 
     All methods raise RequestError, and StoppedError once `stop` is set.
     """
@@ -84,7 +86,7 @@ class Server:
     def __init__(self, url: str, key: str | None) -> None:
         self.url = root(url)
         self.stop = threading.Event()
-        # No proxy of the environment has a part in what is on this machine: its 127.0.0.1 is another.
+        # A proxy must not be used for a server on this machine: its 127.0.0.1 is another machine.
         self.proxied = urlsplit(self.url).hostname not in LOOPBACK
         self._key = key
         self._threads = threading.local()
@@ -94,7 +96,7 @@ class Server:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     def model(self) -> str:
-        """The first model that the server names."""
+        """The first model that the server lists."""
 
         def send() -> requests.Response:
             return self._session().get(f"{self.url}/v1/models", timeout=CONNECT_S, allow_redirects=False)
@@ -103,11 +105,11 @@ class Server:
         try:
             return str(response.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
-            raise RequestError(f"{self.url}/v1/models names no model: {_start(response)}: give --model") from None
+            raise RequestError(f"{self.url}/v1/models lists no model: {_start(response)}: use --model") from None
 
     def transcribe(self, path: Path, model: str, form: str, language: str | None) -> bytes:
-        """The content of the file's transcript in the form that was asked for."""
-        # `text` is made of `json` here: stock vLLM answers JSON to either.
+        """The file's transcript in the format `form`."""
+        # `text` is taken from `json`: stock vLLM returns JSON for both.
         fields = {"model": model, "response_format": "json" if form == "text" else form}
         if language:
             fields["language"] = language
@@ -134,12 +136,12 @@ class Server:
         except (ValueError, LookupError, TypeError):
             text = None
         if not isinstance(text, str):
-            raise RequestError(f"200, but no JSON object with a 'text': {_start(response)}")
+            raise RequestError(f"200, but not a JSON object with 'text': {_start(response)}")
         return f"{text.strip()}\n".encode() if form == "text" else response.content
 
     def _answer(self, send: Callable[[], requests.Response]) -> requests.Response:
-        """What is answered with 200. A request is sent again after a status of RESENT or a dropped connection: after
-        the server's Retry-After, or WAIT_S, and twice as long each time."""
+        """The response with status 200. After a status in RESENT or a dropped connection, the request is sent again.
+        The wait is the server's Retry-After, or WAIT_S, and doubles each time."""
         for attempt in itertools.count():
             told = ""
             try:
@@ -147,9 +149,9 @@ class Server:
             except requests.RequestException as error:
                 cause = _cause(error)
                 if _unreached(error):
-                    raise GoneError(f"nothing answers at {self.url}: {cause}") from None
+                    raise GoneError(f"cannot connect to {self.url}: {cause}") from None
                 if not _dropped(error) or attempt == RETRIES:
-                    raise RequestError(f"no answer: {cause}") from None
+                    raise RequestError(f"no response: {cause}") from None
             except OSError as error:
                 raise RequestError(f"cannot be read: {error.strerror or error}") from None
             else:
@@ -166,7 +168,7 @@ class Server:
         if not hasattr(self._threads, "session"):
             self._threads.session = requests.Session()
             self._threads.session.trust_env = self.proxied
-            # As `auth` rather than as a header, which would silently yield to an entry in ~/.netrc.
+            # As `auth`, because an entry in ~/.netrc would silently replace a header.
             self._threads.session.auth = self._authorize
         session: requests.Session = self._threads.session
         return session
@@ -195,7 +197,7 @@ def _start(response: requests.Response) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """The words of the error beneath those of the libraries."""
+    """The message of the innermost error."""
     *_, under = _chain(error)
     return getattr(under, "strerror", None) or str(under) or type(under).__name__
 

@@ -17,12 +17,12 @@ from voxtral_serve.client.text import shown
 
 RATE_HZ = 16000
 PIECE_S = 0.08  # one token of Voxtral Realtime
-POLL_S = 0.1  # how often the microphone looks whether the session ends
+POLL_S = 0.1  # interval at which the microphone checks for the end of the session
 FULL_SCALE = 32767  # of PCM16
 
 
 def spoken(path: Path, ending: threading.Event) -> Iterator[bytes]:
-    """The file; each piece comes when its last sample would have been spoken. Ends early once `ending` is set.
+    """The pieces of a file in real time: each at the time of its last sample. Ends early once `ending` is set.
 
     Raises UsageError at once if the file cannot be decoded.
     """
@@ -66,10 +66,10 @@ def microphone(ending: threading.Event) -> Iterator[bytes]:
         import sounddevice
     except ImportError:
         raise UsageError(
-            "a microphone needs the package sounddevice: pip install 'voxtral-serve[live]', or give --live a FILE"
+            "the microphone needs the package sounddevice: pip install 'voxtral-serve[live]', or pass a FILE to --live"
         ) from None
     except OSError as error:
-        raise UsageError(f"a microphone needs PortAudio ({error}): on Debian, apt install libportaudio2") from None
+        raise UsageError(f"the microphone needs PortAudio ({error}): on Debian, apt install libportaudio2") from None
     recorded: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     try:
         stream = sounddevice.RawInputStream(

@@ -1,4 +1,4 @@
-"""Paths and servers' messages as text that any terminal takes."""
+"""Paths and servers' messages as printable text."""
 
 import os
 from pathlib import Path

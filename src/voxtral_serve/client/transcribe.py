@@ -20,7 +20,7 @@ from voxtral_serve.client.text import shown
 
 
 def run(job: FilesJob) -> int:
-    """Exit status: 0 all is there; 1 something failed; 2 the files or settings cannot be used; 130 for Ctrl-C."""
+    """Exit status: 0 if all files are transcribed; 1 if one failed; 2 for invalid files or settings; 130 for Ctrl-C."""
     try:
         found = files.find(job.paths)
         if len(found) > 1 and not job.out and job.form != "text":
@@ -127,13 +127,13 @@ class _FilesRun:
         left = self.total - self.done - self.there - len(self.failed)
         counts = {
             "transcribed": self.done,
-            "there already (--again makes them anew)": self.there,
+            "already transcribed (--again repeats them)": self.there,
             "failed": len(self.failed),
-            "not sent or not answered": left,
+            "not sent or without a response": left,
         }
         if self.job.out or (status and self.total > 1):
             told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
             print(f"{self.total} file{'s' * (self.total > 1)}: {told}", file=sys.stderr)
         if self.job.out and left:
-            print("The same command does the rest.", file=sys.stderr)
+            print("Run the same command again for the rest.", file=sys.stderr)
         return status

@@ -1,5 +1,7 @@
-"""The answer to an upload in OpenAI's form (https://platform.openai.com/docs/api-reference/audio), as one body or as
-events, from vLLM's answers to its pieces."""
+"""The response to an upload in OpenAI's format (https://platform.openai.com/docs/api-reference/audio).
+
+It is one body or a stream of events, made from vLLM's responses to the pieces of the clip.
+"""
 
 import json
 import math

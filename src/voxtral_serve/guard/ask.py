@@ -1,7 +1,7 @@
-"""Requests to vLLM for the pieces of a clip, each an ASGI request of its own, and vLLM's answers to them.
+"""Requests to vLLM for the pieces of a clip, and vLLM's responses. Each piece is a separate ASGI request.
 
-vLLM answers in JSON, or in its own events (https://html.spec.whatwg.org/multipage/server-sent-events.html) if the form
-has `stream`.
+vLLM responds with JSON, or with its own events (https://html.spec.whatwg.org/multipage/server-sent-events.html) if
+the form has `stream`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from voxtral_serve.guard.form import Part
 from voxtral_serve.guard.pieces import ClipPieces
 from voxtral_serve.patches.live_server import recorded_tokens
 
-AT_ONCE = 8  # pieces of one clip: enough for vLLM's batch, and other requests still have their turn
+AT_ONCE = 8  # pieces of one clip: enough for vLLM's batch, and few enough to leave room for other requests
 
 
 class NotServedError(Exception):

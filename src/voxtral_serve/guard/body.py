@@ -1,13 +1,13 @@
-"""Bodies of requests while they arrive: how many are open at a time, how many bytes they hold, which one is ended.
+"""Request bodies while they arrive: limits on their number and bytes, and which body is ended at a limit.
 
-A request takes no place in the queue before its body is whole, so a client that sends slowly holds an open body only.
-Open bodies have bounds of their own (`OpenLimits`). Where a new body or new bytes exceed a bound, the slowest open body
-is ended with 408, and the newcomer is kept.
+A request enters the queue only when its body is complete, so a slow client occupies an open body but no place in the
+queue. Open bodies have their own limits (`OpenLimits`). If a new body or new bytes exceed a limit, the slowest open
+body is ended with status 408, and the new one is kept.
 
-Slowest: the body whose credit ends first. A body begins with CREDIT_S seconds of credit, and each PACE_BYTES_S bytes
-add one second, up to CREDIT_S seconds from now. So no body ever ranks above one that has just begun, whatever it has
-sent before; a body that stops ranks below all that began later; and a body at the pace or faster keeps its rank. The
-rate since a body's beginning would let a client send one burst and then outrank each newcomer for minutes.
+The slowest body is the one whose credit ends first. A body starts with CREDIT_S seconds of credit. Each PACE_BYTES_S
+bytes add one second, up to CREDIT_S seconds from now. Therefore no body ranks above one that has just started, a body
+that stops ranks below all later ones, and a body at this pace or faster keeps its rank. Ranking by the average rate
+would let a client send one burst and then outrank all new bodies for minutes.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from voxtral_serve.guard.limits import OpenLimits
 STALL_S = 30  # the longest wait for the next bytes of a body
 CREDIT_S = 5.0  # a pause that costs no rank
 PACE_BYTES_S = 16 << 10  # a slow mobile connection; a 10 s clip in Opus takes 2 s at this pace
-# Seconds before the answer to a client that sends slowly and is refused. Clients that come again as soon as they are
-# answered would take all of the event loop's time.
+# Seconds before a refused slow client gets its response. Clients that retry at once would otherwise take all of the
+# event loop's time.
 HOLD_S = 2.0
 LINGER_S = 1.0  # the wait for the rest of a body that is refused, so that the client reads the answer
 

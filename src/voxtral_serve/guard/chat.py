@@ -1,6 +1,6 @@
-"""The JSON of a chat (https://platform.openai.com/docs/api-reference/chat) with its audio decoded and its URLs checked.
+"""Check the JSON of a chat (https://platform.openai.com/docs/api-reference/chat), decode its audio and check its URLs.
 
-vLLM gets every clip as a WAV file in base64, and no URL but those of the hosts that the server allows.
+vLLM gets every clip as a WAV file in base64, and only URLs of the hosts that the server allows.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""The fields of an upload's form: which are allowed, what they ask for, and which of them vLLM gets.
+"""Read the fields of an upload's form: which are allowed, what they mean, and which are passed to vLLM.
 
 The fields are those of OpenAI's POST /v1/audio/transcriptions and /v1/audio/translations, and vLLM's own.
 """
@@ -23,12 +23,12 @@ LOGPROBS = "logprobs"  # of `include[]`
 
 
 class TranscriptRequest(NamedTuple):
-    """What an upload asks for.
+    """The request in an upload.
 
     form      how to write the answer
     streamed  whether to send it as events
     kept      the fields that vLLM gets with each piece of the clip
-    ignored   names of the fields that have no effect with this model, and "logprobs" for those that cannot be had
+    ignored   names of the fields without effect for this model, and "logprobs" if they are not available
     logprobs  whether the answer has the logprobs of the tokens: `include[]=logprobs`
     """
 

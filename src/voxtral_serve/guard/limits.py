@@ -1,6 +1,6 @@
-"""Limits on requests: those of the server's environment, and with them those of the served model.
+"""Limits on requests, from the environment and from the served model.
 
-Environment variables, read when this module is imported; a wrong value ends the server:
+These environment variables are read when this module is imported. An invalid value ends the server:
   VLLM_MAX_AUDIO_CLIP_FILESIZE_MB   MiB of one audio file (25)
   VLLM_MAX_AUDIO_DECODE_DURATION_S  seconds of one clip (600)
   VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's decoded samples (268435456)

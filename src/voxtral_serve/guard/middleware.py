@@ -1,12 +1,12 @@
 """The middleware `Guard`: checks each request, runs uploads and chats through their stages, and logs one line each.
 
-It answers itself, in OpenAI's form of an error, what must not reach vLLM: unknown paths, requests without the key,
-bodies that are too large, files that are no audio or too long, URLs that vLLM would fetch, and requests beyond the
-queue's size. Other requests go on to vLLM with their audio decoded. A request is in the queue once its body is whole;
-before that, `body` bounds it.
+The guard rejects invalid requests with an error in OpenAI's format: unknown paths, a missing or wrong key, bodies that
+are too large, files that are not audio or too long, URLs that vLLM would fetch, and requests that exceed the queue.
+Other requests are passed to vLLM with their audio decoded. A request enters the queue when its body is complete; before
+that, the limits of `body` apply.
 
-vLLM puts a config's middleware around its own, so the guard checks the key itself, before it reads a body, with vLLM's
-own function; vLLM checks it again. `limits` has the environment variables.
+vLLM runs a config's middleware before its own. Therefore the guard checks the key before it reads a body, with vLLM's
+function; vLLM checks it again. `limits` describes the environment variables.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from voxtral_serve.patches.live_server import log
 NAME = "voxtral_serve.guard"
 RETRY_AFTER_S = 1
 HELD = (401, 408)  # refusals of a body that is arriving that are held back (body.HOLD_S)
-THREADS = 4  # for decoding; ten minutes of audio take one of them for a second
+THREADS = 4  # for decoding; ten minutes of audio occupy one thread for a second
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
 MODELS, MODEL = "/v1/models", "/v1/models/"  # the list; one of it, whose name follows and may have slashes

@@ -11,9 +11,9 @@ from voxtral_serve.audio.speech import Detector, Piece
 from voxtral_serve.guard.limits import Rules
 from voxtral_serve.transcript.formats import WITH_TIMES
 
-PIECE_S = Fraction(30)  # of a clip that is longer than the model takes; Whisper takes no more at once
+PIECE_S = Fraction(30)  # for a clip that is longer than the model's limit; Whisper's limit is 30 s
 SEGMENT_S = Fraction(8)  # for a model whose tokens have no times: each piece becomes one segment
-# Of a clip without speech this much is sent, so that vLLM still checks the rest of the request.
+# Seconds of a clip without speech that are sent, so that vLLM still validates the request.
 SILENT_S = 0.1
 
 

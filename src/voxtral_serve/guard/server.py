@@ -1,6 +1,6 @@
-"""vLLM's API server behind the guard: what the guard reads from its live objects.
+"""The values that the guard reads from the live objects of vLLM's API server.
 
-What it changes in them are records of voxtral_serve.patches.live_server, which `attach` settles.
+The guard changes these objects only by the records in voxtral_serve.patches.live_server, which `attach` settles.
 """
 
 import logging
@@ -28,7 +28,7 @@ WEBSOCKET_LINES = ('%s - "WebSocket %s" [accepted]', "connection open", "connect
 
 
 class ServerFacts(NamedTuple):
-    """What is known of the server once vLLM is up.
+    """Facts about the server, read after vLLM has started.
 
     rules           for the bodies of requests
     detector        of speech

@@ -1,4 +1,4 @@
-"""An upload through its stages: form -> fields -> clip -> pieces in a thread, then ask -> answer in the event loop."""
+"""The stages of an upload: form -> fields -> clip -> pieces in a thread, then ask -> answer in the event loop."""
 
 import asyncio
 import contextlib

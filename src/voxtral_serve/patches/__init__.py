@@ -1,12 +1,12 @@
-"""Every change that voxtral-serve makes to vLLM at run time, as a record: sitecustomize.py's `Patch`.
+"""The records of all changes that voxtral-serve makes to vLLM at run time (`Patch` of sitecustomize.py).
 
-Three kinds, by when they are settled:
-  sitecustomize.PATCHES   at the import of their target, and verified in every vLLM process
-  RECORDS                 at the import of their target too, once vLLM has loaded the plugin; verified by the
-                          configurations that use them (`shims.require`), so that one that drifted stops no other start
-  SERVER_RECORDS          on objects of a server that starts, by the guard
+There are three kinds:
+  sitecustomize.PATCHES   settled at the import of their target; verified in every vLLM process
+  RECORDS                 settled at the import of their target, after vLLM has loaded the plugin; verified by the
+                          configurations that use them (`shims.require`), so a drifted record stops only these
+  SERVER_RECORDS          settled by the guard, on objects of the starting server
 
-Standard library only, until a patch is probed or applied.
+This module needs the standard library only. Probing or applying a patch imports more.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from voxtral_serve.patches.live_audio import LiveAudio
 from voxtral_serve.patches.live_server import FileLimit, GracefulStop, TokenRecording
 from voxtral_serve.patches.ngram_pads import NgramPads
 
-# Without these two nobody could tell what a configuration uses.
+# Every start needs these two: they find out which patches a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
 RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio())
 SERVER_RECORDS = (TokenRecording(), FileLimit(), GracefulStop())

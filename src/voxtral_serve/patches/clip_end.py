@@ -1,11 +1,11 @@
-"""A request for a whole clip ends where the clip ends.
+"""End a request for a whole clip at the end of the clip.
 
-A clip has N token positions of 80 ms, its padding included, and position i of the LM's input sees the clip's row i. So
-the token sampled at position N - 1 is the last one with audio behind it. Stock vLLM has no such end: where the model
-says no EOS it decodes on until the context is full, with a warning in the log for each token.
+A clip has N token positions of 80 ms, including its padding. Position i of the language model's input gets row i of the
+clip, so the token sampled at position N - 1 is the last one that has audio. Stock vLLM does not stop there: if the
+model generates no EOS, it decodes until the context is full and logs a warning for each token.
 
-The patch wraps vLLM's InputProcessor.process_inputs, which every request passes in the API server and in the offline
-`LLM`, whatever its endpoint and its sampling options. `/v1/realtime`, where audio arrives in pieces, is left as it is.
+The patch wraps vLLM's InputProcessor.process_inputs. Every request passes it, in the API server and in the offline
+`LLM`, for all endpoints and sampling options. `/v1/realtime` is not changed, because its audio arrives in pieces.
 """
 
 import dataclasses
@@ -21,13 +21,15 @@ from voxtral_serve.shims import Patch
 
 class ClipEnd(Patch):
     name = "clip_end"
-    does = "a request for one whole clip generates no token beyond the clip's last position"
+    does = "ends a request for one whole clip at the clip's last token position"
     target = "vllm.v1.engine.input_processor"
-    breaks = "WARNING ... empty multimodal embeddings (for each token up to max_model_len, where the model says no EOS)"
+    breaks = (
+        "WARNING ... empty multimodal embeddings (for each token up to max_model_len, if the model generates no EOS)"
+    )
     library = "vllm"
     needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": True}
     upstream = "https://github.com/vllm-project/vllm/issues/52926"
-    until = "vLLM ends a transcription with its clip"
+    until = "vLLM ends a transcription at the end of the clip"
     expires = "tests/patches/test_clip_end.py::test_stock_vllm_decodes_past_the_clip"
     used_by = "the models of Voxtral Realtime"
 
@@ -40,7 +42,7 @@ class ClipEnd(Patch):
         processor = module.InputProcessor
         stock = getattr(processor, "process_inputs", None)
         signature = inspect.signature(stock) if stock else inspect.Signature()
-        expected: dict[str, tuple[set[str], set[str]]] = {  # what is used of each, and what it has
+        expected: dict[str, tuple[set[str], set[str]]] = {  # attributes that are used, and attributes that exist
             "InputProcessor.process_inputs": ({"prompt", "params", "resumable"}, set(signature.parameters)),
             "EngineCoreRequest": ({"prompt_token_ids", "mm_features", "sampling_params"}, _fields(EngineCoreRequest)),
             "SamplingParams": ({"max_tokens", "min_tokens"}, _fields(SamplingParams)),
@@ -65,8 +67,8 @@ class ClipEnd(Patch):
             call = signature.bind(self, *args, **kwargs).arguments
             if self.model_config.architecture not in names.REALTIME or call.get("resumable"):
                 return stock(self, *args, **kwargs)
-            # Before vLLM's own check, whose message is about its encoder cache. The length of a clip in a prompt that
-            # is not rendered yet is known only afterwards.
+            # Before vLLM's own check, whose message is about its encoder cache. If the prompt is not rendered yet, the
+            # clip's length is known only after the call.
             prompt = call["prompt"]
             if isinstance(prompt, dict):
                 for clip in (prompt.get("mm_placeholders") or {}).get("audio", ()):
@@ -80,7 +82,7 @@ class ClipEnd(Patch):
 
 
 def _fields(record: Any) -> set[str]:
-    """Of a msgspec.Struct or a dataclass."""
+    """Field names of a msgspec.Struct or a dataclass."""
     names = getattr(record, "__struct_fields__", None) or (field.name for field in dataclasses.fields(record))
     return set(names)
 
@@ -88,9 +90,9 @@ def _fields(record: Any) -> set[str]:
 def refuse_beyond_context(processor: Any, positions: int) -> None:
     """Raise vLLM's error for status 400 if a clip has more token positions than the context.
 
-    A clip of exactly max_model_len positions is taken, as stock vLLM takes it, though it lacks one token: vLLM ends a
-    request once prompt and text together are max_model_len tokens, one before the token sampled at the clip's last
-    position. By then 1.3 s of padding have passed: that token is a pad or EOS, unless the text ran ten tokens late.
+    A clip of exactly max_model_len positions is accepted, as in stock vLLM, although its last token is not generated:
+    vLLM ends a request when prompt and text together have max_model_len tokens. By then 1.3 s of
+    the padding have passed, so the missing token is a pad or EOS unless the text is ten tokens late.
     """
     from vllm.exceptions import VLLMValidationError
 
@@ -110,10 +112,10 @@ def refuse_beyond_context(processor: Any, positions: int) -> None:
 
 
 def end_with_clip(processor: Any, request: Any) -> None:
-    """Have a request for one whole clip end with the clip; any other is left as it is.
+    """End a request for one whole clip at the clip's end. Other requests are not changed.
 
-    Raises vLLM's error for status 400 if the prompt is past the clip's end already, as in the late steps of a beam
-    search: the stock model then ends the whole engine, over rows that it does not have.
+    Raises vLLM's error for status 400 if the prompt is longer than the clip, as in the late steps of a beam search:
+    the stock model would read rows that do not exist, which ends the engine.
     """
     from vllm.exceptions import VLLMValidationError
 
@@ -125,13 +127,13 @@ def end_with_clip(processor: Any, request: Any) -> None:
     refuse_beyond_context(processor, positions)
     if prompt > positions:
         raise VLLMValidationError(
-            f"{prompt} tokens of prompt for a clip of {positions} tokens: its text has ended before. Beam search goes "
-            "there unless max_completion_tokens keeps it within the clip"
+            f"the prompt has {prompt} tokens, but the clip has only {positions} token positions. In a beam search, set "
+            "max_completion_tokens so that the text ends within the clip"
         )
     params.max_tokens = min(params.max_tokens, positions - prompt + 1)
     # vLLM 0.20.0 ends no request before min_tokens, not even at max_tokens.
     params.min_tokens = min(params.min_tokens, params.max_tokens)
     if processor.model_config.architecture == names.ENCODE_ONCE:
-        # That model holds all rows itself once the prompt is computed; vLLM's encoder cache need not.
+        # This model keeps all rows itself after the prompt is computed, so vLLM's encoder cache does not need to.
         short = dataclasses.replace(clip.mm_position, length=prompt)
         request.mm_features = [dataclasses.replace(clip, mm_position=short)]

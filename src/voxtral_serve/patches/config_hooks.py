@@ -1,7 +1,7 @@
-"""What vLLM asks before it builds a model: parsers of config files, and hooks that check and complete a config.
+"""Config parsers and config hooks: vLLM calls them before it builds a model.
 
-Both are vLLM's own places for this, with an entry replaced or added there, hence the records. The hooks also ask
-`shims.require` for the records that their configuration uses; so these two are verified at every start.
+Both are vLLM's own extension points, but an entry is replaced or added there, so each has a record. The hooks also call
+`shims.require` for the records that a configuration uses. Therefore these two are verified at every start.
 """
 
 import logging
@@ -11,24 +11,24 @@ from typing import Any, ClassVar
 from voxtral_serve.engine import names
 from voxtral_serve.shims import Patch
 
-ALWAYS = "every start: they tell which other patches a configuration uses"
+ALWAYS = "every start, because it finds out which other patches a configuration uses"
 
 
 class ConfigParsers(Patch):
     name = "config_parsers"
     does = (
-        "the parsers `hf` and `mistral` check a checkpoint of Voxtral Realtime first, and `hf` translates its "
-        "config.json into Mistral's terms"
+        "replaces vLLM's config parsers `hf` and `mistral`: both check a Voxtral Realtime checkpoint first, and `hf` "
+        "translates its config.json into params.json"
     )
     target = "vllm.transformers_utils.config"
     breaks = (
-        "Hugging Face's layout is served by vLLM's Transformers backend, which knows no audio: ValueError: Following "
-        "weights were not initialized from checkpoint"
+        "ValueError: Following weights were not initialized from checkpoint (for Hugging Face's "
+        "layout, vLLM uses its Transformers backend, which does not support audio)"
     )
     library = "vllm"
     needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": True}
-    upstream = "vLLM registers no model for `VoxtralRealtimeForConditionalGeneration`"
-    until = "vLLM serves Hugging Face's layout of Voxtral Realtime by its own model"
+    upstream = "vLLM has no model for `VoxtralRealtimeForConditionalGeneration`"
+    until = "vLLM serves Hugging Face's layout of Voxtral Realtime with its own model"
     expires = "tests/patches/test_config_hooks.py::test_vllm_has_no_model_for_hugging_faces_layout"
     used_by = ALWAYS
 
@@ -42,7 +42,7 @@ class ConfigParsers(Patch):
 
         log = logging.getLogger(module.__name__)
         level = log.level
-        log.setLevel(logging.ERROR)  # vLLM warns of each replacement, and this one is meant
+        log.setLevel(logging.ERROR)  # vLLM logs a warning for each replaced parser
         try:
             for name, parser in config.PARSERS.items():
                 module.register_config_parser(name)(parser)
@@ -52,18 +52,18 @@ class ConfigParsers(Patch):
 
 class ConfigHooks(Patch):
     name = "config_hooks"
-    does = "vLLM's config is checked and completed for the models of Voxtral Realtime (`MODELS_CONFIG_MAP`)"
+    does = "adds hooks to `MODELS_CONFIG_MAP` that check and complete vLLM's config for the Voxtral Realtime models"
     target = "vllm.model_executor.models.config"
     breaks = "AssertionError: Voxtral realtime doesn't support full cudagraphs yet. Please use PIECEWISE. (0.20.0)"
     library = "vllm"
     needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": True}
-    upstream = "vLLM has no hook for Voxtral Realtime; its map has no function to register one"
-    until = "vLLM takes hooks of models that plugins register"
+    upstream = "vLLM has no hook for Voxtral Realtime, and no function to register one"
+    until = "plugins can register such hooks"
     expires = "tests/patches/test_config_hooks.py::test_vllm_has_no_hook_for_voxtral_realtime"
     used_by = ALWAYS
 
     def probe(self, module: Any) -> bool:
-        """Raises LookupError where vLLM has a hook of its own, which would be lost."""
+        """Raises LookupError if vLLM has its own hook, which would be overwritten."""
         from voxtral_serve.engine import config
 
         found = {name: module.MODELS_CONFIG_MAP.get(name) for name in names.REALTIME}

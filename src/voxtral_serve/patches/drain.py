@@ -1,9 +1,9 @@
-"""Several API processes have the whole of --shutdown-timeout for the requests that run.
+"""Give several API processes the full --shutdown-timeout to finish their requests.
 
-vLLM 0.20.0's parent of several API processes means to give them that time after SIGTERM. But its `setup_server` puts a
-handler for the start in the place of the parent's own; the parent then takes the signal for an interruption and kills
-the processes after 5 s. The patch wraps the manager of these processes: where it is not told how long to wait, and no
-process has died, it waits as long as the option says.
+In vLLM 0.20.0 the parent of several API processes should wait that long after SIGTERM. But its `setup_server` replaces
+the parent's signal handler with the one for the start. The parent then treats the signal as an interruption and kills
+the processes after 5 s. The patch wraps the manager of these processes: if the caller gives no timeout and no process
+has died, it waits for --shutdown-timeout.
 """
 
 import inspect
@@ -17,12 +17,12 @@ from voxtral_serve.shims import Patch
 
 class ApiProcessDrain(Patch):
     name = "api_process_drain"
-    does = "the parent of several API processes gives them `--shutdown-timeout` to finish their requests"
+    does = "makes the parent of several API processes wait `--shutdown-timeout` for running requests"
     target = "vllm.entrypoints.cli.serve"
-    breaks = "requests that run at SIGTERM are cut off after 5 s, whatever --shutdown-timeout says"
+    breaks = "vLLM ignores --shutdown-timeout and aborts running requests 5 s after SIGTERM"
     library = "vllm"
     needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": False}
-    upstream = "vLLM 0.32.0 sets the handler of the start in a single API process only"
+    upstream = "vLLM 0.32.0 replaces the signal handler only if there is one API process"
     until = "vLLM 0.20.0 is no longer supported"
     used_by = "`api_server_count` above 1, behind the guard"
 
@@ -46,7 +46,7 @@ class ApiProcessDrain(Patch):
 
         @wraps(end)
         def shutdown(self: Any, timeout: float | None = None) -> None:
-            # An exception on its way says that a process has died: nothing is left to wait for.
+            # An exception that is being handled means that a process has died: there is nothing to wait for.
             told = timeout is None and sys.exc_info()[0] is None
             end(self, timeout=self.voxtral_serve_grace_s if told else timeout)
 

@@ -1,6 +1,6 @@
-"""What the guard sets on objects of a server that starts: vLLM's engine client and handlers, and uvicorn's server.
+"""Patches that the guard applies to live objects: vLLM's engine client and handlers, and uvicorn's server.
 
-Each is settled on the object itself, once a server, and a drift ends the start.
+Each patch is settled on the object, once per server. A drifted patch ends the start.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from voxtral_serve import shims
 from voxtral_serve.shims import Patch
 from voxtral_serve.units import MIB
 
-log = logging.getLogger("vllm.voxtral_serve.guard")  # under vLLM's own, whose handler and format it then has
+log = logging.getLogger("vllm.voxtral_serve.guard")  # below vLLM's logger: same handler and format
 LEAST_LOGPROB = -9999.0  # as in vLLM's own answers: JSON has no -inf
 
 
@@ -38,23 +38,23 @@ class TokenRecord:
             self.logprobs.extend(max(found[token].logprob, LEAST_LOGPROB) for token, found in candidates)
 
 
-# Of the request that is being served; None if nobody needs its tokens
+# The record of the current request; None if its tokens are not needed
 _RECORD: ContextVar[TokenRecord | None] = ContextVar("_RECORD", default=None)
 
 
 class EngineDeadError(RuntimeError):
-    """Raised out of the server when it has stopped, so that the process ends with a non-zero status."""
+    """Raised after the server has stopped, so that the process ends with a non-zero status."""
 
 
 class ServerPatch(Patch):
-    """A patch of an object. `module` of probe and apply is that object."""
+    """A patch of an object. The argument `module` of probe and apply is this object."""
 
     library = "vllm"
     needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": True}
     used_by = "`middleware: voxtral_serve.guard.Guard`"
 
     def settle_on(self, target: Any) -> None:
-        """Raises PatchError where the object is not as expected."""
+        """Raises PatchError if the object is not as expected."""
         outcome, found = self.settle(target)
         if (finder := shims.active()) is not None:
             finder.outcomes[self.name] = outcome, found
@@ -66,13 +66,11 @@ class TokenRecording(ServerPatch):
     """Object: vLLM's EngineClient."""
 
     name = "token_recording"
-    does = (
-        "the guard reads the tokens of a transcription, of which it makes word times and subtitles, and their logprobs"
-    )
+    does = "records the tokens of a transcription and their logprobs, from which the guard computes word times"
     target = "vllm.engine.protocol.EngineClient.generate"
-    breaks = "no times for srt, vtt, verbose_json, and no logprobs: vLLM's answer has the text alone"
+    breaks = "srt, vtt and verbose_json have no times, and there are no logprobs: vLLM's response has the text only"
     upstream = "vLLM's TranscriptionResponse has no token ids and no logprobs"
-    until = "vLLM answers a transcription with token ids and logprobs, streams included"
+    until = "vLLM's transcription responses and streams have token ids and logprobs"
     expires = "tests/patches/test_live_server.py::test_vllms_transcription_has_no_token_ids"
     used_by = "the models of Voxtral Realtime behind the guard"
 
@@ -87,7 +85,7 @@ class TokenRecording(ServerPatch):
 def recorded_tokens(logprobs: bool = False) -> Iterator[TokenRecord]:
     """A record of the tokens of calls of `recording` within this context, and in no other task.
 
-    `logprobs` says whether vLLM is to compute the logprobs of the tokens as well.
+    With `logprobs`, vLLM also computes the logprobs of the tokens.
     """
     record = TokenRecord(logprobs)
     before = _RECORD.set(record)
@@ -98,9 +96,9 @@ def recorded_tokens(logprobs: bool = False) -> Iterator[TokenRecord]:
 
 
 def recording(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's EngineClient.generate, whose tokens also go to the record of `recorded_tokens` at the time of the call.
+    """Wrap vLLM's EngineClient.generate: its tokens go to the record of `recorded_tokens` that is active at the call.
 
-    Raises TypeError if `generate` takes no `sampling_params`, in which logprobs are asked for.
+    Raises TypeError if `generate` takes no `sampling_params`, which are needed to request logprobs.
     """
     signature = inspect.signature(generate)
     if "sampling_params" not in signature.parameters:
@@ -112,7 +110,7 @@ def recording(generate: Callable[..., Any]) -> Callable[..., Any]:
         if record is None:
             return generate(*args, **kwargs)
         if record.logprobs is not None:
-            # vLLM makes the parameters for each request. 0: of the chosen token, and of no other candidate.
+            # vLLM creates the parameters for each request. 0: only the logprob of the sampled token.
             signature.bind(*args, **kwargs).arguments["sampling_params"].logprobs = 0
         return _kept(generate(*args, **kwargs), record)
 
@@ -123,7 +121,7 @@ def recording(generate: Callable[..., Any]) -> Callable[..., Any]:
 async def _kept(outputs: Any, record: TokenRecord) -> AsyncIterator[Any]:
     async with contextlib.aclosing(outputs):
         async for output in outputs:
-            # Either all tokens at once or the new ones of each output: vLLM's transcription asks for one of these.
+            # vLLM's transcription requests either all tokens at once or the new tokens of each output.
             record.add(output.outputs[0])
             yield output
 
@@ -132,17 +130,20 @@ class FileLimit(ServerPatch):
     """Object: the state of vLLM's FastAPI application."""
 
     name = "file_limit"
-    does = "vLLM's own limit on a file's bytes allows for decoded samples: the guard has held the client's file to it"
+    does = (
+        "raises vLLM's limit on file size, because the guard sends vLLM decoded audio; the guard applies the limit to "
+        "the client's file"
+    )
     target = "OpenAISpeechToText.max_audio_filesize_mb, VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
-    breaks = "Maximum file size exceeded, for a small file that unpacks to more than the limit"
-    upstream = "vLLM decodes what it is sent, and has no place for decoded audio"
-    until = "vLLM's transcription takes decoded samples from a middleware"
+    breaks = "Maximum file size exceeded (for a small file whose decoded audio is larger than the limit)"
+    upstream = "vLLM has no interface for decoded audio: it decodes every file itself"
+    until = "vLLM's transcription accepts decoded samples from a middleware"
     expires = "tests/patches/test_live_server.py::test_vllm_limits_the_bytes_of_what_it_is_sent"
 
     variable = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
 
     def __init__(self, file_bytes: int = 0, decoded_bytes: int = 0) -> None:
-        """The most bytes of a client's file, and of its decoded samples."""
+        """The maximum size in bytes of a client's file, and of its decoded samples."""
         self.most_mib = max(file_bytes, decoded_bytes) // MIB + 1
 
     def handlers(self, state: Any) -> list[Any]:
@@ -154,25 +155,27 @@ class FileLimit(ServerPatch):
         return read != {str(self.most_mib)}
 
     def apply(self, module: Any) -> None:
-        os.environ[self.variable] = str(self.most_mib)  # which vLLM 0.32.0 reads for each file
-        for handler in self.handlers(module):  # which 0.20.0 has read already
+        os.environ[self.variable] = str(self.most_mib)  # vLLM 0.32.0 reads it for each file
+        for handler in self.handlers(module):  # vLLM 0.20.0 has read the variable at its start
             handler.max_audio_filesize_mb = self.most_mib
 
 
 class GracefulStop(ServerPatch):
-    """Object: uvicorn's Server. vLLM stops the engine first, under the requests that it works for, and a server without
-    an engine ends with status 0. Here uvicorn stops listening and waits for the requests; vLLM stops the engine after
-    that."""
+    """Object: uvicorn's Server.
+
+    Stock vLLM stops the engine while requests still run, and a server without an engine ends with status 0. With the
+    patch, uvicorn stops listening and waits for the running requests; then vLLM stops the engine.
+    """
 
     name = "graceful_stop"
     does = (
-        "SIGTERM lets running requests finish within `--shutdown-timeout`; a server whose engine has died ends with "
-        "status 1"
+        "lets running requests finish within `--shutdown-timeout` after SIGTERM, and ends the server with status 1 if "
+        "its engine has died"
     )
     target = "uvicorn.Server"
-    breaks = "requests that run at SIGTERM fail, and a server without its engine ends with status 0"
-    upstream = "vLLM's --shutdown-timeout bounds the engine's end and not the requests'"
-    until = "vLLM drains requests on SIGTERM and tells a dead engine by its status"
+    breaks = "running requests fail at SIGTERM, and a server whose engine has died ends with status 0"
+    upstream = "vLLM's --shutdown-timeout limits the shutdown of the engine, not that of the requests"
+    until = "vLLM drains requests on SIGTERM, and exits with an error status if its engine has died"
     expires = "tests/patches/test_live_server.py::test_vllm_ends_with_status_0_where_its_engine_has_died"
 
     def __init__(self, engine: Any = None, drain: Callable[[float], Awaitable[None]] | None = None) -> None:
@@ -191,7 +194,7 @@ class GracefulStop(ServerPatch):
         def errored() -> Any:
             return self.engine.errored
 
-        errored()  # so that an AttributeError is raised now and not at the shutdown
+        errored()  # raises an AttributeError now instead of at shutdown
         module.config.timeout_graceful_shutdown = grace_s
 
         async def shutdown(*args: Any, **kwargs: Any) -> None:
@@ -206,13 +209,13 @@ class GracefulStop(ServerPatch):
                 module.config.timeout_graceful_shutdown = max(0.0, grace_s - (time.monotonic() - start))
             await stock(*args, **kwargs)
             if died:
-                raise EngineDeadError("vLLM's engine has died (the lines above may say why): the server ends with it")
+                raise EngineDeadError("vLLM's engine has died, so the server stops. The log lines above may say why")
 
         def stop() -> None:
             if module.should_exit:
                 module.force_exit = True
                 return
-            log.info("told to stop: %d s for the requests that run (--shutdown-timeout)", grace_s)
+            log.info("stopping: waiting up to %d s for running requests (--shutdown-timeout)", grace_s)
             module.should_exit = True
 
         shutdown.tells_a_dead_engine = True  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Pads in the place of vLLM 0.20.0's n-gram search on a GPU, where `speculative_config.model` names PadDrafter.
+"""Replace vLLM 0.20.0's n-gram drafts on a GPU by pads if `speculative_config.model` is PadDrafter.
 
-Its Model Runner V1 makes the proposer itself and has no place for another. Newer runners get theirs from the worker
-(voxtral_serve.engine.worker).
+Model Runner V1 of vLLM 0.20.0 creates the proposer itself and cannot use another one. In newer runners the worker
+creates it (voxtral_serve.engine.worker).
 """
 
 import inspect
@@ -23,12 +23,12 @@ EXPECTED = {
 
 class NgramPads(Patch):
     name = "ngram_pads"
-    does = "`method: ngram_gpu` drafts [STREAMING_PAD] where `speculative_config.model` names PadDrafter"
+    does = "makes `method: ngram_gpu` draft [STREAMING_PAD] if `speculative_config.model` is PadDrafter"
     target = "vllm.v1.spec_decode.ngram_proposer_gpu"
-    breaks = "nothing ends: n-grams are drafted, of which a live transcript has few"
+    breaks = "vLLM drafts n-grams, which seldom repeat in a live transcript"
     library = "vllm"
     needed: ClassVar[Mapping[str, bool]] = {"0.20.0": True, "0.32.0": False}
-    upstream = "vLLM 0.32.0 has a model runner whose drafts a worker class may replace"
+    upstream = "in vLLM 0.32.0 a worker class can replace the drafter of the model runner"
     until = "vLLM 0.20.0 is no longer supported"
     used_by = "`speculative_config` with `method: ngram_gpu` and `model: voxtral_serve.drafter.PadDrafter`"
 
@@ -39,7 +39,7 @@ class NgramPads(Patch):
         found = {
             name: [*inspect.signature(getattr(stock, name)).parameters] for name in EXPECTED if hasattr(stock, name)
         }
-        # Where Model Runner V2 drafts n-grams, V1's proposer is not the one that is used on a GPU.
+        # If Model Runner V2 drafts n-grams, a GPU does not use the proposer of V1.
         if find_spec("vllm.v1.worker.gpu.spec_decode.ngram") is not None:
             return False
         if found != EXPECTED:
@@ -48,16 +48,16 @@ class NgramPads(Patch):
 
     def apply(self, module: Any) -> None:
         module.NgramProposerGPU = pads_or_ngrams(module.NgramProposerGPU)
-        if runner := sys.modules.get("vllm.v1.worker.gpu_model_runner"):  # it has bound the name
+        if runner := sys.modules.get("vllm.v1.worker.gpu_model_runner"):  # it has imported the name
             runner.NgramProposerGPU = module.NgramProposerGPU  # type: ignore[attr-defined]
 
 
 def pads_or_ngrams(stock: Any) -> type:
-    """A subclass of vLLM's proposer, which the runner's assertions take for it."""
+    """A subclass of vLLM's proposer, so that the runner's isinstance checks accept it."""
 
     class PadsOrNgrams(stock):
         drafts_pads = True
-        pads: Any = None  # int32 [max_num_seqs, num_speculative_tokens] where the config asks for pads
+        pads: Any = None  # int32 [max_num_seqs, num_speculative_tokens], if the config selects pads
 
         def __init__(self, vllm_config: Any, device: Any, runner: Any = None) -> None:
             from voxtral_serve.engine import drafter
@@ -73,8 +73,8 @@ def pads_or_ngrams(stock: Any) -> type:
         def propose(self, num_tokens_no_spec: Any, *args: Any, **kwargs: Any) -> Any:
             if self.pads is None:
                 return super().propose(num_tokens_no_spec, *args, **kwargs)
-            # None for the number of drafts that are valid: the runner would wait for the GPU to hear it, each step.
-            # It then reads the numbers of the last copy, and those are always all.
+            # None as the number of valid drafts: otherwise the runner would wait for the GPU at each step. The runner
+            # then reads the numbers of the last copy, which are always the full number of drafts.
             self.runner._num_valid_draft_tokens_cpu.fill_(self.pads.shape[1])
             return self.pads[: len(num_tokens_no_spec)], None
 
