@@ -6,6 +6,7 @@ On both tested versions of vLLM, with one API process and with several: `make te
 
 import base64
 import contextlib
+import json
 import signal
 import subprocess
 import threading
@@ -23,7 +24,6 @@ import soundfile
 from conftest import DATA, EAGER, PICO, ROOT, Server
 from uploads import AUTHORIZED, upload
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection
 
 from bench import BenchError, serve
 from tools import inputs
@@ -79,30 +79,46 @@ class Requests:
 def test_told_to_stop(fast: Server, clip: bytes) -> None:
     """The server that other tests share. Its live sessions get the text of what they have said."""
     samples = soundfile.read(DATA / "clips/001.opus", dtype="float32")[0]
-    with live.session(fast.url) as speaking, live.session(fast.url) as idle:
-        for socket in (speaking, idle):
-            live.receive(socket)
-            live.send(socket, "session.update", model="voxtral")
-        live.send(speaking, "input_audio_buffer.commit")
+    with Listener(fast.url) as speaking, Listener(fast.url) as idle:
+        live.send(speaking.socket, "input_audio_buffer.commit")
         said = base64.b64encode(live.pcm16(samples)).decode()
-        live.send(speaking, "input_audio_buffer.append", audio=said)
-        while not live.receive(speaking)["delta"]:
-            pass
+        live.send(speaking.socket, "input_audio_buffer.append", audio=said)
         drain(fast.process, fast.url, clip, AT_ONCE // 4)
-        events = list(said_before(speaking, (1012, "the server is stopping")))
-        assert events[-1]["type"] == "transcription.done"
-        assert len(events[-1]["text"].split()) > 3
-        assert list(said_before(idle, (1012, "the server is stopping"))) == []
+    for each in (speaking, idle):
+        assert each.closed == (1012, "the server is stopping")
+    assert idle.events == []
+    *deltas, done = speaking.events
+    assert {delta["type"] for delta in deltas} == {"transcription.delta"}
+    assert done["type"] == "transcription.done"
+    assert len(done["text"].split()) > 3
 
 
-def said_before(socket: ClientConnection, close: tuple[int, str]) -> Iterator[dict[str, Any]]:
-    """The events until the server closes the socket so."""
-    try:
-        while True:
-            yield live.receive(socket)
-    except ConnectionClosed as closed:
-        assert closed.rcvd is not None
-        assert (closed.rcvd.code, closed.rcvd.reason) == close
+class Listener(threading.Thread):
+    """A live session whose events are read in a thread, until the server closes it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.socket = live.session(url)
+        live.receive(self.socket)
+        live.send(self.socket, "session.update", model="voxtral")
+        self.events: list[dict[str, Any]] = []
+        self.closed: tuple[int, str] | None = None
+
+    def __enter__(self) -> "Listener":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.join(10)
+        self.socket.close()
+
+    def run(self) -> None:
+        try:
+            while True:
+                self.events.append(json.loads(self.socket.recv()))
+        except ConnectionClosed as closed:
+            if closed.rcvd is not None:
+                self.closed = closed.rcvd.code, closed.rcvd.reason
 
 
 @pytest.mark.slow
