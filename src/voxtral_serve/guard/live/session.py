@@ -86,7 +86,7 @@ class LiveSession:
     async def begin(self) -> None:
         """Raises LinkError if the engine has no place for another session."""
         part = self._new()
-        part.opened = True
+        self._open(part)
         await self.link.open(part.name)
         self.metrics.sessions.inc()
         self._begun = True
@@ -165,9 +165,12 @@ class LiveSession:
 
     def _new(self) -> Part:
         part = Part(f"{self._id}-{self.rollovers}", self.shape)
-        self.link.on_refused[part.name] = self._failed
         self._parts.append(part)
         return part
+
+    def _open(self, part: Part) -> None:
+        part.opened = True
+        self.link.on_refused[part.name] = self._failed
 
     def _send(self, pcm: bytes, arrived: float) -> None:
         if not pcm or self.ended:
@@ -246,11 +249,10 @@ class LiveSession:
         part.done = True
         self._done_samples += part.samples
         self.link.close(part.name)
-        self.link.on_refused.pop(part.name, None)
         if len(self._parts) > 1:
             self._parts.pop(0)
             following = self._parts[0]
-            following.opened = True
+            self._open(following)
             self.link.open_next(following.name)
             if following.waiting:
                 self.link.audio(following.name, b"".join(following.waiting))
