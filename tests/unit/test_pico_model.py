@@ -70,7 +70,7 @@ def test_cached_decoding_equals_one_pass(net: model.Voxtral) -> None:
     rows = net.embed_audio(model.log_mel(torch.from_numpy(model.pad_audio(noise(0.5)))[None]))
     tokens = torch.randint(0, net.config.vocab_size, rows.shape[:2], generator=torch.Generator().manual_seed(0))
     whole = net.decode(rows, tokens)
-    caches: list[list[torch.Tensor]] = [[] for _ in net.layers]
+    caches = [model.Cache(rows.shape[1]) for _ in net.layers]
     steps = [net.decode(rows[:, :39], tokens[:, :39], caches)]
     steps += [net.decode(rows[:, i : i + 1], tokens[:, i : i + 1], caches) for i in range(39, rows.shape[1])]
     torch.testing.assert_close(torch.cat(steps, 1), whole, atol=2e-4, rtol=1e-4)
