@@ -8,12 +8,12 @@ import math
 
 SAMPLE_RATE = 16000  # Hz
 FRAME_RATE = 12.5  # tokens a second
-SAMPLES_PER_TOKEN = 1280  # 80 ms
+SAMPLES_PER_TOKEN, MS_PER_TOKEN = 1280, 80
 SPECTROGRAM = {"num_mel_bins": 128, "hop_length": 160, "window_size": 400}  # bins, samples, samples
 
 LEFT_PAD_TOKENS = 32
-DELAY_TOKENS = 6  # of 80 ms: a word's text follows its end by so much, if tekken.json does not say otherwise
-DELAY_MS = 480
+DELAY_TOKENS = 6  # a word's text follows its end by so much, if tekken.json does not say otherwise
+DELAY_MS = DELAY_TOKENS * MS_PER_TOKEN
 
 
 def prompt_tokens(delay: int = DELAY_TOKENS) -> int:

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 CHUNK = 256  # queries that windowed attention takes at once, in a sequence of several times as many
+FLASH = True  # where there is it: `windowed_attention`
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,42 @@ class Cache:
         return [kept[:, :, : self.length] for kept in self.kept]
 
 
-def windowed_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention of [batch, heads, n, head_dim] with a mask of `causal_mask` in chunks: a chunk of queries sees its own
-    keys and those of the chunks that its window reaches back to, and costs the same however long the sequence."""
-    heads, back = q.shape[1], mask.shape[2] // CHUNK - 1
+class Windows(NamedTuple):
+    """A mask for a sequence of many windows: each chunk of queries sees its own keys and those of the chunks that the
+    window reaches back to, so a position costs the same however long the sequence."""
+
+    size: int  # a position attends to itself and to size - 1 positions before it
+    mask: Tensor  # bool [chunks, CHUNK, keys]
+
+
+Mask = Tensor | Windows | None
+
+
+@torch.compiler.disable
+def windowed_attention(q: Tensor, k: Tensor, v: Tensor, windows: Windows) -> Tensor:
+    """q [batch, heads, n, head_dim], k and v with as many or fewer heads, n a multiple of CHUNK.
+
+    In bfloat16 on a GPU by FlashAttention, which takes half the time; it has no float32. Not compiled: with symbolic
+    lengths its shapes take the compiler minutes.
+    """
+    heads, n = q.shape[1:3]
+    if k.shape[1] != heads:
+        k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    if FLASH and q.is_cuda and q.dtype == torch.bfloat16:
+        from torch.nn.attention.varlen import varlen_attn  # torch >= 2.11 has windows
+
+        begins = torch.arange(0, len(q) * n + 1, n, dtype=torch.int32, device=q.device)
+        packed = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+        y = varlen_attn(*packed, begins, begins, n, n, window_size=(windows.size - 1, 0))
+        return y.unflatten(0, (-1, n)).transpose(1, 2)
+    back = windows.mask.shape[2] // CHUNK - 1
 
     def near(x: Tensor) -> Tensor:
-        chunks = x.repeat_interleave(heads // x.shape[1], 1).unflatten(2, (-1, CHUNK))
-        padded = F.pad(chunks, (0, 0, 0, 0, back, 0))
-        n = chunks.shape[2]
-        return torch.cat([padded[:, :, i : i + n] for i in range(back + 1)], 3).flatten(1, 2)
+        padded = F.pad(x, (0, 0, back * CHUNK, 0)).unflatten(2, (-1, CHUNK))
+        return torch.cat([padded[:, :, i : i + n // CHUNK] for i in range(back + 1)], 3).flatten(1, 2)
 
-    queries = q.unflatten(2, (-1, CHUNK)).flatten(1, 2)
-    y = F.scaled_dot_product_attention(queries, near(k), near(v), attn_mask=mask.repeat(heads, 1, 1))
+    queries, mask = q.unflatten(2, (-1, CHUNK)).flatten(1, 2), windows.mask.repeat(heads, 1, 1)
+    y = F.scaled_dot_product_attention(queries, near(k), near(v), attn_mask=mask)
     return y.unflatten(1, (heads, -1)).flatten(2, 3)
 
 
@@ -92,16 +117,16 @@ class Attention(nn.Module):
         self.wv = nn.Linear(b.dim, b.n_kv_heads * b.head_dim, bias=biases)
         self.wo = nn.Linear(b.n_heads * b.head_dim, b.dim, bias=biases)
 
-    def forward(self, x: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, mask: Mask, cache: Cache | None) -> Tensor:
         b = self.block
         heads = lambda y: y.unflatten(-1, (-1, b.head_dim)).transpose(1, 2)  # noqa: E731
         q, k, v = rotate(heads(self.wq(x)), rope), rotate(heads(self.wk(x)), rope), heads(self.wv(x))
         if cache is not None:
             k, v = cache.append(k, v)
-        if mask is not None and mask.ndim == 3:
+        if isinstance(mask, Windows):
             y = windowed_attention(q, k, v, mask)
         else:
-            causal, gqa = mask is None and q.shape[2] > 1, b.n_heads != b.n_kv_heads
+            causal, gqa = mask is None and (cache is None or q.shape[2] > 1), b.n_heads != b.n_kv_heads
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
         return self.wo(y.transpose(1, 2).flatten(2))
 
@@ -135,7 +160,7 @@ class Layer(nn.Module):
         self,
         x: Tensor,
         rope: Tensor,
-        mask: Tensor | None,
+        mask: Mask,
         cache: Cache | None = None,
         t_cond: Tensor | None = None,
     ) -> Tensor:
@@ -147,10 +172,10 @@ class Layer(nn.Module):
 
 
 @lru_cache(16)
-def causal_mask(n_queries: int, n_keys: int, window: int, device: torch.device) -> Tensor | None:
+def causal_mask(n_queries: int, n_keys: int, window: int, device: torch.device) -> Mask:
     """True where a query may look: bool [n_queries, n_keys]; None where plain causal attention says the same.
 
-    For a whole sequence of many windows bool [chunks, CHUNK, keys], as `windowed_attention` takes it.
+    For a whole sequence of many windows `Windows`.
     """
     if n_keys <= window and n_queries in (1, n_keys):
         return None
@@ -158,7 +183,7 @@ def causal_mask(n_queries: int, n_keys: int, window: int, device: torch.device) 
     if n_queries == n_keys and n_keys % CHUNK == 0 and n_keys > CHUNK + reach:
         q = torch.arange(n_keys, device=device).view(-1, CHUNK, 1)
         k = q[:, :1] - reach + torch.arange(CHUNK + reach, device=device)
-        return (k >= 0) & (k <= q) & (k > q - window)
+        return Windows(window, (k >= 0) & (k <= q) & (k > q - window))
     q = torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]
     k = torch.arange(n_keys, device=device)[None]
     return (k <= q) & (k > q - window)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mistral_layout.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, n_tokens
 from mistral_layout.tekken import N_SPECIAL
-from pico import mel, model, recordings, text, tokenizer
+from pico import layers, mel, model, recordings, text, tokenizer
 from pico.pool import Loaded, Plans, Pool
 
 PAD_WEIGHT = 0.5  # weight of [STREAMING_PAD] in the loss: more than half of all targets, and the easy half
@@ -120,6 +120,7 @@ class Trainer:
         self.steps, self.elapsed_s, self.heard_s = 0, 0.0, 0.0
 
     def compile(self) -> None:
+        torch._dynamo.config.recompile_limit = 32
         for layer in [*self.net.encoder.layers, *self.net.layers]:
             layer.compile(dynamic=True)
 
@@ -245,7 +246,9 @@ def main() -> None:
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds after which this run ends")
     parser.add_argument("--batch-tokens", type=int, default=recordings.BATCH_TOKENS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-flash", action="store_true", help="attention within windows by PyTorch's own kernels")
     args = parser.parse_args()
+    layers.FLASH = not args.no_flash
     until = time.time() + args.stop_after
     tekken, params = args.out / "tekken.json", json.loads((args.out / "params.json").read_text())
     if not tekken.exists():
