@@ -35,9 +35,11 @@ OPUS_LEVEL = 0.935  # libsndfile's 0 (best) to 1 (smallest): about 22 kbit/s
 
 
 LIVE_SEED = 20_260_102
-LIVE_S = (60, 75, 90, 105, 120, 135, 150, 180, 210, 240, 270, 300)
+LIVE_S = (62, 75, 90, 105, 120, 135, 150, 180, 210, 240, 270, 300)
 LIVE_PAUSES = ("silence", "pink", "brown", "hum", "music", "murmur")
 LIVE_CLIP_S = 15.0  # at most; so voices alternate
+LONGEST_LEAD_S = 50.0  # that may be cut from the beginning: a pause and some words
+CUT_SHARE = 0.3  # of beginnings, and of ends that fall into a word, that stay inside a word
 
 
 def opus(path: Path, audio: np.ndarray) -> str:
@@ -114,7 +116,7 @@ def live_recording(rng: np.random.Generator, seconds: float, strength: float) ->
     voices = [str(v) for v in rng.choice(speech.BENCH_VOICES, int(rng.integers(1, 5)), replace=False)]
     gains = 10 ** (rng.uniform(-8, 0, len(voices)) / 20)
     joined_share = rng.uniform(0.2, 0.7)
-    while live.seconds < seconds + 5:
+    while live.seconds < seconds + LONGEST_LEAD_S:
         if rng.random() > joined_share:
             length = 10 ** rng.uniform(-0.5, 1.48)
             kind = str(rng.choice(LIVE_PAUSES))
@@ -127,16 +129,15 @@ def live_recording(rng: np.random.Generator, seconds: float, strength: float) ->
         live.turns.append((voices[speaker], live.seconds, live.seconds + len(clip.audio) / model.SAMPLE_RATE))
         live.words += [(word, live.seconds + a, live.seconds + b) for word, a, b in clip.words]
         live.add(clip.audio * np.float32(max(gains[speaker], 10 ** (QUIETEST_DBFS / 20) / np.abs(clip.audio).max())))
-    # Whole words at both ends, but for one end in four: there a word is cut.
-    before = [w for w in live.words if w[2] < seconds]
-    start, end = 0.0, before[-1][2] + 0.3
-    if rng.random() < 0.25:
+    start = 0.0
+    if rng.random() < CUT_SHARE:
         _, a, b = live.words[int(rng.integers(1, 4))]
         start = (a + b) / 2
-    if rng.random() < 0.25:
-        end = (before[-1][1] + before[-1][2]) / 2
-    following = min((w[1] for w in live.words if w[1] >= before[-1][2]), default=end)
-    return live.cut(start, min(end, max(following, before[-1][2]))), live
+    end = start + seconds
+    cut = next((word for word in live.words if word[1] < end < word[2]), None)
+    if cut is not None and rng.random() > CUT_SHARE:
+        end = cut[1]
+    return live.cut(start, end), live
 
 
 def live_set(out: Path, strength: float) -> None:

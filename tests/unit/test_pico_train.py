@@ -78,7 +78,7 @@ def test_the_delay_changes_what_is_said(params: dict) -> None:
 
 @torch.no_grad()
 def test_the_end_is_where_there_are_no_rows(params: dict) -> None:
-    """From the first row without audio on, the encoder's layers get zeros, as vLLM gives them; before, no difference."""
+    """From the first row without audio on, the encoder's layers get zeros, as vLLM gives them; before, all is equal."""
     net = train.Trainer(params, 0, "cpu").net
     log_mel = mel.log_mel(torch.randn(1, 40 * 1280) * 0.05)
     whole, ended = net.embed_audio(log_mel), net.embed_audio(log_mel, torch.tensor([30]))
