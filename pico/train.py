@@ -242,11 +242,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "checkpoint")
     parser.add_argument("--data", type=Path, default=Path("pico-data"), help="where speech and state go, or are")
     parser.add_argument("--hours", type=float, default=300, help="speech to generate")
-    parser.add_argument("--minutes", type=float, default=11.5, help="time to train, in all runs together")
+    parser.add_argument("--minutes", type=float, default=10, help="time to train, in all runs together")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds after which this run ends")
     parser.add_argument("--batch-tokens", type=int, default=recordings.BATCH_TOKENS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-flash", action="store_true", help="attention within windows by PyTorch's own kernels")
+    parser.add_argument("--no-compile", action="store_true", help="layers as they are, slower")
     args = parser.parse_args()
     layers.FLASH = not args.no_flash
     until = time.time() + args.stop_after
@@ -264,7 +265,7 @@ def main() -> None:
         trainer = Trainer(params, args.seed, device)
         if (args.data / "state.pt").exists():
             trainer.resume(args.data / "state.pt")
-        if device == "cuda":
+        if device == "cuda" and not args.no_compile:
             trainer.compile()
         pool = Pool(args.data, args.hours, device)
         pool.start()
