@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +114,8 @@ def _write_shard(args: tuple[Path, int, int, float, Path]) -> float:
     path = shard_path(out, index)
     if not path.exists():
         partial = path.with_suffix(".partial.npz")
-        np.savez(partial, **shard(np.random.default_rng([seed, index]), hours, TextTokenizer.from_file(tekken)))
+        arrays: dict[str, Any] = shard(np.random.default_rng([seed, index]), hours, TextTokenizer.from_file(tekken))
+        np.savez(partial, **arrays)
         partial.rename(path)
     return hours
 

@@ -82,10 +82,10 @@ def recordings_of(name: str, clips: list[dataset.Clip], folder: Path) -> list[da
             audio = [evaluate.read_audio(p.path) if isinstance(p, dataset.Clip) else p for p in pieces]
             made.append((np.concatenate(audio), " ".join(p.text for p in pieces if isinstance(p, dataset.Clip))))
     written = []
-    for i, (audio, text) in enumerate(made):
+    for i, (samples, text) in enumerate(made):
         path = folder / f"{name}-{i:02d}.wav"
-        soundfile.write(path, audio, SAMPLE_RATE, subtype="PCM_16")
-        written.append(dataset.Clip(path.stem, path, text, len(audio) / SAMPLE_RATE, {}))
+        soundfile.write(path, samples, SAMPLE_RATE, subtype="PCM_16")
+        written.append(dataset.Clip(path.stem, path, text, len(samples) / SAMPLE_RATE, {}))
     return written
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +77,7 @@ class Windows(NamedTuple):
     mask: Tensor  # bool [chunks, CHUNK, keys]
 
 
-Mask = Tensor | Windows | None
+Mask: TypeAlias = Tensor | Windows | None
 
 
 @torch.compiler.disable
