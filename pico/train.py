@@ -198,7 +198,7 @@ class Log:
 
 
 def train(trainer: Trainer, pool: Pool, plans: Plans, *, minutes: float, until: float, out: Path) -> bool:
-    """Train until `minutes` in all, or until the time `until`; true when it is done and the checkpoint written.
+    """Train until `minutes` in all, or until the time `until`; then write the checkpoint. True when it is done.
 
     The length is given as time because the machine is what is scarce; the log has the number of steps that it made.
     """
@@ -216,10 +216,8 @@ def train(trainer: Trainer, pool: Pool, plans: Plans, *, minutes: float, until: 
             trainer.save(state)
             saved = now
     trainer.save(state)
-    if trainer.elapsed_s < minutes * 60:
-        return False
     trainer.write(out / "consolidated.safetensors")
-    return True
+    return trainer.elapsed_s >= minutes * 60
 
 
 @contextlib.contextmanager
