@@ -56,6 +56,9 @@ CONTROL_TOKENS = [
     "[MODEL_SETTINGS]",
     "[/MODEL_SETTINGS]",
 ]
+BOS, EOS, STREAMING_PAD, STREAMING_WORD = map(
+    CONTROL_TOKENS.index, ("<s>", "</s>", "[STREAMING_PAD]", "[STREAMING_WORD]")
+)
 AUDIO: dict[str, Any] = {
     "sampling_rate": SAMPLE_RATE,
     "frame_rate": FRAME_RATE,

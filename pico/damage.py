@@ -26,14 +26,18 @@ def window(net: model.Voxtral, frames: int) -> None:
 def shift_rows(net: model.Voxtral, tokens: int) -> None:
     """Audio late by `tokens` of 80 ms against the text."""
     embed = net.embed_audio
-    net.embed_audio = lambda mel: torch.roll(embed(mel), tokens, 1)  # type: ignore[method-assign]
+
+    def embed_audio(mel: torch.Tensor, n_rows: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.roll(embed(mel, n_rows), tokens, 1)
+
+    net.embed_audio = embed_audio  # type: ignore[method-assign]
 
 
 def lose_rows(net: model.Voxtral, every: int) -> None:
     embed = net.embed_audio
 
-    def embed_audio(mel: torch.Tensor) -> torch.Tensor:
-        rows = embed(mel)
+    def embed_audio(mel: torch.Tensor, n_rows: torch.Tensor | None = None) -> torch.Tensor:
+        rows = embed(mel, n_rows)
         rows[:, ::every] = 0
         return rows
 

@@ -1,9 +1,9 @@
-"""Training examples: generated speech, and for every 80 ms the token that Voxtral Realtime would write there.
+"""Clips of generated speech, each of one voice, with the times and tokens of its words: what recordings are made of.
 
-    python -m pico.data OUT_DIR --hours 100 --seed 0      # shards of int16 audio and targets, one process a core
+    python -m pico.data OUT_DIR --hours 100 --seed 0      # shards of 30 minutes, one process a core
 
-A word's tokens, led by `[STREAMING_WORD]`, are due from the first position that has heard 480 ms past the frame in
-which the word ended. Crowded words queue up. Every other position says `[STREAMING_PAD]`; the last one says EOS.
+A shard that is there is kept, so a run that was ended goes on. pico.recordings joins clips to recordings and says
+what the model should write.
 """
 
 import argparse
@@ -13,14 +13,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 
-from pico import model, speech, text
+from mistral_layout.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN
+from pico import sounds, speech, text
+from pico.recordings import shard_path
 from pico.tokenizer import TextTokenizer
 
 SHORTEST_S, LONGEST_S = 1.0, 36.0
-NOT_SPEECH_SHARE = 0.04
+NOT_SPEECH_SHARE = 0.05  # of the clips, for pauses and background
+NOT_SPEECH_S = (5.0, 32.0)
 # White noise weaker than this lies below the floor of the log-mel (8 decades under LOG_MEL_MAX), where the model
 # cannot tell it from the silence that pads a clip.
 AUDIBLE_RMS = 3e-4
@@ -37,41 +41,24 @@ class Clip:
         return " ".join(word for word, _, _ in self.words)
 
 
-def targets(words: list[tuple[str, float, float]], n_samples: int, tokenizer: TextTokenizer) -> np.ndarray | None:
-    """uint16 [n_tokens(n_samples)]: at p what follows position p. None when the words do not fit before the EOS."""
-    n = model.n_tokens(n_samples)
-    out = np.full(n, model.STREAMING_PAD, np.uint16)
-    out[-1] = model.EOS
-    position = 0
-    for word, _, end in words:
-        frame = model.LEFT_PAD_TOKENS + int(end * model.SAMPLE_RATE) // model.SAMPLES_PER_TOKEN
-        position = max(position, frame + model.DELAY_TOKENS)
-        tokens = [model.STREAMING_WORD, *tokenizer.encode(" " + word)]
-        if position + len(tokens) >= n:
-            return None
-        out[position : position + len(tokens)] = tokens
-        position += len(tokens)
-    return out
-
-
 def settle_end(audio: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Make the end of a clip audible as such: the model learns to say EOS after 17 tokens of silence.
+    """Make the end of a clip audible as such.
 
     A quiet tail is cut off, or the whole clip gets a noise floor that can be heard; the latter always where a pause
-    inside the clip is so long and quiet that it would pass for the end.
+    inside the clip is so long and quiet that it would pass for the end. Long silence is for pico.recordings to add.
     """
-    n = len(audio) // model.SAMPLES_PER_TOKEN
-    frames = audio[: n * model.SAMPLES_PER_TOKEN].reshape(n, -1)
+    n = len(audio) // SAMPLES_PER_TOKEN
+    frames = audio[: n * SAMPLES_PER_TOKEN].reshape(n, -1)
     audible = np.flatnonzero(np.sqrt(np.mean(frames**2, axis=1)) > AUDIBLE_RMS)
     if not len(audible):
-        return audio[: int(rng.integers(model.SAMPLES_PER_TOKEN))]
+        return audio[: int(rng.integers(SAMPLES_PER_TOKEN))]
     longest_pause = np.diff(np.concatenate(([-1], audible))).max() - 1
     tail = n - 1 - audible[-1]
     if longest_pause > 13 or (tail > 1 and rng.random() < 0.5):
         floor = AUDIBLE_RMS * 10 ** rng.uniform(0.3, 1.0)
         return np.clip(audio + rng.normal(0, floor, len(audio)), -1, 1).astype(np.float32)
     if tail > 1:
-        return audio[: (audible[-1] + 1) * model.SAMPLES_PER_TOKEN + int(rng.integers(model.SAMPLES_PER_TOKEN))]
+        return audio[: (audible[-1] + 1) * SAMPLES_PER_TOKEN + int(rng.integers(SAMPLES_PER_TOKEN))]
     return audio
 
 
@@ -85,50 +72,69 @@ def clip(
 ) -> Clip:
     """One clip of 1 to `longest_s` seconds: about half of them have one or two sentences."""
     while True:
-        if not held_out and rng.random() < NOT_SPEECH_SHARE:
-            seconds = float(rng.uniform(SHORTEST_S, 12))
-            return Clip(settle_end(speech.not_speech(rng, seconds), rng), [], "")
         n_sentences = int(rng.choice([1, 2, 3, 4, 5, 6, 7, 8], p=[0.34, 0.24, 0.14, 0.09, 0.07, 0.05, 0.04, 0.03]))
         sentences = text.passage(Random(int(rng.integers(2**62))), n_sentences, held_out=held_out)
         voice = voices[int(rng.integers(len(voices)))]
         said = speech.speak(sentences, rng, voice)
-        audio = settle_end(speech.augment(said.audio, rng, strength), rng)
+        audio = settle_end(sounds.augment(said.audio, rng, strength), rng)
         end = said.words[-1][2]
-        if SHORTEST_S <= len(audio) / model.SAMPLE_RATE <= longest_s and end * model.SAMPLE_RATE <= len(audio) + 320:
+        if SHORTEST_S <= len(audio) / SAMPLE_RATE <= longest_s and end * SAMPLE_RATE <= len(audio) + 320:
             return Clip(audio, said.words, voice)
 
 
-def _shard(args: tuple[Path, int, float, Path]) -> float:
-    out, seed, hours, tekken = args
-    rng, tokenizer = np.random.default_rng(seed), TextTokenizer.from_file(tekken)
-    audio, tokens, seconds = [], [], 0.0
-    while seconds < hours * 3600:
-        c = clip(rng, speech.TRAIN_VOICES)
-        target = targets(c.words, len(c.audio), tokenizer)
-        if target is not None:
-            audio.append((c.audio * 32767).astype(np.int16))
-            tokens.append(target)
-            seconds += len(c.audio) / model.SAMPLE_RATE
-    partial = out / f"shard-{seed}.partial.npz"
-    np.savez(partial, audio=np.concatenate(audio), n_samples=[len(a) for a in audio], tokens=np.concatenate(tokens))
-    partial.rename(out / f"shard-{seed}.npz")
-    return seconds / 3600
+def not_speech(rng: np.random.Generator) -> Clip:
+    kind = str(rng.choice([kind for kind in sounds.NOT_SPEECH if kind != "silence"]))
+    return Clip(sounds.not_speech(rng, float(rng.uniform(*NOT_SPEECH_S)), kind), [], "")
+
+
+def shard(rng: np.random.Generator, hours: float, tokenizer: TextTokenizer) -> dict[str, np.ndarray]:
+    """The arrays of one shard; all clips' audio and words one after the other, times in samples of the clip."""
+    clips: list[Clip] = []
+    while sum(len(c.audio) for c in clips) < hours * 3600 * SAMPLE_RATE:
+        clips.append(not_speech(rng) if rng.random() < NOT_SPEECH_SHARE else clip(rng, speech.TRAIN_VOICES))
+    words = [word for c in clips for word in c.words]
+    tokens = [tokenizer.encode(" " + word) for word, _, _ in words]
+    return {
+        "audio": np.concatenate([(c.audio * 32767).astype(np.int16) for c in clips]),
+        "n_samples": np.array([len(c.audio) for c in clips]),
+        "voice": np.array([speech.TRAIN_VOICES.index(c.voice) if c.voice else -1 for c in clips]),
+        "level": np.array([sounds.speech_rms(c.audio) for c in clips], np.float32),
+        "n_words": np.array([len(c.words) for c in clips]),
+        "start": np.array([int(start * SAMPLE_RATE) for _, start, _ in words], np.int32),
+        # the last word's echo may be cut by some samples
+        "end": np.array([min(int(end * SAMPLE_RATE), len(c.audio)) for c in clips for _, _, end in c.words], np.int32),
+        "ends_sentence": np.array([word[-1] in ".?" for word, _, _ in words]),
+        "n_tokens": np.array([len(ids) for ids in tokens]),
+        "tokens": np.array([i for ids in tokens for i in ids], np.int16),
+    }
+
+
+def _write_shard(args: tuple[Path, int, int, float, Path]) -> float:
+    out, index, seed, hours, tekken = args
+    path = shard_path(out, index)
+    if not path.exists():
+        partial = path.with_suffix(".partial.npz")
+        arrays: dict[str, Any] = shard(np.random.default_rng([seed, index]), hours, TextTokenizer.from_file(tekken))
+        np.savez(partial, **arrays)
+        partial.rename(path)
+    return hours
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Generate speech and targets to train pico on.")
+    parser = argparse.ArgumentParser(description="Generate the speech that pico is trained on.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--hours", type=float, default=100)
     parser.add_argument("--shard-hours", type=float, default=0.5)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the first shard; the next ones count up")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--tekken", type=Path, default=Path(__file__).parent / "checkpoint" / "tekken.json")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     n = max(1, round(args.hours / args.shard_hours))
-    jobs = [(args.out, args.seed + i, args.shard_hours, args.tekken) for i in range(n)]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        hours = sum(pool.map(_shard, jobs))
-    print(json.dumps({"clips_hours": round(hours, 2), "shards": n}))
+    jobs = [(args.out, i, args.seed, args.shard_hours, args.tekken) for i in range(n)]
+    with ProcessPoolExecutor(args.workers) as pool:
+        hours = sum(pool.map(_write_shard, jobs))
+    print(json.dumps({"hours": round(hours, 2), "shards": n}))
 
 
 if __name__ == "__main__":

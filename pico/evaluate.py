@@ -8,6 +8,7 @@ side by side. The times in the rows are those of one batch of clips, not of requ
 
 import argparse
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ import torch
 
 from bench import dataset, metrics, results
 from bench.answers import Row
+from mistral_layout.audio import DELAY_MS, MS_PER_TOKEN
 from pico import model
 from pico.tokenizer import TextTokenizer
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-BATCH_S = 240  # seconds of padded audio at once
+BATCH_S = {"cpu": 240, "cuda": 6000}  # seconds of padded audio at once, and at least one clip
 
 
 def read_audio(path: Path) -> np.ndarray:
@@ -30,16 +32,21 @@ def read_audio(path: Path) -> np.ndarray:
     return soxr.resample(audio if audio.ndim == 1 else audio.mean(1), rate, model.SAMPLE_RATE).astype(np.float32)
 
 
-def transcribe(net: model.Voxtral, tokenizer: TextTokenizer, clips: list[dataset.Clip]) -> list[Row]:
-    """One row per clip, in the clips' order."""
+def transcribe(
+    net: model.Voxtral, tokenizer: TextTokenizer, clips: list[dataset.Clip], delay: int = model.DELAY_TOKENS
+) -> list[Row]:
+    """One row per clip, in the clips' order; `delay` in tokens."""
     rows: dict[str, Row] = {}
+    batch_s = BATCH_S[net.tok_embeddings.weight.device.type]
     pending = sorted(clips, key=lambda c: c.duration_s)
     while pending:
         longest = pending[-1].duration_s + 4
-        size = max(1, int(BATCH_S / longest))
+        size = max(1, int(batch_s / longest))
         batch, pending = pending[-size:], pending[:-size]
+        with ThreadPoolExecutor() as pool:
+            audio = list(pool.map(read_audio, [c.path for c in batch]))
         start = time.time()
-        outputs = net.transcribe([read_audio(c.path) for c in batch])
+        outputs = net.transcribe(audio, delay)
         end = time.time()
         for clip, tokens in zip(batch, outputs, strict=True):
             text = tokenizer.decode(tokens).strip()
@@ -51,12 +58,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", type=Path, default=Path("bench/data"))
     parser.add_argument("--samples", type=int)
+    parser.add_argument("--delay-ms", type=int, default=DELAY_MS)
     parser.add_argument("--out", type=Path, help="directory for the files; without it the WER is only printed")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     args = parser.parse_args()
     clips = dataset.select(dataset.load(args.dataset)[0], args.samples, seed=0)
     net = model.load(args.checkpoint, "cuda" if torch.cuda.is_available() else "cpu")
-    rows = transcribe(net, TextTokenizer.from_file(args.checkpoint / "tekken.json"), clips)
+    tokenizer = TextTokenizer.from_file(args.checkpoint / "tekken.json")
+    rows = transcribe(net, tokenizer, clips, args.delay_ms // MS_PER_TOKEN)
     wer = metrics.wer(rows)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)

@@ -2,110 +2,84 @@
 
     python -m pico.train --out pico/checkpoint
 
-`--out` holds params.json, which gives the model's shape; tekken.json and consolidated.safetensors are written there.
-pico/README.md says what one run cost and how the loss fell.
+`--out` holds params.json, which gives the model's shape; tekken.json, training.jsonl and consolidated.safetensors are
+written there. The same command goes on where it was ended, whether by --stop-after or by a kill: speech and the state
+of training are kept in `--data`. pico/README.md says what one run cost and how the loss fell.
 """
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mistral_layout.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, n_tokens
 from mistral_layout.tekken import N_SPECIAL
-from pico import model, text, tokenizer
+from pico import layers, mel, model, recordings, text, tokenizer
+from pico.pool import Loaded, Plans, Pool
 
-PAD_WEIGHT = 0.5  # weight of [STREAMING_PAD] in the loss: half of all targets, and the easy half
+PAD_WEIGHT = 0.5  # weight of [STREAMING_PAD] in the loss: more than half of all targets, and the easy half
 INPUT_DROPOUT = 0.1  # share of text tokens in the input replaced by pads, so that the model listens and does not guess
 PEAK_LR, WARMUP, WEIGHT_DECAY, EMA = 2e-3, 500, 0.05, 0.999
-
-
-class Speech:
-    """The generated clips, as int16 on the device, and batches of similar lengths."""
-
-    def __init__(self, directory: Path, device: str):
-        shards = sorted(directory.glob("shard-*.npz"), key=lambda p: int(p.stem.split("-")[1]))
-        if not shards:
-            raise FileNotFoundError(f"no shard-*.npz in {directory}: make them with `python -m pico.data {directory}`")
-        audio, lengths, tokens = [], [], []
-        for path in shards:
-            with np.load(path) as shard:
-                audio.append(torch.from_numpy(shard["audio"]).to(device))
-                lengths.append(shard["n_samples"])
-                tokens.append(torch.from_numpy(shard["tokens"].astype(np.int32)).to(device))
-        self.audio, self.tokens = torch.cat(audio), torch.cat(tokens)
-        self.lengths = np.concatenate(lengths)
-        self.n_tokens = np.array([model.n_tokens(n) for n in self.lengths])
-        self.audio_at = np.concatenate(([0], np.cumsum(self.lengths)))
-        self.tokens_at = np.concatenate(([0], np.cumsum(self.n_tokens)))
-        self.hours = self.lengths.sum() / model.SAMPLE_RATE / 3600
-        self.device = device
-
-    def batches(self, rng: np.random.Generator, seconds: float) -> list[np.ndarray]:
-        """Indices of the clips of each batch: one epoch, in random order, `seconds` of padded audio a batch."""
-        order = np.argsort(self.n_tokens * rng.uniform(0.9, 1.1, len(self.lengths)))
-        batches, start = [], 0
-        while start < len(order):
-            size, longest = 0, 0
-            while start + size < len(order):
-                longest = max(longest, self.n_tokens[order[start + size]])
-                if size and (size + 1) * longest * 0.08 > seconds:
-                    break
-                size += 1
-            batches.append(order[start : start + size])
-            start += size
-        return [batches[i] for i in rng.permutation(len(batches))]
-
-    def load(self, batch: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Audio float32 [batch, n * 1280], padded left and right, and targets int64 [batch, n], -1 past the end."""
-        n = -(-int(self.n_tokens[batch].max()) // 8) * 8  # other lengths would each be compiled for
-        audio = torch.zeros(len(batch), n * model.SAMPLES_PER_TOKEN, device=self.device)
-        targets = torch.full((len(batch), n), -1, dtype=torch.int64, device=self.device)
-        left = model.LEFT_PAD_TOKENS * model.SAMPLES_PER_TOKEN
-        for row, i in enumerate(batch):
-            a, t = self.audio_at[i], self.tokens_at[i]
-            audio[row, left : left + self.lengths[i]] = self.audio[a : a + self.lengths[i]].float() / 32767
-            targets[row, : self.n_tokens[i]] = self.tokens[t : t + self.n_tokens[i]]
-        return audio, targets
+WARPS = tuple(i / 100 for i in range(92, 109))  # of the frequency axis; 1 in the middle
+WARPED_SHARE = 0.6
+# In a share of the long batches the decoder sees 61 s only, so that nothing depends on the prompt: after 8,192
+# positions the window of a served model has left it behind.
+SHORT_WINDOW, SHORT_WINDOW_SHARE, LONG_TOKENS = 768, 0.25, 2560
+SHARDS_TO_BEGIN = 8
+PLANNERS = 4  # processes
+SAVE_EVERY_S = 100
 
 
 def inputs_of(targets: Tensor, generator: torch.Generator) -> Tensor:
     """The tokens that the decoder reads: BOS, the prompt's pads, then the targets one position later, some dropped."""
     tokens = torch.full_like(targets, model.STREAMING_PAD)
-    tokens[:, model.PROMPT_TOKENS :] = targets[:, model.PROMPT_TOKENS - 1 : -1].clamp_min(0)
+    tokens[:, 1:] = torch.where(targets[:, :-1] == recordings.UNTRAINED, model.STREAMING_PAD, targets[:, :-1])
     dropped = torch.rand(tokens.shape, device=tokens.device, generator=generator) < INPUT_DROPOUT
-    tokens[dropped] = model.STREAMING_PAD
+    tokens = tokens.masked_fill(dropped, model.STREAMING_PAD)
     tokens[:, 0] = model.BOS
     return tokens
 
 
-def mask_bands(mel: Tensor, generator: torch.Generator) -> Tensor:
+def mask_bands(log_mel: Tensor, generator: torch.Generator) -> Tensor:
     """SpecAugment's frequency masks (Park et al. 2019): two bands of up to 16 bins, each in half of the clips."""
-    first = torch.rand(2, len(mel), 1, 1, device=mel.device, generator=generator) * model.MEL_BINS
-    width = torch.rand(2, len(mel), 1, 1, device=mel.device, generator=generator) * 32 - 16
-    bins = torch.arange(model.MEL_BINS, device=mel.device)[:, None]
+    first = torch.rand(2, len(log_mel), 1, 1, device=log_mel.device, generator=generator) * model.MEL_BINS
+    width = torch.rand(2, len(log_mel), 1, 1, device=log_mel.device, generator=generator) * 32 - 16
+    bins = torch.arange(model.MEL_BINS, device=log_mel.device)[:, None]
     masked = ((bins >= first) & (bins < first + width)).any(0)
-    return mel.masked_fill(masked, (model.LOG_MEL_MAX - 8 + 4) / 4)
+    return log_mel.masked_fill(masked, mel.LOG_MEL_FLOOR)
 
 
-def loss_of(net: model.Voxtral, audio: Tensor, targets: Tensor, generator: torch.Generator) -> Tensor:
+class Loss:
     """Mean cross-entropy, nats per (weighted) token after the prompt."""
-    mel = mask_bands(model.log_mel(audio), generator)
-    with torch.autocast("cuda", torch.bfloat16):
-        logits = net.decode(net.embed_audio(mel), inputs_of(targets, generator))
-    first = model.PROMPT_TOKENS - 1
-    flat = targets[:, first:].flatten()
-    losses = F.cross_entropy(logits[:, first:].flatten(0, 1).float(), flat.clamp_min(0), reduction="none")
-    weights = torch.where(flat == model.STREAMING_PAD, PAD_WEIGHT, 1.0) * (flat >= 0)
-    return (losses * weights).sum() / weights.sum()
+
+    def __init__(self, device: str):
+        self.device = device
+        self.filters = torch.stack([mel.warped_filters(warp) for warp in WARPS]).to(device)
+
+    def __call__(self, net: model.Voxtral, batch: Loaded, generator: torch.Generator, window: int | None) -> Tensor:
+        draw = torch.rand(2, len(batch.targets), device=self.device, generator=generator)
+        warp = torch.where(draw[0] < WARPED_SHARE, (draw[1] * len(WARPS)).long(), len(WARPS) // 2)
+        log_mel = mask_bands(mel.log_mel(batch.audio, self.filters[warp]), generator)
+        n_rows = -(-batch.n_samples // SAMPLES_PER_TOKEN) + n_tokens(0, 0) + batch.delays
+        with torch.autocast(self.device, torch.bfloat16):
+            audio_rows = net.embed_audio(log_mel, n_rows)
+            logits = net.decode(audio_rows, inputs_of(batch.targets, generator), delay=batch.delays, window=window)
+        flat = batch.targets.flatten()
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), flat.clamp_min(0), reduction="none")
+        weights = torch.where(flat == model.STREAMING_PAD, PAD_WEIGHT, 1.0) * (flat != recordings.UNTRAINED)
+        return (losses * weights).sum() / weights.sum()
 
 
 def initialise(net: model.Voxtral) -> None:
@@ -125,105 +99,179 @@ def schedule(progress: float, step: int) -> float:
     return min(1.0, (step + 1) / WARMUP) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
-def train(out: Path, speech: Speech, *, minutes: float, batch_s: float, seed: int, log: Path) -> None:
-    """Train for `minutes` of wall-clock time and write the averaged weights.
+class Trainer:
+    """The model, its average, the optimizer and how far they are: all that a run needs to go on."""
+
+    def __init__(self, params: dict, seed: int, device: str):
+        torch.manual_seed(seed)
+        self.device, self.seed = device, seed
+        self.net = model.Voxtral(model.Config.from_params(params))
+        initialise(self.net)
+        self.net.to(device)
+        self.weights = list(self.net.parameters())
+        self.average = [p.detach().clone() for p in self.weights]
+        groups = [
+            {"params": [p for p in self.weights if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+            {"params": [p for p in self.weights if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=PEAK_LR, betas=(0.9, 0.98), fused=True)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.loss = Loss(device)
+        self.steps, self.elapsed_s, self.heard_s = 0, 0.0, 0.0
+
+    def compile(self) -> None:
+        torch._dynamo.config.recompile_limit = 32
+        for layer in [*self.net.encoder.layers, *self.net.layers]:
+            layer.compile(dynamic=True)
+
+    def window(self, length: int) -> int | None:
+        """Of the decoder at this step, None for the configured one."""
+        drawn = Random(f"{self.seed} {self.steps}").random()
+        return SHORT_WINDOW if length >= LONG_TOKENS and drawn < SHORT_WINDOW_SHARE else None
+
+    def step(self, batch: Loaded, lr: float) -> Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss = self.loss(self.net, batch, self.generator, self.window(batch.targets.shape[1]))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            torch._foreach_lerp_(self.average, self.weights, 1 - EMA)
+        self.steps += 1
+        return loss.detach()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "weights": self.net.state_dict(),
+            "average": self.average,
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "progress": (self.steps, self.elapsed_s, self.heard_s),
+        }
+
+    def save(self, path: Path) -> None:
+        partial = path.with_suffix(".partial")
+        torch.save(self.state(), partial)
+        partial.rename(path)
+
+    def resume(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.device)
+        self.net.load_state_dict(state["weights"])
+        for average, saved in zip(self.average, state["average"], strict=True):
+            average.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"].cpu())
+        self.steps, self.elapsed_s, self.heard_s = state["progress"]
+
+    def write(self, path: Path) -> None:
+        """The averaged weights as a checkpoint."""
+        averaged = model.Voxtral(self.net.config)
+        for p, average in zip(averaged.parameters(), self.average, strict=True):
+            p.data.copy_(average)
+        model.save(averaged, path)
+
+
+class Log:
+    """training.jsonl: a row for every 100 steps. What a run wrote after the state that is resumed is dropped."""
+
+    def __init__(self, path: Path, steps: int):
+        rows = path.read_text().splitlines(keepends=True) if steps and path.exists() else []
+        path.write_text("".join(row for row in rows if json.loads(row)["step"] <= steps))
+        self.path, self.total, self.count = path, torch.zeros(()), 0
+
+    def add(self, trainer: Trainer, loss: Tensor, lr: float) -> None:
+        self.total, self.count = self.total.to(loss.device) + loss, self.count + 1
+        if trainer.steps % 100 == 0:
+            row = {
+                "step": trainer.steps,
+                "loss": round(self.total.item() / self.count, 4),
+                "lr": round(lr, 6),
+                "hours_heard": round(trainer.heard_s / 3600, 1),
+                "elapsed_s": round(trainer.elapsed_s, 1),
+            }
+            with self.path.open("a") as file:
+                print(json.dumps(row), file=file)
+            print(json.dumps(row), flush=True)
+            self.total, self.count = torch.zeros(()), 0
+
+
+def train(trainer: Trainer, pool: Pool, plans: Plans, *, minutes: float, until: float, out: Path) -> bool:
+    """Train until `minutes` in all, or until the time `until`; then write the checkpoint. True when it is done.
 
     The length is given as time because the machine is what is scarce; the log has the number of steps that it made.
     """
-    torch.manual_seed(seed)
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans 0.3 s for every new shape, and every batch is one
-    rng, generator = np.random.default_rng(seed), torch.Generator("cuda").manual_seed(seed)
-    net = model.Voxtral(model.Config.from_params(json.loads((out / "params.json").read_text())))
-    initialise(net)
-    net.to("cuda")
-    decayed = [p for p in net.parameters() if p.ndim > 1]
-    rest = [p for p in net.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": rest, "weight_decay": 0.0}],
-        lr=PEAK_LR,
-        betas=(0.9, 0.98),
-        fused=True,
-    )
-    average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(EMA))
-    for layer in [*net.encoder.layers, *net.layers]:
-        layer.compile(dynamic=True)
+    state, log = pool.directory / "state.pt", Log(out / "training.jsonl", trainer.steps)
+    last = saved = time.time()
+    while trainer.elapsed_s < minutes * 60 and last < until:
+        plan = plans.next(trainer.steps, pool.shards)
+        lr = PEAK_LR * schedule(trainer.elapsed_s / (minutes * 60), trainer.steps)
+        loss = trainer.step(pool.load(plan), lr)
+        now = time.time()
+        trainer.elapsed_s, last = trainer.elapsed_s + now - last, now
+        trainer.heard_s += float(plan.n_samples.sum()) / SAMPLE_RATE
+        log.add(trainer, loss, lr)
+        if now - saved > SAVE_EVERY_S:
+            trainer.save(state)
+            saved = now
+    trainer.save(state)
+    trainer.write(out / "consolidated.safetensors")
+    return trainer.elapsed_s >= minutes * 60
 
-    start, step, seconds, running = time.time(), 0, 0.0, torch.zeros((), device="cuda")
-    rows = log.open("w")
-    print(
-        f"{speech.hours:.1f} hours in {len(speech.lengths)} clips; "
-        f"{sum(p.numel() for p in net.parameters()) / 1e6:.2f} M parameters",
-        flush=True,
-    )
-    epoch: list[np.ndarray] = []
-    while (elapsed := time.time() - start) < minutes * 60:
-        epoch = epoch or speech.batches(rng, batch_s)
-        batch = epoch.pop()
-        lr = PEAK_LR * schedule(elapsed / (minutes * 60), step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        loss = loss_of(net, *speech.load(batch), generator)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        average.update_parameters(net)
-        running += loss.detach()
-        step += 1
-        seconds += speech.lengths[batch].sum() / model.SAMPLE_RATE
-        if step % 100 == 0:
-            row = {
-                "step": step,
-                "loss": round(running.item() / 100, 4),
-                "lr": round(lr, 6),
-                "hours_heard": round(seconds / 3600, 1),
-                "elapsed_s": round(time.time() - start, 1),
-            }
-            print(json.dumps(row), file=rows, flush=True)
-            print(json.dumps(row), flush=True)
-            running.zero_()
-    model.save(average.module, out / "consolidated.safetensors")
+
+@contextlib.contextmanager
+def generation(directory: Path, hours: float, seed: int, tekken: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The speech is made beside training, at lower priority; what is missing then, the next run makes."""
+    what = ["--hours", hours, "--seed", seed, "--tekken", tekken, "--workers", max(1, (os.cpu_count() or 4) - 3)]
+    command = ["nice", "-n", "10", sys.executable, "-m", "pico.data", directory, *what]
+    process = subprocess.Popen(list(map(str, command)), start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 15)
+        process.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "checkpoint")
-    parser.add_argument("--data", type=Path, default=Path("pico-data"), help="where the generated speech goes, or is")
-    parser.add_argument("--hours", type=float, default=240, help="speech to generate; 0 takes what --data holds")
-    parser.add_argument("--minutes", type=float, default=8.2, help="time to train, generation not counted")
-    parser.add_argument("--batch-s", type=float, default=1200, help="seconds of padded audio a step")
+    parser.add_argument("--data", type=Path, default=Path("pico-data"), help="where speech and state go, or are")
+    parser.add_argument("--hours", type=float, default=300, help="speech to generate")
+    parser.add_argument("--minutes", type=float, default=10, help="time to train, in all runs together")
+    parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds after which this run ends")
+    parser.add_argument("--batch-tokens", type=int, default=recordings.BATCH_TOKENS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-flash", action="store_true", help="attention within windows by PyTorch's own kernels")
+    parser.add_argument("--no-compile", action="store_true", help="layers as they are, slower")
     args = parser.parse_args()
-    tekken = args.out / "tekken.json"
-    vocab_size = json.loads((args.out / "params.json").read_text())["vocab_size"]
+    layers.FLASH = not args.no_flash
+    until = time.time() + args.stop_after
+    tekken, params = args.out / "tekken.json", json.loads((args.out / "params.json").read_text())
     if not tekken.exists():
         rng = Random(args.seed)
         sentences = [" " + text.sentence(rng) for _ in range(100_000)]
-        tekken.write_text(json.dumps(tokenizer.train(sentences, vocab_size - N_SPECIAL), indent=0))
-    if args.hours and any(args.data.glob("shard-*")):
-        parser.error(f"{args.data} holds shards already: train on them with --hours 0, or name another --data")
-    if args.hours:
-        command = [
-            "-m",
-            "pico.data",
-            args.data,
-            "--hours",
-            args.hours,
-            "--seed",
-            args.seed,
-            "--tekken",
-            tekken,
-        ]
-        subprocess.run([sys.executable, *map(str, command)], check=True)
-    train(
-        args.out,
-        Speech(args.data, "cuda"),
-        minutes=args.minutes,
-        batch_s=args.batch_s,
-        seed=args.seed,
-        log=args.out / "training.jsonl",
-    )
+        tekken.write_text(json.dumps(tokenizer.train(sentences, params["vocab_size"] - N_SPECIAL), indent=0))
+    args.data.mkdir(parents=True, exist_ok=True)
+    plans = Plans(args.data, seed=args.seed, tokens=args.batch_tokens, workers=PLANNERS)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans 0.3 s for every new shape
+    with generation(args.data, args.hours, args.seed, tekken) as made:
+        trainer = Trainer(params, args.seed, device)
+        if (args.data / "state.pt").exists():
+            trainer.resume(args.data / "state.pt")
+        if device == "cuda" and not args.no_compile:
+            trainer.compile()
+        pool = Pool(args.data, args.hours, device)
+        pool.start()
+        pool.wait(min(SHARDS_TO_BEGIN, round(2 * args.hours)), lambda: made.poll() in (None, 0))
+        done = train(trainer, pool, plans, minutes=args.minutes, until=until, out=args.out)
+    pool.close()
+    plans.close()
+    print(json.dumps({"done": done, "steps": trainer.steps, "elapsed_s": round(trainer.elapsed_s, 1)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from conftest import DATA, ROOT
 from uploads import upload
 
 from bench import dataset, results
-from pico import model, speech
+from pico import model, sounds
 
 REFERENCE = ROOT / "bench/results/pico-reference"
 # Of the 16 clips of the 500 that the LM itself ends only after the clip's last position.
@@ -78,11 +78,11 @@ def of_kind(kind: str) -> np.ndarray:
         return np.full(model.SAMPLE_RATE // 20, 0.1, np.float32)
     if kind == "440 Hz":
         return (0.3 * np.sin(2 * np.pi * 440 / model.SAMPLE_RATE * np.arange(4 * model.SAMPLE_RATE))).astype(np.float32)
-    return speech.not_speech(np.random.default_rng(3), 4.0, kind)
+    return sounds.not_speech(np.random.default_rng(3), 4.0, kind)
 
 
 slow = pytest.mark.slow
-KINDS = [*(pytest.param(kind, marks=slow) for kind in (*speech.NOT_SPEECH, "0.05 s")), "440 Hz", "one sample"]
+KINDS = [*(pytest.param(kind, marks=slow) for kind in (*sounds.NOT_SPEECH, "0.05 s")), "440 Hz", "one sample"]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "truncated speech"])

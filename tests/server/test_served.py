@@ -20,7 +20,7 @@ from uploads import upload
 
 from bench import dataset, metrics, results
 from bench.client import Row
-from pico import damage, evaluate, model, speech
+from pico import damage, evaluate, model, sounds
 from pico.tokenizer import TextTokenizer
 
 REFERENCE = ROOT / "bench/results/pico-reference" / results.ROWS
@@ -88,9 +88,9 @@ def test_texts_show_what_the_wer_does_not(
     assert len(differing(rows, reference)) > NEAR_TIES
 
 
-@pytest.mark.parametrize("kind", speech.NOT_SPEECH)
+@pytest.mark.parametrize("kind", sounds.NOT_SPEECH)
 def test_what_is_not_speech_gives_no_text(pico_url: str, kind: str) -> None:
-    response = upload(pico_url, speech.not_speech(np.random.default_rng(3), 4.0, kind))
+    response = upload(pico_url, sounds.not_speech(np.random.default_rng(3), 4.0, kind))
     assert response.status_code == 200
     assert response.json()["text"].strip() == ""
 

@@ -79,6 +79,7 @@ HOUSE = {
     "bench": Rule("It measures any server from outside.", ("mistral_layout",), never=MODEL_LIBRARIES),
     "pico": Rule("The independent reference of the model.", ("mistral_layout",), never=("vllm",)),
     "pico.evaluate": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
+    "pico.hearing": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "pico.damage": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "mistral_layout": Rule("Below both writers of a checkpoint.", never=MODEL_LIBRARIES, standard_library=True),
     "tools": Rule("They compare all of it.", ("voxtral_serve", "bench", "pico", "mistral_layout")),

@@ -1,4 +1,4 @@
-"""Targets against hand-made ones, the vocabulary against mistral-common, and the benchmark set against its promises."""
+"""The vocabulary against mistral-common, and the benchmark sets against their promises."""
 
 import json
 from collections import Counter
@@ -6,13 +6,13 @@ from statistics import median
 
 import numpy as np
 import pytest
-import torch
 from conftest import DATA, PICO
 
-from pico import data, model, speech, text, train
+from bench import dataset
+from pico import data, make_benchmark, model, speech, text
 from pico.tokenizer import TextTokenizer
 
-PAD, WORD, EOS = model.STREAMING_PAD, model.STREAMING_WORD, model.EOS
+PAD, WORD = model.STREAMING_PAD, model.STREAMING_WORD
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +23,6 @@ def tokenizer() -> TextTokenizer:
 @pytest.fixture(scope="module")
 def manifest() -> list[dict]:
     return [json.loads(line) for line in (DATA / "manifest.jsonl").read_text().splitlines()]
-
-
-def test_targets_by_hand(tokenizer: TextTokenizer) -> None:
-    one, two = tokenizer.encode(" the"), tokenizer.encode(" weather.")
-    # "the" ends in the third 80 ms frame, "weather." in the next: the second word queues behind the first
-    got = data.targets([("the", 0.0, 0.2), ("weather.", 0.2, 0.3)], 16000, tokenizer)
-    assert got is not None
-    said = [WORD, *one, WORD, *two]
-    first = 32 + 2 + 6
-    assert got.tolist() == [PAD] * first + said + [PAD] * (32 + 13 + 17 - first - len(said) - 1) + [EOS]
-
-
-def test_targets_that_do_not_fit(tokenizer: TextTokenizer) -> None:
-    crowd = [("unbelievable", 0.0, 0.4)] * 12
-    assert data.targets(crowd, 8000, tokenizer) is None
 
 
 def test_silence_ends_a_clip() -> None:
@@ -76,7 +61,7 @@ def test_benchmark_set(manifest: list[dict]) -> None:
     assert min(durations) >= 2
     assert max(durations) <= 30
     assert 7 <= median(durations) <= 9
-    assert sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file()) <= 15e6
+    assert sum(path.stat().st_size for path in (DATA / "clips").iterdir()) <= 15e6
     for entry in manifest:
         assert " ".join(word for word, _, _ in entry["words"]) == entry["text"]
 
@@ -97,13 +82,38 @@ def test_a_clip_is_what_its_seed_makes_it() -> None:
     np.testing.assert_array_equal(one.audio, two.audio)
 
 
-def test_what_the_decoder_reads_in_training() -> None:
-    """BOS and 38 pads, then each target one position later; about a tenth of the text is dropped, no target is."""
-    targets = torch.arange(100, 5100).repeat(3, 1)
-    targets[:, :38] = PAD
-    tokens = train.inputs_of(targets, torch.Generator().manual_seed(0))
-    assert tokens[:, 0].tolist() == [model.BOS] * 3
-    assert (tokens[:, 1:39] == PAD).all()
-    kept = tokens[:, 39:] == targets[:, 38:-1]
-    assert ((tokens[:, 39:] == PAD) | kept).all()
-    assert kept.float().mean().item() == pytest.approx(0.9, abs=0.01)
+@pytest.fixture(scope="module")
+def live() -> list[dict]:
+    return [json.loads(line) for line in (DATA / "live.jsonl").read_text().splitlines()]
+
+
+def test_live_set(live: list[dict]) -> None:
+    """Recordings of 1 to 5 minutes, with all that the benchmark reads, several voices, and pauses by name."""
+    clips, *_ = dataset.load(DATA / "live.jsonl")
+    assert [clip.text for clip in clips] == [entry["text"] for entry in live]
+    assert min(clip.duration_s for clip in clips) >= 60
+    assert 240 < max(clip.duration_s for clip in clips) <= 300
+    assert sum(path.stat().st_size for path in (DATA / "live").iterdir()) <= 6e6
+    assert {len({voice for voice, _, _ in entry["voices"]}) for entry in live} >= {1, 2, 3, 4}
+    pauses = [pause for entry in live for pause in entry["pauses"]]
+    assert {kind for kind, _, _ in pauses} == set(make_benchmark.LIVE_PAUSES)
+    assert max(end - start for _, start, end in pauses) > 20
+
+
+def test_live_set_holds_nothing_that_was_trained(live: list[dict]) -> None:
+    for entry in live:
+        assert {voice for voice, _, _ in entry["voices"]} <= set(speech.BENCH_VOICES)
+        sentences = entry["text"].replace("?", "?|").replace(".", ".|").split("|")[:-1]
+        # a recording may begin inside a sentence
+        assert all(text.is_held_out(sentence.strip()) for sentence in sentences[1:])
+
+
+def test_words_of_the_live_set_lie_in_its_turns_and_not_in_its_pauses(live: list[dict]) -> None:
+    for entry in live:
+        assert " ".join(word for word, _, _ in entry["words"]) == entry["text"]
+        edges = [t for _, start, end in entry["words"] for t in (start, end)]
+        assert edges == sorted(edges)
+        assert edges[0] >= 0 and edges[-1] <= entry["duration"] + 0.02
+        for _, start, end in entry["words"]:
+            assert any(a - 0.01 <= start and end <= b + 0.03 for _, a, b in entry["voices"])
+            assert not any(a < start < b - 0.03 for _, a, b in entry["pauses"])

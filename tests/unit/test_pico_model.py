@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import PICO
 
-from pico import model
+from mistral_layout.audio import prompt_tokens
+from pico import layers, model
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,19 @@ def test_padding_is_mistral_commons() -> None:
         audio = noise(samples / model.SAMPLE_RATE)[:samples]
         np.testing.assert_array_equal(model.pad_audio(audio), encoder.pad(audio, model.SAMPLE_RATE))
     assert encoder.encode_streaming_tokens() == [model.STREAMING_PAD] * (model.PROMPT_TOKENS - 1)
+
+
+@pytest.mark.parametrize("delay", [2, 12, 30])
+def test_padding_at_other_delays_is_mistral_commons(delay: int, tmp_path: Path) -> None:
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    content = json.loads((PICO / "tekken.json").read_text())
+    content["audio"]["transcription_delay_ms"] = 80 * delay
+    (tmp_path / "tekken.json").write_text(json.dumps(content))
+    encoder = MistralTokenizer.from_file(tmp_path / "tekken.json").instruct_tokenizer.audio_encoder
+    audio = noise(1)
+    np.testing.assert_array_equal(model.pad_audio(audio, delay), encoder.pad(audio, model.SAMPLE_RATE))
+    assert len(encoder.encode_streaming_tokens()) + 1 == prompt_tokens(delay)
 
 
 def test_log_mel_of_silence_is_the_floor() -> None:
@@ -66,11 +81,62 @@ def test_attention_window(net: model.Voxtral) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("n_heads", [4, 2])
+def test_windowed_attention_is_attention_with_a_mask(n_heads: int) -> None:
+    """In chunks, as long sequences have it, against the whole mask; each at several windows and with fewer KV heads."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, 2048, 16, generator=generator)
+    k, v = (torch.randn(2, n_heads, 2048, 16, generator=generator) for _ in range(2))
+    for window in (750, 768, 16):
+        windows = layers.causal_mask(2048, 2048, window, q.device)
+        assert isinstance(windows, layers.Windows)
+        positions = torch.arange(2048)
+        back = positions[:, None] - positions
+        whole = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=(back >= 0) & (back < window), enable_gqa=True
+        )
+        torch.testing.assert_close(layers.windowed_attention(q, k, v, windows), whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlashAttention runs on a GPU")
+def test_flash_attention_is_windowed_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results and gradients, in bfloat16."""
+    device = torch.device("cuda")
+    q, k, v = (torch.randn(2, 4, 2048, 64, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    windows = layers.causal_mask(2048, 2048, 750, device)
+    assert isinstance(windows, layers.Windows)
+    results = []
+    for flash in (True, False):
+        monkeypatch.setattr(layers, "FLASH", flash)
+        y = layers.windowed_attention(q, k, v, windows)
+        results.append([y, *torch.autograd.grad(y.float().square().sum(), (q, k, v))])
+    for one, two in zip(*results, strict=True):
+        torch.testing.assert_close(one, two, atol=3e-2, rtol=3e-2)
+
+
+@torch.no_grad()
+def test_a_long_recording_is_encoded_as_short_ones_are(net: model.Voxtral) -> None:
+    """More frames than one window, in chunks and padded to them, against one mask of all frames."""
+    log_mel = model.log_mel(torch.from_numpy(model.pad_audio(noise(26)))[None])
+    rows = net.embed_audio(log_mel)
+    n = rows.shape[1] * 4
+    assert n % layers.CHUNK and n > 4 * layers.CHUNK
+    back = torch.arange(n)[:, None] - torch.arange(n)
+    x = torch.nn.functional.gelu(net.encoder.conv_layers[0](torch.nn.functional.pad(log_mel, (2, 0))))
+    x = torch.nn.functional.gelu(net.encoder.conv_layers[1](torch.nn.functional.pad(x, (1, 0)))).transpose(1, 2)
+    rope = model.rope_table(n, net.config.encoder, x.device)
+    for layer in net.encoder.layers:
+        x = layer(x, rope, (back >= 0) & (back < 750))
+    whole = net.audio_language_projection(net.encoder.norm(x).unflatten(1, (-1, 4)).flatten(2))
+    torch.testing.assert_close(rows, whole, atol=2e-4, rtol=1e-3)
+
+
+@torch.no_grad()
 def test_cached_decoding_equals_one_pass(net: model.Voxtral) -> None:
     rows = net.embed_audio(model.log_mel(torch.from_numpy(model.pad_audio(noise(0.5)))[None]))
     tokens = torch.randint(0, net.config.vocab_size, rows.shape[:2], generator=torch.Generator().manual_seed(0))
     whole = net.decode(rows, tokens)
-    caches: list[list[torch.Tensor]] = [[] for _ in net.layers]
+    caches = [model.Cache(rows.shape[1]) for _ in net.layers]
     steps = [net.decode(rows[:, :39], tokens[:, :39], caches)]
     steps += [net.decode(rows[:, i : i + 1], tokens[:, i : i + 1], caches) for i in range(39, rows.shape[1])]
     torch.testing.assert_close(torch.cat(steps, 1), whole, atol=2e-4, rtol=1e-4)

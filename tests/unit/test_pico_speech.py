@@ -14,6 +14,7 @@ import pytest
 
 espeakng_loader = pytest.importorskip("espeakng_loader")
 speech = importlib.import_module("pico.speech")
+sounds = importlib.import_module("pico.sounds")
 
 RATE = speech.SAMPLE_RATE
 SENTENCES = [
@@ -57,7 +58,7 @@ def test_words_fill_their_times_and_pauses_are_silent() -> None:
     for seed, voice in enumerate(["en-us", "en-gb+m1", "en-gb-x-rp+m8", "en-029+f1"]):
         utterance = speech.speak(SENTENCES, rng(seed), voice)
         audio, words = utterance.audio, utterance.words
-        reference, pauses = speech._speech_rms(audio), 0
+        reference, pauses = sounds.speech_rms(audio), 0
         for (word, start, end), following in zip(words, [*words[1:], ("", len(audio) / RATE, 0.0)], strict=True):
             if following[1] - end < 0.06:
                 assert not word.endswith(tuple(",.?")) or not following[0]
@@ -157,21 +158,21 @@ def test_voices_are_many_disjoint_and_all_different() -> None:
 
 def test_augment_keeps_length_time_and_loudness() -> None:
     clean = speech.speak(SENTENCES, rng(5), "en-us+f2").audio
-    size = speech._fast_size(2 * len(clean))
+    size = sounds.fast_size(2 * len(clean))
     spectrum = np.fft.rfft(clean, size)
     lags, peaks = [], []
     for seed in range(60):
-        noisy = speech.augment(clean, rng(seed))
+        noisy = sounds.augment(clean, rng(seed))
         assert noisy.shape == clean.shape and noisy.dtype == np.float32 and np.isfinite(noisy).all()
         peaks.append(20 * np.log10(np.abs(noisy).max()))
         cross = np.fft.rfft(noisy, size) * spectrum.conj()
         lags.append(np.argmax(np.fft.irfft(cross / (np.abs(cross) + 1e-9 * np.abs(cross).max()), size)))
-        np.testing.assert_array_equal(noisy, speech.augment(clean, rng(seed)))
+        np.testing.assert_array_equal(noisy, sounds.augment(clean, rng(seed)))
     assert lags == [0] * 60
     assert -40.01 <= min(peaks) < -30 and -10 < max(peaks) <= -2.99
-    np.testing.assert_array_equal(speech.augment(clean, rng(), strength=0), clean)
-    assert np.abs(speech.augment(clean, rng(), strength=1.5)).max() <= 1
-    assert not speech.augment(np.zeros(100, np.float32), rng()).any()
+    np.testing.assert_array_equal(sounds.augment(clean, rng(), strength=0), clean)
+    assert np.abs(sounds.augment(clean, rng(), strength=1.5)).max() <= 1
+    assert not sounds.augment(np.zeros(100, np.float32), rng()).any()
 
 
 def test_augment_keeps_speech_above_the_noise() -> None:
@@ -181,21 +182,21 @@ def test_augment_keeps_speech_above_the_noise() -> None:
         speech_at[int(start * RATE) : int(end * RATE)] = True
     ratios = []
     for seed in range(40):
-        noisy = np.square(speech.augment(utterance.audio, rng(seed)))
+        noisy = np.square(sounds.augment(utterance.audio, rng(seed)))
         ratios.append(10 * np.log10(noisy[speech_at].mean() / noisy[~speech_at].mean()))
     assert 5 < min(ratios) < 18 and max(ratios) > 25
 
 
 def test_not_speech() -> None:
-    for kind in speech.NOT_SPEECH:
+    for kind in sounds.NOT_SPEECH:
         for seed in range(5):
-            audio = speech.not_speech(rng(seed), 1.5, kind)
+            audio = sounds.not_speech(rng(seed), 1.5, kind)
             assert audio.shape == (24_000,) and audio.dtype == np.float32
             peak = 20 * np.log10(np.abs(audio).max() + 1e-12)
-            low, high = {"silence": (-241, -239), "faint": (-85, -50)}.get(kind, speech.LOUDNESS_DBFS)
+            low, high = {"silence": (-241, -239), "faint": (-85, -50)}.get(kind, sounds.LOUDNESS_DBFS)
             assert low - 0.01 <= peak <= high + 0.01, kind
-            np.testing.assert_array_equal(audio, speech.not_speech(rng(seed), 1.5, kind))
-    assert len({speech.not_speech(rng(seed), 0.3).tobytes() for seed in range(30)}) > 20
-    assert speech.not_speech(rng(), 0).shape == (0,)
+            np.testing.assert_array_equal(audio, sounds.not_speech(rng(seed), 1.5, kind))
+    assert len({sounds.not_speech(rng(seed), 0.3).tobytes() for seed in range(30)}) > 20
+    assert sounds.not_speech(rng(), 0).shape == (0,)
     with pytest.raises(ValueError, match="expected one of silence"):
-        speech.not_speech(rng(), 1, "music")
+        sounds.not_speech(rng(), 1, "birds")
