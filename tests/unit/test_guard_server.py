@@ -40,7 +40,7 @@ def state_of(architecture: str, max_model_len: int, chunking: bool = False) -> A
         frame_rate=12.5,
     )
     tokenizer = SimpleNamespace(instruct=SimpleNamespace(audio_encoder=SimpleNamespace(audio_config=audio)))
-    model = SimpleNamespace(architecture=architecture, max_model_len=max_model_len)
+    model = SimpleNamespace(architecture=architecture, max_model_len=max_model_len, hf_config=SimpleNamespace())
     engine = SimpleNamespace(
         vllm_config=SimpleNamespace(model_config=model), input_processor=SimpleNamespace(tokenizer=tokenizer)
     )
