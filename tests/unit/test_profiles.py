@@ -9,6 +9,7 @@ from conftest import ROOT
 from voxtral_serve.check import Report
 from voxtral_serve.check.options import read_options
 from voxtral_serve.check.profiles import OF_OTHER_MODELS
+from voxtral_serve.engine.session import slots
 
 NAMES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 
@@ -23,14 +24,32 @@ def test_fp8_is_fast_with_quantized_weights() -> None:
 
 
 def test_spec_is_fast_with_drafts() -> None:
-    """And without what is compiled for steps of one token, which drafts make longer."""
+    """And without what is compiled for steps of one token, which drafts make longer, and without live sessions, which
+    drafts exclude: its context is the longest clip of fast.yaml."""
     fast, spec = profile("fast"), profile("fast-spec")
     drafts = spec.pop("speculative_config")
     assert fast["compilation_config"].pop("compile_sizes") == [1]
+    assert fast.pop("scheduling_policy") == "priority"
+    fast["max_model_len"] = fast.pop("additional_config")["max_clip_positions"]
     assert spec == fast
     by_requests = drafts["num_speculative_tokens_per_batch_size"]
     assert by_requests[0][2] == drafts["num_speculative_tokens"]
     assert by_requests[-1][1] == fast["max_num_seqs"]
+
+
+def test_realtime_is_fast_with_more_live_sessions() -> None:
+    fast, live = profile("fast"), profile("realtime")
+    assert live["additional_config"].pop("max_live_sessions") > fast["additional_config"].pop("max_live_sessions")
+    assert live.pop("max_num_seqs") > fast.pop("max_num_seqs")
+    assert live == fast
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_live_sessions_fit_among_the_requests(name: str) -> None:
+    """What the engine asks for at its start (voxtral_serve.engine.config)."""
+    options = profile(name).get("additional_config", {})
+    assert slots(options.get("max_live_sessions", 0)) <= profile(name)["max_num_seqs"]
+    assert options.get("max_clip_positions", 1) <= profile(name)["max_model_len"]
 
 
 def test_spec_of_0_20_0_drafts_as_many_whatever_runs() -> None:

@@ -54,7 +54,7 @@ def hold(server: Server, model: str, pieces: Iterator[bytes], ending: threading.
             _talk(socket, pieces, ending, printer)
     except InvalidStatus as error:
         response = error.response
-        told = said(bytes(response.body or b"")) or "does it serve profiles/realtime.yaml?"
+        told = said(bytes(response.body or b"")) or "does it serve profiles/fast.yaml or profiles/realtime.yaml?"
         raise RequestError(f"{response.status_code} instead of a WebSocket: {told}") from None
     except ConnectionClosed as error:
         raise RequestError(f"the connection was closed before the text's end: {error}") from None

@@ -23,6 +23,7 @@ from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import clip_length, drafter, names, session
 
 logger = init_logger("vllm.voxtral_serve")
+GATE = "voxtral_serve"  # of additional_config: read by `voxtral-serve check --gate`, before vLLM starts
 
 
 class HuggingFaceLayout(HFConfigParser):
@@ -142,9 +143,12 @@ def _take_options(vllm_config: VllmConfig) -> None:
     options = options if isinstance(options, dict) else {}
     known = {session.OPTION: range(2**31), clip_length.OPTION: range(1, model.max_model_len + 1)}
     for name, value in options.items():
+        if name == GATE:
+            continue
         if name not in known:
             raise ValueError(f"additional_config has {name!r}: expected {' or '.join(known)}")
-        if isinstance(value, bool) or value not in known[name]:
+        # A range looks for anything but an int in all of its numbers.
+        if type(value) is not int or value not in known[name]:
             raise ValueError(
                 f"additional_config: {name} is {value!r}: expected a whole number of {known[name].start} to "
                 f"{known[name].stop - 1}"
@@ -177,8 +181,7 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
     if needed > scheduler.max_num_seqs:
         raise ValueError(
             f"max_num_seqs is {scheduler.max_num_seqs} with {session.OPTION} {most}: expected {needed} or more, of "
-            "which "
-            f"{needed - most} are for sessions that go on in a second request"
+            f"which {needed - most} are for sessions that go on in a second request"
         )
     scheduler.scheduler_cls = ours
 
