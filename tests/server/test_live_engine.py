@@ -48,16 +48,16 @@ def test_rows_are_those_of_the_whole_clip(llm: Any, engine: sessions.Sessions, s
         engine.feed(session, samples)
         engine.settle()
     rows = session.due + sessions.SHAPE.prompt - 1
-    if rows <= sessions.SHAPE.prompt:  # all at once: nothing can be read before the end
-        engine.feed(session, len(session.pcm) - session.sent - 1)
+    if not session.sent:  # all at once: nothing can be read after the end
+        engine.feed(session, len(session.pcm) - 1)
         engine.settle()
         rows = session.due + sessions.SHAPE.prompt - 1
-    ((got,),) = (llm.apply_model(partial(sessions.rows_of_session, name="rows", first=0, count=rows)),)
+    (got,) = llm.apply_model(partial(sessions.rows_of_session, name="rows", first=0, count=rows))
     ((whole,),) = llm.apply_model(partial(offline.rows_of, audios=[audio]))
     engine.feed(session, 10**6)
     engine.settle()
     engine.close(session)
-    assert offline.relative(got[0] if isinstance(got, list) else got, whole[:rows]) <= RELATIVE
+    assert offline.relative(got, whole[:rows]) <= RELATIVE
 
 
 def test_tokens_are_those_of_uploads(
@@ -82,11 +82,11 @@ def test_a_session_without_audio_costs_no_step(llm: Any, engine: sessions.Sessio
     offline.steps(llm)
     engine.upload("upload", audios[1])
     engine.settle()
-    upload = offline.steps(llm)
-    assert len(upload) == offline.limit(audios[1]) - 1 or sum(upload) < 2 * len(upload) + 40  # its own steps
-    tokens = len(session.tokens)
+    prefill, *decoding = offline.steps(llm)
+    assert prefill == model.PROMPT_TOKENS  # of the upload alone
+    assert set(decoding) == {1}
+    engine.engine.abort_request([session.name])
     engine.close(session)
-    assert len(session.tokens) == tokens
 
 
 def test_more_sessions_than_there_may_be(engine: sessions.Sessions) -> None:
@@ -117,9 +117,11 @@ def test_sessions_whose_requests_are_aborted_leave_nothing(
         engine.close(session)
     (heard,) = engine.hear(audios[:1], [1280], at_once=1)
     assert heard.text == uploaded[0]
-    assert llm.apply_model(sessions.sessions_held) in ([0], [1])
+    # What a worker holds for requests that have ended, it gives up in the next step that begins one.
+    assert llm.apply_model(sessions.sessions_held) == [1]
 
 
+@pytest.mark.slow
 def test_after_preemption(audios: list[np.ndarray], uploaded: list[list[int]]) -> None:
     longest = max(model.n_tokens(len(audio)) for audio in audios)
     with offline.crowded(-(-longest // offline.BLOCK) * offline.BLOCK, 8, **sessions.live(7)) as llm:

@@ -19,6 +19,8 @@ from pico import evaluate
 
 REFERENCE = ROOT / "bench/results/pico-reference" / results.ROWS
 SAMPLES, FEW = 10, 5
+
+pytestmark = pytest.mark.slow  # the fallback; test_live.py has what profiles serve
 # Of these, the clips that vLLM hears otherwise live. Frames of its spectrogram are then 2.5 ms before those of a whole
 # clip: a piece begins 52.5 ms before its token, and not a whole number of hops of 10 ms.
 DIFFERENT = {"215"}

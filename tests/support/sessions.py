@@ -7,15 +7,16 @@ import numpy as np
 import torch
 from offline import limit, prompt, sampling, without_eos
 
+from mistral_layout import audio as layout
 from pico import model
 from voxtral_serve.engine.session import OPTION, SESSION, UTILITY, SessionShape
 
 SHAPE = SessionShape(
-    model.LEFT_PAD_TOKENS,
-    model.DELAY_TOKENS,
-    model.n_tokens(0) - model.LEFT_PAD_TOKENS,
-    model.SAMPLES_PER_TOKEN,
-    model.SAMPLE_RATE,
+    layout.LEFT_PAD_TOKENS,
+    layout.DELAY_TOKENS,
+    layout.right_pad_tokens(layout.DELAY_TOKENS),
+    layout.SAMPLES_PER_TOKEN,
+    layout.SAMPLE_RATE,
 )
 PROMPT = prompt(np.zeros(0, np.float32))["prompt_token_ids"]
 
