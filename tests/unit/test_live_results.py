@@ -1,0 +1,70 @@
+"""The committed results of live sessions and of what pico hears: complete, within their limits, and quoted as they are."""
+
+import json
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+LIVE = json.loads((ROOT / "bench/results/live.json").read_text())["rows"]
+HEARD = json.loads((ROOT / "bench/results/pico-hearing.json").read_text())
+PAGE = (ROOT / "docs/pages/performance.md").read_text(encoding="utf-8")
+# WER of the reference model, by set and delay in ms
+WORST = {
+    ("clips", 480): 0.0145,
+    ("clips", 240): 0.04,
+    ("joined", 480): 0.018,
+    ("pauses", 480): 0.018,
+}
+LIVE_KEYS = {
+    *("name", "vllm", "sessions", "seconds_each", "age_s", "uploads", "lag_ms", "final_ms", "fell_behind"),
+    *("joules_per_audio_second", "upload_rtfx", "host_bytes"),
+}
+
+
+def both(percentiles: dict[str, float]) -> str:
+    return f"{percentiles['p50']:.0f} / {percentiles['p99']:.0f}"
+
+
+def line(row: dict[str, Any]) -> str:
+    cells = (
+        row["sessions"],
+        f"{row['seconds_each']:.0f} s",
+        row["uploads"],
+        both(row["lag_ms"]),
+        f"{row['lag_in_audio_ms']['p99']:.0f}",
+        both(row["final_ms"]),
+        row["fell_behind"],
+        f"{row['joules_per_audio_second']:.2f}",
+        f"{row['upload_rtfx']:.0f}" if row["upload_rtfx"] else "-",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+@pytest.mark.parametrize("row", [row for row in LIVE if row["name"] == "live"], ids=lambda row: str(row["sessions"]))
+def test_live_rows(row: dict[str, Any]) -> None:
+    assert row.keys() >= LIVE_KEYS
+    assert (row["failed"], row["fell_behind"], row["lag_of"]) == (0, 0, "token")
+    assert row["lag_ms"]["p99"] <= (200 if row["uploads"] else 160)
+    assert line(row) in PAGE
+
+
+@pytest.mark.parametrize(("name", "delay_ms"), WORST)
+def test_pico_hears(name: str, delay_ms: int) -> None:
+    (row,) = [
+        row for row in HEARD["rows"] if (row["set"], row["delay_ms"], row["where"]) == (name, delay_ms, "reference")
+    ]
+    assert row["wer"] <= WORST[name, delay_ms]
+
+
+def test_pico_hears_no_words_where_nobody_speaks() -> None:
+    rows = [row for row in HEARD["rows"] if row["set"] == "no-speech"]
+    assert rows
+    assert {row["inserted"] for row in rows} == {0}
+
+
+def test_a_longer_delay_is_not_worse() -> None:
+    rows = [row for row in HEARD["rows"] if row["set"] == "clips" and row["where"] == "reference"]
+    by_delay = [row["wer"] for row in sorted(rows, key=lambda row: row["delay_ms"])]
+    assert len(by_delay) == 5
+    assert all(longer <= min(by_delay[:i]) + 0.0015 for i, longer in enumerate(by_delay) if i)
