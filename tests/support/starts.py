@@ -14,8 +14,8 @@ from bench import serve
 
 PYTHON = sys.executable  # which tests of bench.serve replace, to have it find a fake `vllm`
 
-# In a session without slow tests: the contest's configuration, profiles/fast.yaml and profiles/realtime-stock.yaml. A new
-# capability may add one, with 60 s of `make test`.
+# In a session without slow tests: the contest's configuration, profiles/fast.yaml and profiles/realtime-stock.yaml. A
+# new capability may add one, with 60 s of `make test`.
 MOST = 3
 
 
