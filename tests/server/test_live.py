@@ -19,6 +19,8 @@ from bench import dataset
 from pico import evaluate
 
 AT_ONCE = 4
+# Clips whose text may differ: the two likeliest words to begin 432 have logits of 16.03 and 15.90, one step of bfloat16.
+CLOSE = {"432"}
 PIECES = [1280, 480, 4001, 16000, 100000]
 APPEND, COMMIT = "input_audio_buffer.append", "input_audio_buffer.commit"
 
@@ -26,7 +28,8 @@ APPEND, COMMIT = "input_audio_buffer.append", "input_audio_buffer.commit"
 @pytest.fixture(scope="module")
 def clips() -> list[dataset.Clip]:
     found = dataset.select(dataset.load(DATA)[0], 30, seed=0)
-    return sorted(found, key=lambda clip: clip.duration_s)[: len(PIECES)]
+    clear = [clip for clip in found if clip.id not in CLOSE]
+    return sorted(clear, key=lambda clip: clip.duration_s)[: len(PIECES)]
 
 
 def uploaded(url: str, audio: np.ndarray) -> str:
