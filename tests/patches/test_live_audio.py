@@ -59,8 +59,13 @@ def test_a_utility_call_reaches_the_scheduler() -> None:
     load_general_plugins()
     shims.require("live_audio")
     received: list[Any] = []
+
+    def live(messages: list[Any]) -> dict[str, str]:
+        received.append(messages)
+        return {"a session": "no"}
+
     engine: Any = object.__new__(module.EngineCoreProc)
-    engine.scheduler = SimpleNamespace(live=lambda messages: received.append(messages) or {"a session": "no"})
+    engine.scheduler = SimpleNamespace(live=live)
     engine.output_queue = queue.Queue()
     engine.shutdown_state = module.EngineShutdownState.RUNNING
     engine._handle_client_request(EngineCoreRequestType.UTILITY, (0, 7, UTILITY, (MESSAGES,)))

@@ -1,4 +1,4 @@
-"""The committed results of live sessions and of what pico hears: complete, within limits, and quoted as they are."""
+"""The committed results of live sessions and of what pico hears: complete, within their limits, quoted as they are."""
 
 import json
 from typing import Any

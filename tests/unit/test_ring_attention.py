@@ -13,7 +13,8 @@ def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> 
     """[frames, heads, head_dim] each of one whole sequence -> the same; a frame sees itself and window - 1 before."""
     frames = torch.arange(len(q))
     seen = (frames <= frames[:, None]) & (frames > frames[:, None] - window)
-    out = F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v)), attn_mask=seen)
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     return out.transpose(0, 1)
 
 
@@ -36,7 +37,7 @@ def test_it_is_windowed_attention(attention: object, window: int, ring: int, new
     slots, starts = torch.tensor([4, 0, 2]), [0, 5, 17]
     frames = 30
     sequences = [tuple(torch.randn(frames, HEADS, HEAD_DIM) for _ in range(3)) for _ in starts]
-    expected = [windowed(*sequence, window) for sequence in sequences]
+    expected = [windowed(q, k, v, window) for q, k, v in sequences]
 
     def hold(slot: int, k: torch.Tensor, v: torch.Tensor, frame: int) -> None:
         keys[slot, :, frame % ring], values[slot, :, frame % ring] = k[frame], v[frame]
