@@ -19,7 +19,7 @@ from bench import dataset
 from pico import evaluate
 
 AT_ONCE = 4
-# Clips whose text may differ: the two likeliest words to begin 432 have logits of 16.03 and 15.90, one step of bfloat16.
+# Clips whose text may differ: the two likeliest words to begin 432 have logits of 16.03 and 15.90, a step of bfloat16.
 CLOSE = {"432"}
 PIECES = [1280, 480, 4001, 16000, 100000]
 APPEND, COMMIT = "input_audio_buffer.append", "input_audio_buffer.commit"
