@@ -34,7 +34,7 @@ EAGER = ("--enforce-eager", *SMALL)
 NOBIND = {} if version("vllm").startswith("0.20.0") else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 UNBOUND = {**NOBIND, "OMP_NUM_THREADS": "1"}
 SAMPLES = 30  # of the 500 clips; all of them are `make bench-full`, `make layouts` and `make models`
-# Clips whose text the LM ends only after the clip's end, as it does in 16 of the 500. None is among the 30.
+# pico says no EOS within a clip: a text ends with its clip. Further clips that show it; none is among the 30.
 LATE = ("057", "154", "162", "499")
 
 MOST_LIVE = 8  # live sessions of the server `fast`

@@ -79,7 +79,7 @@ def test_silence_gives_no_text(servers: dict[str, Server], layout: str) -> None:
 
 @both
 def test_no_clip_decodes_past_its_end(servers: dict[str, Server], layout: str) -> None:
-    """Neither a clip whose text the LM ends too late, nor a tone, in which it says no EOS at all."""
+    """Neither speech nor a tone, in both of which pico says no EOS."""
 
     def generated() -> int:
         text = requests.get(f"{servers[layout].url}/metrics", timeout=10).text

@@ -99,7 +99,7 @@ def all_inputs() -> list[inputs.Input]:
 @pytest.fixture(scope="module")
 def words() -> list[str]:
     """Of that clip, as the model hears it."""
-    (row,) = [row for row in results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS) if row.id == "001"]
+    (row,) = [row for row in results.read_rows(ROOT / "bench/results/pico-reference" / results.ROWS) if row.id == "001"]
     return inputs.plain(row.text or "")
 
 
@@ -163,7 +163,8 @@ def test_texts_are_those_without_the_guard(server: Server) -> None:
     the guard.
     """
     stock = {
-        row.id: (row.text or "").strip() for row in results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS)
+        row.id: (row.text or "").strip()
+        for row in results.read_rows(ROOT / "bench/results/pico-reference" / results.ROWS)
     }
     clips = dataset.select(dataset.load(DATA)[0], 20, seed=0)
     texts = {clip.id: server.transcribe(clip.path.read_bytes()).json()["text"] for clip in clips}

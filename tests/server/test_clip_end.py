@@ -17,7 +17,7 @@ from bench import dataset, results
 from pico import model, sounds
 
 REFERENCE = ROOT / "bench/results/pico-reference"
-# Of the 16 clips of the 500 that the LM itself ends only after the clip's last position.
+# pico says no EOS within a clip, so each of its texts shows this.
 LATE = ("057", "154", "499")
 LOG_LINES = 20  # a request writes 1 to 4; decoding on to the context would write one for each token
 CONTEXT = 512
@@ -97,7 +97,7 @@ def test_no_clip_decodes_past_its_end(ask: Callable[..., Answer], kind: str) -> 
 
 
 @pytest.mark.parametrize("clip", [LATE[0], *(pytest.param(clip, marks=slow) for clip in LATE[1:])])
-def test_the_text_is_whole_where_the_model_ends_late(ask: Callable[..., Answer], clip: str) -> None:
+def test_the_text_is_whole_where_the_model_says_no_eos(ask: Callable[..., Answer], clip: str) -> None:
     (expected,) = [row.text for row in results.read_rows(REFERENCE / results.ROWS) if row.id == clip]
     audio = read(clip)
     answer = ask(audio)
@@ -120,7 +120,7 @@ def test_sampling_options_work_and_end_too(ask: Callable[..., Answer]) -> None:
 
 @slow
 def test_clips_around_the_longest(ask: Callable[..., Answer]) -> None:
-    """The model says no EOS in noise. With every position of the context in use, vLLM ends one token earlier."""
+    """pico says no EOS. With every position of the context in use, vLLM ends one token earlier."""
     longest = (CONTEXT - model.n_tokens(0)) * model.SAMPLES_PER_TOKEN
     noise = np.random.default_rng(0).normal(0, 0.1, longest + 1).astype(np.float32)
     for samples, tokens in ((longest - model.SAMPLES_PER_TOKEN, 473), (longest, 473)):

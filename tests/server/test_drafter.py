@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 DRAFTER = "voxtral_serve.drafter.PadDrafter"
 DRAFTS = 5
 PADS = {"method": "custom_class", "model": DRAFTER, "num_speculative_tokens": DRAFTS}
-LATE = ("154", "217")  # clips that the LM does not end within their last positions
+LATE = ("154", "217")  # pico says no EOS within a clip, so drafts reach beyond its end
 AT_ONCE, CONTEXT = 4, 192
 
 
@@ -26,7 +26,7 @@ def test_the_tokens_are_those_without_it(llm: Any) -> None:
     names = [*offline.varied(5, longest_s=8.0), *LATE]
     expected = offline.reference_tokens(names)
     before = offline.counters(llm)
-    # The late ones' drafts reach beyond their clips.
+    # Their drafts reach beyond their clips.
     assert [offline.generate(llm, [offline.read(name)])[0] for name in names] == expected
     after = offline.counters(llm)
     accepted, drafts = (

@@ -47,8 +47,8 @@ def content(clips: list[dataset.Clip]) -> bytes:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Row]:
-    """What pico says to each clip by itself, from the committed benchmark."""
-    return {row.id: row for row in results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS)}
+    """What pico says to each clip by itself, by the reference model."""
+    return {row.id: row for row in results.read_rows(ROOT / "bench/results/pico-reference" / results.ROWS)}
 
 
 def read(clip: dataset.Clip) -> np.ndarray:

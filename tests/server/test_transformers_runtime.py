@@ -24,7 +24,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def test_its_text_is_what_vllm_says(outcome: dict) -> None:
     ((clip, text),) = outcome["texts"].items()
-    served = {row.id: row for row in results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS)}
+    served = {row.id: row for row in results.read_rows(ROOT / "bench/results/pico-reference" / results.ROWS)}
     assert text == (served[clip].text or "").strip()
     assert outcome["wer"]["words"] > 0
 

@@ -68,3 +68,17 @@ def test_a_longer_delay_is_not_worse() -> None:
     by_delay = [row["wer"] for row in sorted(rows, key=lambda row: row["delay_ms"])]
     assert len(by_delay) == 5
     assert all(longer <= min(by_delay[:i]) + 0.0015 for i, longer in enumerate(by_delay) if i)
+
+
+def test_the_table_of_what_pico_hears() -> None:
+    """Each row of the reference model with a word error rate is a line of pico/README.md, and each line a row."""
+    measured = [
+        f"| {row['delay_ms']} ms | {100 * row['wer']:.2f} % | {100 * low:.2f} to {100 * high:.2f} |"
+        for row in HEARD["rows"]
+        if row["where"] == "reference" and row["wer"] is not None
+        for low, high in [row["ci95"]]
+    ]
+    section = (ROOT / "pico/README.md").read_text(encoding="utf-8").partition("## What it hears")[2]
+    table = [line for line in section.partition("\n## ")[0].splitlines() if " ms | " in line and "no words" not in line]
+    assert len(table) == len(measured) == 8
+    assert [line for line, figures in zip(table, measured, strict=True) if not line.endswith(figures)] == []

@@ -1,4 +1,7 @@
-"""The committed comparison of the encode-once model with vLLM's own: few texts differ, each for a near-tie."""
+"""The committed comparison of the encode-once model with vLLM's own: few texts differ, each for a near-tie.
+
+It was measured with pico's former checkpoint (until November 2026), and is compared with that one's texts.
+"""
 
 import hashlib
 import json
@@ -8,22 +11,18 @@ import pytest
 import torch
 from conftest import DATA, ROOT
 
-from bench import dataset, metrics, results
+from bench import dataset, metrics
 from pico import model
 from tools import compare_models
 
 COMPARISON = ROOT / "bench/results/encode-once/cpu-vllm-0.32.0.json"
-REFERENCE = ROOT / "bench/results/pico-reference" / results.ROWS
+FORMER = json.loads((ROOT / "bench/results/former-pico.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def comparison() -> dict[str, Any]:
     read: dict[str, Any] = json.loads(COMPARISON.read_text())
     return read
-
-
-def texts_by_id(path: Any) -> dict[str, str]:
-    return {row.id: row.text or "" for row in results.read_rows(path)}
 
 
 def test_all_clips_were_asked_for(comparison: dict[str, Any]) -> None:
@@ -35,7 +34,7 @@ def test_all_clips_were_asked_for(comparison: dict[str, Any]) -> None:
 
 def test_it_names_every_clip_that_differs_and_there_are_few(comparison: dict[str, Any]) -> None:
     """From the texts themselves, of both models."""
-    stock = texts_by_id(compare_models.STOCK_ROWS)
+    stock = FORMER["served"]
     parted = {id: (stock[id], text) for id, text in comparison["texts"].items() if text != stock[id]}
     assert {each["id"]: (each["stock"], each["encode_once"]) for each in comparison["different"]} == parted
     assert len(parted) <= 3
@@ -44,7 +43,7 @@ def test_it_names_every_clip_that_differs_and_there_are_few(comparison: dict[str
 
 def test_each_that_differs_is_a_near_tie(comparison: dict[str, Any]) -> None:
     """From the logits: those of one path are within two units of bfloat16, and those of neither are far apart."""
-    reference = texts_by_id(REFERENCE)
+    reference = FORMER["reference"]
     for each in comparison["different"]:
         for path, logits in each["logits"].items():
             for logit in logits.values():
