@@ -210,9 +210,10 @@ def test_a_pause_that_is_none_is_not_cut() -> None:
 
 def test_without_a_pause_the_cut_is_where_it_is_quietest() -> None:
     points = cuts.CutPoints.of(SHAPE, SHORT)
-    samples = np.frombuffer(noise(30), "<i2").astype(np.float64)
-    quiet = points.most - 2400  # 60 ms that are a little quieter, in the last 400 ms: too short for a pause
-    samples[quiet : quiet + 960] *= 0.7
+    samples = np.frombuffer(noise(30), "<i2").astype(np.float64).reshape(-1, cuts.FRAME)
+    samples[(np.arange(len(samples)) // 2) % 2 == 1] *= 0.5  # never quiet for 100 ms
+    end = points.most // cuts.FRAME
+    samples[end - 6 : end - 4] *= 0.1
     pcm = samples.astype("<i2").tobytes()
     engine = FakeEngine(positions=SHORT)
     run = asyncio.run(transcribed(engine, chunks(pcm, itertools.repeat(1600))))
