@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
@@ -190,9 +189,9 @@ class FakeClient:
         return found[-1]
 
     async def gone(self) -> tuple[int, str] | None:
-        async with asyncio.timeout(10):
-            with contextlib.suppress(asyncio.CancelledError):
-                await self.task
+        done, _ = await asyncio.wait({self.task}, timeout=10)
+        assert done, "the socket is still served"
+        self.task.result()
         return self.closed
 
 

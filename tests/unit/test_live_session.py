@@ -13,6 +13,7 @@ from livefakes import SHAPE, FakeClient, FakeEngine, chunks, service
 
 from voxtral_serve.engine.session import least_positions
 from voxtral_serve.guard.live import cuts
+from voxtral_serve.guard.live import link as links
 from voxtral_serve.guard.live import service as services
 from voxtral_serve.guard.live.link import LinkError
 from voxtral_serve.guard.live.metrics import metrics
@@ -209,14 +210,15 @@ def test_a_pause_that_is_none_is_not_cut() -> None:
 
 def test_without_a_pause_the_cut_is_where_it_is_quietest() -> None:
     points = cuts.CutPoints.of(SHAPE, SHORT)
-    samples = np.frombuffer(noise(30), "<i2").astype(np.float64)
-    quiet = points.most - 2400  # 100 ms that are a little quieter, in the last 400 ms
-    samples[quiet : quiet + 1600] *= 0.7
+    samples = np.frombuffer(noise(30), "<i2").astype(np.float64).reshape(-1, cuts.FRAME)
+    samples[(np.arange(len(samples)) // 2) % 2 == 1] *= 0.5  # never quiet for 100 ms
+    end = points.most // cuts.FRAME
+    samples[end - 6 : end - 4] *= 0.1
     pcm = samples.astype("<i2").tobytes()
     engine = FakeEngine(positions=SHORT)
     run = asyncio.run(transcribed(engine, chunks(pcm, itertools.repeat(1600))))
     cut = len(run.parts[0]) // 2
-    assert quiet <= cut <= quiet + 1600
+    assert points.most - 3200 <= cut <= points.most - 1280
     check_parts(run, pcm, SHORT)
 
 
@@ -675,6 +677,23 @@ def test_a_dead_engine_is_told(state: str) -> None:
         live.sweep(time.monotonic())
         assert await client.gone() == (1011, "the engine has died")
         assert client.events[-1]["code"] == "engine_dead"
+
+    asyncio.run(run())
+
+
+def test_a_call_to_an_engine_that_has_died_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM leaves it unanswered."""
+    monkeypatch.setattr(links, "POLL_S", 0.01)
+
+    async def run() -> None:
+        engine = FakeEngine()
+        engine.silent = True
+        opening = asyncio.ensure_future(engine.link().open("a"))
+        await asyncio.sleep(0.05)
+        assert not opening.done()
+        engine.is_dead = True
+        with pytest.raises(links.EngineGoneError, match="has died"):
+            await asyncio.wait_for(opening, 1)
 
     asyncio.run(run())
 
