@@ -19,11 +19,7 @@ from bench import dataset
 from pico import evaluate
 
 AT_ONCE = 4
-<<<<<<< HEAD
 # Clips whose text may differ: the two likeliest words to begin 432 have logits of 16.03 and 15.90, one bfloat16 step.
-=======
-# Clips whose text may differ: the two likeliest words to begin 432 have logits of 16.03 and 15.90, a step of bfloat16.
->>>>>>> wt-api
 CLOSE = {"432"}
 PIECES = [1280, 480, 4001, 16000, 100000]
 APPEND, COMMIT = "input_audio_buffer.append", "input_audio_buffer.commit"
