@@ -1,12 +1,10 @@
-"""profiles/fast.yaml on vLLM 0.20.0: it starts, transcribes, and tells a client of `/v1/realtime` where to go."""
+"""profiles/fast.yaml on vLLM 0.20.0: it starts, and transcribes clips and live audio."""
 
 import live
-import pytest
 from conftest import DATA, PICO, ROOT, transcribe
-from vllm.entrypoints.openai.realtime.protocol import ErrorEvent
-from websockets.exceptions import ConnectionClosed
 
 from bench import dataset, metrics
+from pico import evaluate
 from voxtral_serve.check import check_all
 
 SAMPLES = 10
@@ -30,11 +28,9 @@ def test_speculation_has_a_profile_of_its_own() -> None:
 
 
 def test_live_audio(fast_url: str) -> None:
-    with live.session(fast_url) as socket:
-        event = live.receive(socket)
-        assert ErrorEvent.model_validate(event).model_dump() == event
-        assert "profiles/realtime.yaml" in event["error"]
-        with pytest.raises(ConnectionClosed) as closed:
-            live.receive(socket)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1008
+    (clip,) = dataset.select(dataset.load(DATA)[0], 1, seed=0)
+    (upload,) = transcribe(fast_url, [clip])
+    created, *deltas, done = live.transcribe(fast_url, evaluate.read_audio(clip.path), 1280)
+    assert (created["type"], done["type"]) == ("session.created", "transcription.done"), done
+    assert "".join(delta["delta"] for delta in deltas) == done["text"]
+    assert done["text"].strip() == upload.text
