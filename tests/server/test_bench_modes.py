@@ -22,6 +22,7 @@ def measured(url: str, out: Path, *flags: str) -> tuple[dict[str, Any], list[Row
     return summary, results.read_rows(out / results.ROWS)
 
 
+@pytest.mark.slow
 def test_streams_at_two_loads(pico_url: str, tmp_path: Path) -> None:
     summary, rows = measured(pico_url, tmp_path / "run", "--stream", "--concurrency", "1,3")
     alone, crowded = summary["loads"]

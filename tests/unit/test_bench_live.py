@@ -306,6 +306,7 @@ def test_search(capacity: int, first: int, most: int, found: int, tried: list[in
     assert capacity - found <= max(1, found // 16) or capacity > most
 
 
+@pytest.mark.slow
 def test_find_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FakeLive(holds=3, slower_s=0.5) as server:
         flags = ["--sessions", "1", "--find-sessions", "--most-sessions", "8", "--seconds", "2", "--lag-ms", "400"]

@@ -52,6 +52,7 @@ def test_what_the_decoder_reads_in_training() -> None:
     assert kept.float().mean().item() == pytest.approx(0.9, abs=0.01)
 
 
+@pytest.mark.slow
 def test_loss_falls_and_does_not_see_what_is_untrained(params: dict) -> None:
     trainer = train.Trainer(params, 0, "cpu")
     batch = loaded()
@@ -108,6 +109,7 @@ def test_the_decoders_window_is_short_in_a_share_of_the_long_batches(params: dic
     assert set(windows) == {None, train.SHORT_WINDOW}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run(params: dict, tmp_path: Path) -> None:
     """Ten steps at once, and five, saved, five more by another trainer: weights, average and log are the same."""
     batches = [loaded(seed=seed) for seed in range(10)]
