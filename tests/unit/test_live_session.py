@@ -795,3 +795,21 @@ def test_metrics() -> None:
     assert value("rollovers_total") == before["rollovers_total"] + 1
     assert value("sessions ") == 0
     assert metrics() is metrics()
+
+
+# The times of calls to the engine
+
+
+def test_many_sessions_go_to_the_engine_at_common_times() -> None:
+    async def run() -> None:
+        count, tick = links.MANY + 1, links.COMMON_TICK_S
+        link = links.EngineLink(FakeEngine(most=count).engine, SHAPE)
+        await asyncio.gather(*(link.open(f"session {number}") for number in range(count)))
+        assert link.wait_s(7 * tick + 0.004) == pytest.approx(tick - 0.004)
+        assert link.wait_s(1000.5 * tick) == pytest.approx(tick / 2)
+        link.close("session 0")
+        link.close("session 0")
+        assert len(link.sessions) == links.MANY
+        assert link.wait_s(time.monotonic() + 1) == 0  # at once, after a long while
+
+    asyncio.run(run())

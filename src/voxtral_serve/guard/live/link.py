@@ -89,7 +89,7 @@ class EngineLink:
         self.engine, self.shape = engine, shape
         self.on_refused: dict[str, Callable[[str], None]] = {}  # by session, told what the engine refused
         self._tick_s = tick_s
-        self.sessions = 0  # that are open
+        self.sessions: set[str] = set()  # that are open
         self._messages: list[list[Any]] = []
         self._audio: dict[str, list[bytes]] = {}  # of the messages that are waiting, joined when they go
         self._opening: dict[str, asyncio.Future[None]] = {}
@@ -100,7 +100,7 @@ class EngineLink:
     async def open(self, session: str) -> None:
         """A new session. Raises LinkError if the engine refuses it."""
         opening = self._opening[session] = asyncio.get_running_loop().create_future()
-        self.sessions += 1
+        self.sessions.add(session)
         self._put(["open", session, 0])
         try:
             await opening
@@ -109,7 +109,7 @@ class EngineLink:
 
     def open_next(self, session: str) -> None:
         """A session that takes over from one that was closed, in the same call: the engine has a place for it."""
-        self.sessions += 1
+        self.sessions.add(session)
         self._put(["open", session, 1])
 
     def audio(self, session: str, pcm: bytes) -> None:
@@ -126,7 +126,7 @@ class EngineLink:
     def close(self, session: str) -> None:
         self._audio.pop(session, None)
         self.on_refused.pop(session, None)
-        self.sessions -= 1
+        self.sessions.discard(session)
         self._put(["close", session])
 
     async def delivered(self) -> None:
@@ -156,7 +156,7 @@ class EngineLink:
         while self._messages or self._waiters:
             if self._messages:
                 # At least one turn of the loop, in which others may add to this call
-                await asyncio.sleep(self._wait_s(time.monotonic()))
+                await asyncio.sleep(self.wait_s(time.monotonic()))
                 self._last = time.monotonic()
             messages, self._messages = self._messages, []
             waiters, self._waiters = self._waiters, []
@@ -167,9 +167,9 @@ class EngineLink:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    def _wait_s(self, now: float) -> float:
-        """Seconds until the next call. The monotonic clock is the same in all processes of a machine."""
-        if self.sessions > MANY:
+    def wait_s(self, now: float) -> float:
+        """Seconds from `now`, of time.monotonic, until the next call. The monotonic clock is the same in all processes of a machine."""
+        if len(self.sessions) > MANY:
             return COMMON_TICK_S - now % COMMON_TICK_S
         return max(0.0, self._last + self._tick_s - now)
 
