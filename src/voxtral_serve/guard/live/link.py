@@ -168,7 +168,7 @@ class EngineLink:
                     waiter.set_result(None)
 
     def wait_s(self, now: float) -> float:
-        """Seconds from `now`, of time.monotonic, until the next call. The monotonic clock is the same in all processes of a machine."""
+        """Seconds from `now`, of time.monotonic, until the next call. That clock is the same in all processes."""
         if len(self.sessions) > MANY:
             return COMMON_TICK_S - now % COMMON_TICK_S
         return max(0.0, self._last + self._tick_s - now)
