@@ -98,5 +98,5 @@ def test_a_vllm_that_loads_its_plugins_elsewhere(ends: dict[str, Future[scratch.
     """Nobody would verify the patches then."""
     message = refusal(ends["unguarded"].result())
     assert message.startswith(
-        f"vllm.plugins of vllm {installed('vllm')} has no load_general_plugins, where the patches"
+        f"vllm.plugins of vllm {installed('vllm')} has no load_general_plugins, so the patches cannot be verified"
     )
