@@ -130,20 +130,3 @@ def test_after_preemption(audios: list[np.ndarray], uploaded: list[list[int]]) -
         heard = sessions.Sessions(llm).hear(audios, [1280, 4000, 700], at_once=6)
         assert [session.text for session in heard] == uploaded
         assert offline.counters(llm)["num_preemptions"] > 0
-
-
-@pytest.mark.slow
-def test_all_clips() -> None:
-    """The 500 of the benchmark, 16 at a time, 80 ms in each message: 10 minutes."""
-    names = sorted(offline.clips())
-    audios = [sessions.rounded(offline.read(name)) for name in names]
-    with offline.running(max_num_seqs=32, **sessions.live(MOST)) as llm:
-        uploaded = offline.generate(llm, audios)
-        heard = sessions.Sessions(llm).hear(audios, [1280], at_once=MOST)
-    different = {
-        name: (session.text, tokens)
-        for name, session, tokens in zip(names, heard, uploaded, strict=True)
-        if session.text != tokens
-    }
-    print(f"{len(different)} of {len(names)} differ: {different}")
-    assert len(different) <= len(names) * 0.005
