@@ -34,7 +34,10 @@ METHODS = {
     "_preempt_request": ("request",),
     "get_num_unfinished_requests": (),
 }
-ATTRIBUTES = ("self.running", "self.requests", "self.max_num_running_reqs", "request.max_tokens")
+ATTRIBUTES = (
+    *("self.running", "self.waiting", "self.requests", "self.max_num_running_reqs"),
+    *("request.max_tokens", "request.num_output_placeholders"),
+)
 
 
 class LiveSessions:
@@ -117,7 +120,8 @@ class LiveSessions:
         limits = {name: getattr(self, name) for name in self.most_running}
         # All rows but the last of a request that was preempted are there. That one is waited for, too.
         preempted = self._preempted_waiting()
-        self.waiting.remove_requests(preempted)
+        if preempted:
+            self.waiting.remove_requests(preempted)
         if waiting:
             self.running = ready
             for name, most in limits.items():
