@@ -28,7 +28,6 @@ class FakeEngine:
     def __init__(self, positions: int = 1024, most: int = 8, spoken: int = 5) -> None:
         self.positions, self.most, self.spoken = positions, most, spoken
         self.opened: list[str] = []
-        self.forced: list[int] = []
         self.audio: dict[str, bytearray] = {}
         self.ended: set[str] = set()
         self.closed: set[str] = set()
@@ -67,7 +66,6 @@ class FakeEngine:
                     refused[name] = f"max_live_sessions is {self.most}"
                     continue
                 self.opened.append(name)
-                self.forced.append(more[0])
                 self.audio[name] = bytearray()
             elif what == "audio":
                 assert name not in self.ended

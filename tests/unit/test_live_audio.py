@@ -13,7 +13,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from pico import model
 from voxtral_serve.engine.live_audio import BYTES, LOOK_BACK, SessionAudio
 from voxtral_serve.engine.live_scheduler import LiveSessions
-from voxtral_serve.engine.session import LOOK_AHEAD, SessionShape, slots
+from voxtral_serve.engine.session import LOOK_AHEAD, SessionShape
 
 ROW = SHAPE.samples
 LENGTHS = [1, 39, 40, 41, ROW - 1, ROW, ROW + 1, ROW + 40, 7 * ROW, 7 * ROW + 39, 12345]
@@ -67,11 +67,6 @@ def test_a_row_is_complete_with_the_last_sample_that_it_sees(n: int) -> None:
 
 def test_the_prompt_is_ready_with_its_last_sample() -> None:
     assert (SHAPE.rows(SHAPE.ready_samples), SHAPE.rows(SHAPE.ready_samples - 1)) == (SHAPE.prompt, SHAPE.prompt - 1)
-
-
-@pytest.mark.parametrize(("most", "kept"), [(0, 0), (1, 2), (16, 17), (17, 19), (150, 160)])
-def test_slots_for_sessions_that_go_on(most: int, kept: int) -> None:
-    assert slots(most) == kept
 
 
 # Its samples
@@ -138,25 +133,24 @@ def scheduler() -> LiveSessions:
 
 
 def test_as_many_sessions_as_the_option_says(scheduler: LiveSessions) -> None:
-    assert scheduler.live([["open", name, False] for name in "abc"]) == {"c": "max_live_sessions is 2"}
-    assert scheduler.live([["close", "a"], ["open", "c", False]]) == {}
+    assert scheduler.live([["open", name] for name in "abc"]) == {"c": "max_live_sessions is 2"}
+    assert scheduler.live([["close", "a"], ["open", "c"]]) == {}
     assert [*scheduler.sessions] == ["b", "c"]
 
 
-def test_one_that_goes_on_has_a_place_beside_them(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a", False], ["open", "b", False]])
-    assert scheduler.live([["open", "a again", True], ["open", "d", False]]) == {"d": "max_live_sessions is 2"}
-    assert "b again" in scheduler.live([["open", "b again", True]])
+def test_one_that_goes_on_takes_its_own_place(scheduler: LiveSessions) -> None:
+    scheduler.live([["open", "a"], ["open", "b"]])
+    assert scheduler.live([["close", "a"], ["open", "a again"], ["open", "d"]]) == {"d": "max_live_sessions is 2"}
 
 
 def test_a_session_is_opened_once(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a", False], ["audio", "a", b"abcd"]])
-    assert [*scheduler.live([["open", "a", False]])] == ["a"]
+    scheduler.live([["open", "a"], ["audio", "a", b"abcd"]])
+    assert [*scheduler.live([["open", "a"]])] == ["a"]
     assert scheduler.sessions["a"].held == b"abcd"
 
 
 def test_messages_that_are_refused(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a", False], ["open", "b", False]])
+    scheduler.live([["open", "a"], ["open", "b"]])
     refused = scheduler.live([["audio", "c", b""], ["end", "d"], ["audio", "a", b"abc"], ["sing", "b"], ["close", "e"]])
     assert refused == {
         "c": "unknown session",
@@ -167,7 +161,7 @@ def test_messages_that_are_refused(scheduler: LiveSessions) -> None:
 
 
 def test_a_request_ends_with_the_last_row_of_its_session(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a", False], ["audio", "a", noise(20 * ROW).tobytes()]])
+    scheduler.live([["open", "a"], ["audio", "a", noise(20 * ROW).tobytes()]])
     request = scheduler.requests["r"] = SimpleNamespace(num_prompt_tokens=SHAPE.prompt, max_tokens=1000)
     scheduler.audio_of["r"] = scheduler.sessions["a"]
     scheduler.live([["end", "a"]])
@@ -176,7 +170,7 @@ def test_a_request_ends_with_the_last_row_of_its_session(scheduler: LiveSessions
 
 
 def test_a_request_waits_for_the_row_of_its_next_token(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a", False], ["audio", "a", noise(SHAPE.ready_samples).tobytes()]])
+    scheduler.live([["open", "a"], ["audio", "a", noise(SHAPE.ready_samples).tobytes()]])
     scheduler.audio_of["r"] = scheduler.sessions["a"]
     request = SimpleNamespace(request_id="r", num_tokens=SHAPE.prompt, num_output_placeholders=0)
     assert not scheduler.waits(request)

@@ -6,7 +6,7 @@ from voxtral_serve.check.plan import Plan
 from voxtral_serve.check.report import Report
 from voxtral_serve.checkpoint import Checkpoint, CheckpointError
 from voxtral_serve.engine.names import ENCODE_ONCE
-from voxtral_serve.engine.session import OPTION, ROLL_OVER, SessionShape, least_positions, slots
+from voxtral_serve.engine.session import OPTION, ROLL_OVER, SessionShape, least_positions
 
 
 def check_live(report: Report, options: ServeOptions, held: Checkpoint, plan: Plan) -> None:
@@ -34,5 +34,5 @@ def check_live(report: Report, options: ServeOptions, held: Checkpoint, plan: Pl
         report.row(
             "one request", f"{seconds:.0f} s of audio: at a pause after {ROLL_OVER:.0%}, the next one takes over"
         )
-    if slots(most) > plan.max_num_seqs:
-        report.problem(f"max_num_seqs is {plan.max_num_seqs} with {OPTION} {most}: expected {slots(most)} or more")
+    if most > plan.max_num_seqs:
+        report.problem(f"max_num_seqs is {plan.max_num_seqs} with {OPTION} {most}: expected {most} or more")

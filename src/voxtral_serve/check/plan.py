@@ -8,7 +8,6 @@ from voxtral_serve.check.report import ConfigError
 from voxtral_serve.checkpoint import Checkpoint
 from voxtral_serve.engine.clip_length import OPTION as POSITIONS
 from voxtral_serve.engine.session import OPTION as SESSIONS
-from voxtral_serve.engine.session import slots
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Plan:
     scheduler: Any  # vllm.config.SchedulerConfig
     element_bytes: int  # of weights and activations
     clip_positions: int  # of the longest clip; below max_model_len where additional_config says so
-    sessions: int  # places for live sessions in the engine
+    sessions: int  # max_live_sessions
 
     @property
     def encoder_cache(self) -> int:
@@ -32,7 +31,8 @@ class Plan:
     def audio_rows(self) -> int:
         """Rows of the LM's width that the encode-once model keeps (voxtral_serve.engine.audio_rows.AudioRows)."""
         tokens = int(self.scheduler.max_num_batched_tokens)
-        live = self.sessions * min(tokens, self.max_model_len)
+        # One ring more than sessions: of the unused places of the live encoder's graphs.
+        live = (self.sessions + 1) * min(tokens, self.max_model_len) if self.sessions else 0
         return self.max_num_seqs * self.clip_positions + tokens + live
 
     @classmethod
@@ -48,7 +48,7 @@ class Plan:
 
 
 def _additional(values: Namespace, length: int) -> tuple[int, int]:
-    """(positions of the longest clip, places for live sessions) by additional_config. Raises ConfigError for values
+    """(positions of the longest clip, live sessions) by additional_config. Raises ConfigError for values
     that the engine refuses."""
     options = values.additional_config or {}
     most, positions = options.get(SESSIONS, 0), options.get(POSITIONS, length)
@@ -57,7 +57,7 @@ def _additional(values: Namespace, length: int) -> tuple[int, int]:
             raise ConfigError(
                 f"additional_config: {name} is {value!r}: expected a whole number of {least} to {largest}"
             )
-    return positions, slots(most)
+    return positions, most
 
 
 def _context_length(values: Namespace, held: Checkpoint) -> int:

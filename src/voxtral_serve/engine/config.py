@@ -177,12 +177,9 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
     ):
         if found not in expected:
             raise ValueError(f"{name} is {found!r} with {session.OPTION} {most}: expected {expected[0]!r}")
-    needed = session.slots(most)
-    if needed > scheduler.max_num_seqs:
-        raise ValueError(
-            f"max_num_seqs is {scheduler.max_num_seqs} with {session.OPTION} {most}: expected {needed} or more, of "
-            f"which {needed - most} are for sessions that go on in a second request"
-        )
+    if most > scheduler.max_num_seqs:
+        seqs = scheduler.max_num_seqs
+        raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {most}: expected {most} or more")
     scheduler.scheduler_cls = ours
 
 

@@ -39,7 +39,7 @@ from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.config import live_sessions
 from voxtral_serve.engine.encoder import EncodeOnceEncoder
 from voxtral_serve.engine.live_encoder import LiveEncoder
-from voxtral_serve.engine.session import SessionShape, slots
+from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.engine.weights import EitherLayout
 
 
@@ -96,13 +96,12 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.time_embedding = TimeEmbedding(dim=config.text_config.hidden_size)
         self.n_delay_tokens = self.tokenizer.instruct.audio_encoder.audio_config.get_num_delay_tokens()
         most = live_sessions(vllm_config)
-        places = slots(most) if most else 0
         # One place more for the unused places of the live encoder's graphs.
-        self.audio_rows = AudioRows(vllm_config, places + 1 if most else 0)
+        self.audio_rows = AudioRows(vllm_config, most + 1 if most else 0)
         self.live: LiveEncoder | None = None
         if most:
             shape = SessionShape.of(self.tokenizer.instruct.audio_encoder.audio_config)
-            self.live = LiveEncoder(self.whisper_encoder, self.project, self.audio_rows, shape, places)
+            self.live = LiveEncoder(self.whisper_encoder, self.project, self.audio_rows, shape, most)
         self.delay: torch.Tensor | None = None
 
     def embed_multimodal(self, **kwargs: object) -> list[torch.Tensor]:

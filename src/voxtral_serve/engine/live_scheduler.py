@@ -20,7 +20,7 @@ from vllm.v1.request import RequestStatus
 
 from voxtral_serve import shims
 from voxtral_serve.engine.live_audio import LivePart, SessionAudio
-from voxtral_serve.engine.session import OPTION, SESSION, SessionShape, slots
+from voxtral_serve.engine.session import OPTION, SESSION, SessionShape
 
 logger = init_logger("vllm.voxtral_serve.live")
 # vLLM 0.32.0 has both of these limits, 0.20.0 the first.
@@ -64,9 +64,8 @@ class LiveSessions:
         for kind, name, *rest in messages:
             audio = self.sessions.get(name)
             if kind == "open":
-                most = slots(self.most_sessions) if rest and rest[0] else self.most_sessions
-                if audio is not None or len(self.sessions) >= most:
-                    refused[name] = f"{OPTION} is {most}"
+                if audio is not None or len(self.sessions) >= self.most_sessions:
+                    refused[name] = f"{OPTION} is {self.most_sessions}"
                 else:
                     self.sessions[name] = SessionAudio(self.shape)
             elif kind == "close":

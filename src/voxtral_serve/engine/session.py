@@ -5,11 +5,11 @@ of an uploaded clip; each further token needs one more row of 80 ms of audio, an
 (live_scheduler). Audio reaches the scheduler by the utility call `UTILITY` of vLLM's EngineCore, with one list of
 messages for all sessions of an API process:
 
-    ["open", session, again]     before the request is added; may be refused, unless `again` is true: a session that
-                                 goes on in a second request, since the first one's context is full
+    ["open", session]            before the request is added; refused where max_live_sessions are open
     ["audio", session, bytes]    mono PCM16, little-endian, 16 kHz
     ["end", session]             no more audio: the right padding follows
-    ["close", session]           forget the session; its request is aborted by who added it
+    ["close", session]           forget the session; its request is aborted by who added it. A session that goes on in
+                                 a second request has one place: "close" and the next "open" go in the same call
 
 The answer is a dict {session: reason} of the messages that were refused. The request names its session in
 `SamplingParams.extra_args[SESSION]`, and is added once `ready_samples` of audio were sent, so that it never waits for
@@ -68,12 +68,6 @@ class SessionShape(NamedTuple):
     def total_rows(self, n: int) -> int:
         """Rows of a session of n samples once it has ended; those of an uploaded clip of this length."""
         return self.left + -(-n // self.samples) + self.right
-
-
-def slots(most: int) -> int:
-    """Sessions that the engine keeps memory for, where `most` clients may be live: a session that goes on in a second
-    request has two of them for a moment."""
-    return most + -(-most // 16)
 
 
 def least_positions(shape: SessionShape) -> int:

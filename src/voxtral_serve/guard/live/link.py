@@ -101,7 +101,7 @@ class EngineLink:
         """A new session. Raises LinkError if the engine refuses it."""
         opening = self._opening[session] = asyncio.get_running_loop().create_future()
         self.sessions.add(session)
-        self._put(["open", session, 0])
+        self._put(["open", session])
         try:
             await opening
         finally:
@@ -110,7 +110,7 @@ class EngineLink:
     def open_next(self, session: str) -> None:
         """A session that takes over from one that was closed, in the same call: the engine has a place for it."""
         self.sessions.add(session)
-        self._put(["open", session, 1])
+        self._put(["open", session])
 
     def audio(self, session: str, pcm: bytes) -> None:
         if (waiting := self._audio.get(session)) is not None:
