@@ -19,6 +19,7 @@ import json
 import random
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ JOINED_S, PAUSED_S, PAUSE_S, NO_SPEECH_S = 600, 300, (2, 20), 600
 PAUSES = ("silence", "pink", "brown", "hum", "music", "murmur")
 TEXTS = 10
 TIMEOUT_S = 600
+REQUESTS = 16  # to a server, at the same time
 
 
 def joined(clips: list[dataset.Clip], longest_s: float, rng: np.random.Generator | None) -> Iterator[list[Any]]:
@@ -132,7 +134,8 @@ def main() -> None:
                 of_set = clips if name == "clips" else recordings_of(name, clips, Path(folder))
             for delay_ms in [ms for ms in args.delay_ms if name == "clips" or ms == DELAY_MS]:
                 if args.url:
-                    rows = [client.transcribe(clip, part=1) for clip in of_set]
+                    with ThreadPoolExecutor(REQUESTS) as pool:
+                        rows = list(pool.map(lambda clip: client.transcribe(clip, part=1), of_set))
                 else:
                     rows = evaluate.transcribe(net, tokenizer, of_set, delay_ms // MS_PER_TOKEN)
                 scored = score(name, delay_ms, "vllm" if args.url else "reference", rows)

@@ -20,8 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         if isinstance(plan, MergePlan):
-            outcome = rows.merge(*(json.loads(path.read_bytes()) for path in plan.files))
-            results.write_json(plan.out, outcome)
+            files = [json.loads(path.read_bytes()) for path in plan.files]
+            if all("sessions" in row for file in files for row in file["rows"]):  # of live sessions
+                results.write_json(plan.out, outcome := liverows.merge(*files))
+                print(liverows.table(outcome))
+                return 0
+            results.write_json(plan.out, outcome := rows.merge(*files))
         elif isinstance(plan, LivePlan):
             outcome = live.run(plan)
             print(liverows.table(outcome))

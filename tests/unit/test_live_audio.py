@@ -11,7 +11,7 @@ from livefakes import SHAPE
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from pico import model
-from voxtral_serve.engine.live_audio import BYTES, LOOK_BACK, SessionAudio
+from voxtral_serve.engine.live_audio import AHEAD, BYTES, LOOK_BACK, SessionAudio
 from voxtral_serve.engine.live_scheduler import LiveSessions
 from voxtral_serve.engine.session import LOOK_AHEAD, SessionShape
 
@@ -99,6 +99,53 @@ def test_a_part_is_the_same_whatever_comes_after_it() -> None:
         for first in range(held.rows):
             count = held.rows - first
             np.testing.assert_array_equal(held.part(first, count).samples, whole.part(first, count).samples)
+
+
+def taken(held: SessionAudio, first: int, count: int, window: int = AHEAD) -> tuple[int, int] | None:
+    """(first row, rows) that a step has encoded, whose samples are checked."""
+    part = held.next_part(first, count, window)
+    if part is None:
+        return None
+    begin = max(part.first, SHAPE.left - 1)
+    np.testing.assert_array_equal(part.samples, held.part(begin, part.first + part.rows - begin).samples)
+    return part.first, part.rows
+
+
+def test_a_session_at_the_pace_of_speech_has_one_row_encoded_a_step() -> None:
+    audio, held = noise(20 * ROW), SessionAudio(SHAPE)
+    held.add(audio[: SHAPE.ready_samples].tobytes())
+    assert taken(held, 0, SHAPE.prompt) == (0, SHAPE.prompt)
+    for row in range(SHAPE.prompt, SHAPE.prompt + 5):
+        held.add(noise(ROW).tobytes())
+        assert taken(held, row, 1) == (row, 1)
+
+
+def test_the_padding_after_the_end_is_encoded_ahead() -> None:
+    held = session(noise(20 * ROW))
+    assert taken(held, 0, SHAPE.prompt) == (0, SHAPE.prompt)
+    row, steps = SHAPE.prompt, []
+    while row < held.rows:
+        steps.append(taken(held, row, 1))
+        row += 1
+    assert held.rows == 69
+    alone = [step for step in steps if step and step[1] == 1]
+    assert steps[:1] + alone == [(39, 24), *((row, 1) for row in range(63, 69))]
+    assert sum(step[1] for step in steps if step) == held.rows - SHAPE.prompt
+
+
+def test_rows_are_encoded_again_for_a_request_that_was_preempted() -> None:
+    held = session(noise(20 * ROW))
+    assert taken(held, 0, 45) == (0, 45)
+    held.encoded = 0
+    assert taken(held, 0, 20) == (0, 24)
+    assert taken(held, 20, 20) == (24, 16)
+
+
+def test_no_row_beyond_the_window_is_encoded_ahead() -> None:
+    held = session(noise(40 * ROW))
+    for window, expected in ((0, (40, 1)), (7, (40, 1)), (8, (40, 8)), (17, (40, 16))):
+        held.encoded = 40
+        assert taken(held, 40, 1, window) == expected
 
 
 def test_rows_that_are_not_complete() -> None:

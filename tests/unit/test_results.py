@@ -37,8 +37,7 @@ def test_all_500_clips() -> None:
     theirs = metrics.wer([reference[i] for i in sorted(reference)])
     assert theirs == json.loads((RESULTS / "pico-reference/wer.json").read_text())
     assert abs(wer["value"] - theirs["value"]) <= 0.003
-    assert {i: row.text for i, row in served.items()} == FORMER["served"]
-    same = sum((served[i].text or "").strip() == FORMER["reference"][i] for i in served)
+    same = sum((served[i].text or "").strip() == (reference[i].text or "").strip() for i in served)
     assert f"{same} of the 500 texts are the same" in (ROOT / "pico/README.md").read_text()
     for value in (wer["value"], theirs["value"]):
         assert f"{value:.2%}".replace("%", " %") in (ROOT / "ROUND1_METHODOLOGY.md").read_text()

@@ -15,10 +15,12 @@ HOP = 160  # samples between two frames of the spectrogram
 # half a window before the first of these.
 LOOK_BACK = 3 * HOP + LOOK_AHEAD + HOP
 BYTES = 2  # of a sample
+BULK = 8  # rows of a session that the encoder computes in one pass, if at least this number is complete
+AHEAD = 24  # rows of a session, from the first of a step, that may be encoded in the step
 
 
 class LivePart(NamedTuple):
-    """What one step needs of a session: rows `first` to `first + rows - 1`.
+    """What the worker encodes of a session in one step: rows `first` to `first + rows - 1`.
 
     samples: int16, from LOOK_BACK before row `max(first, left - 1)` to LOOK_AHEAD after the last row. The rows before
     that one are the same for every session; the array is empty where only those are needed.
@@ -37,6 +39,7 @@ class SessionAudio:
         self.held = bytearray()
         self.ended = False
         self.rows = 0  # that are complete
+        self.encoded = 0  # rows that the worker has, or has in the steps that it was given
 
     def add(self, pcm: bytes) -> None:
         """PCM16. Raises ValueError for half a sample, and after the end."""
@@ -48,6 +51,19 @@ class SessionAudio:
     def end(self) -> None:
         self.ended = True
         self.rows = self.shape.total_rows(len(self.held) // BYTES)
+
+    def next_part(self, first: int, count: int, window: int) -> LivePart | None:
+        """The rows to encode in a step whose tokens need rows `first` to `first + count - 1`; None if the worker has
+        them. If many rows are complete, as at the end of the audio, some are encoded ahead of their steps: up to row
+        `first + window - 1`, in whole passes of BULK rows. Raises ValueError for rows that are not complete."""
+        begin, needed = max(first, self.encoded), first + count
+        ahead = min(self.rows, first + window) - begin
+        end = max(needed, begin + ahead // BULK * BULK)
+        if begin >= end:
+            return None
+        part = self.part(begin, end - begin)
+        self.encoded = end
+        return part
 
     def part(self, first: int, count: int) -> LivePart:
         """Of rows that are complete. Raises ValueError for others."""

@@ -18,11 +18,10 @@ from torch import nn
 
 from voxtral_serve.engine.audio_rows import AudioRows
 from voxtral_serve.engine.encoder import EncodeOnceEncoder, EncoderAttention, Past
-from voxtral_serve.engine.live_audio import HOP, LOOK_BACK, LivePart
+from voxtral_serve.engine.live_audio import BULK, HOP, LOOK_BACK, LivePart
 from voxtral_serve.engine.ring_attention import ring_attention
 from voxtral_serve.engine.session import LOOK_AHEAD, SessionShape
 
-BULK = 8  # rows of a session in one pass, where so many are there: those of a prompt after the left padding
 BULK_SESSIONS = 8  # at once
 IN_FLIGHT = 4  # passes whose samples may be on their way to the GPU
 

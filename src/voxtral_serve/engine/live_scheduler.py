@@ -19,12 +19,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from voxtral_serve import shims
-from voxtral_serve.engine.live_audio import LivePart, SessionAudio
+from voxtral_serve.engine.live_audio import AHEAD, LivePart, SessionAudio
 from voxtral_serve.engine.session import OPTION, SESSION, SessionShape
 
 logger = init_logger("vllm.voxtral_serve.live")
 # vLLM 0.32.0 has both of these limits, 0.20.0 the first.
 MOST_RUNNING = ("max_num_running_reqs", "max_num_active_reqs")
+MOST_AHEAD = 128  # rows of all sessions that a step encodes ahead: more would delay the tokens of other sessions
 # What is used of vLLM's scheduler: methods and their parameters, attributes that its source sets.
 METHODS = {
     "schedule": (),
@@ -55,6 +56,8 @@ class LiveSessions:
         self.shape = SessionShape.of(tokenizer.instruct.audio_encoder.audio_config)
         self.sessions: dict[str, SessionAudio] = {}
         self.audio_of: dict[str, SessionAudio] = {}  # by request id
+        # The rows of a session are a ring of this length, or longer (AudioRows).
+        self.ahead = min(AHEAD, config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len)
         self.preempted: dict[str, Any] = {}  # requests of sessions that were preempted and may not run yet
         self.most_running = [name for name in MOST_RUNNING if hasattr(self, name)]
 
@@ -152,7 +155,8 @@ class LiveSessions:
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
-        if request.request_id in self.audio_of:
+        if (audio := self.audio_of.get(request.request_id)) is not None:
+            audio.encoded = 0  # the worker forgets its rows
             self.preempted[request.request_id] = request
 
     def _preempted_waiting(self) -> list[Any]:
@@ -164,11 +168,16 @@ class LiveSessions:
         return [request for request in self.preempted.values() if self.waits(request)]
 
     def _parts(self, scheduled: dict[str, int]) -> dict[str, LivePart]:
-        """The audio that the worker needs for a step, by request id."""
+        """The audio that the worker encodes in a step, by request id."""
         parts = {}
+        spare = MOST_AHEAD
         for request_id, count in scheduled.items():
             if (audio := self.audio_of.get(request_id)) is not None:
-                parts[request_id] = audio.part(self.requests[request_id].num_computed_tokens - count, count)
+                first = self.requests[request_id].num_computed_tokens - count
+                part = audio.next_part(first, count, self.ahead if spare > 0 else 0)
+                if part is not None:
+                    parts[request_id] = part
+                    spare -= part.rows - count
         return parts
 
     def get_num_unfinished_requests(self) -> int:

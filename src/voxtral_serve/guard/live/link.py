@@ -1,10 +1,12 @@
 """Messages and requests of all sessions of an API process to vLLM's engine.
 
 A utility call costs both processes some 0.1 ms, whatever it carries. So the messages of all sessions go in one call
-every TICK_S, and there is one call at a time, which keeps them in order.
+per tick, and there is one call at a time, which keeps them in order.
 
-With many sessions the calls of all API processes come at the same time, at multiples of COMMON_TICK_S on the machine's
-clock: the engine then computes more sessions in one step, and fewer steps, which is most of the energy.
+The ticks are multiples of TICK_S on the machine's clock, so the calls of all API processes come at the same time. The
+engine then computes more sessions in one step. Between the ticks it has steps without the audio encoder, in which the
+last tokens of sessions that have ended come twice as fast. With many sessions the ticks are MANY_TICK_S, because fewer
+steps need less energy.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
 from voxtral_serve.patches.live_server import log
 
 TICK_S = 0.010
-COMMON_TICK_S, MANY = 0.020, 8  # with more than this number of sessions in the process
+MANY_TICK_S, MANY = 0.080 / 3, 8  # with more than this number of sessions in the process; a token is 0.080 s of audio
 POLL_S = 1.0  # between looks at an engine that does not answer: vLLM leaves calls to a dead engine unanswered
 ABOVE_UPLOADS = -1  # priority of a session's request; vLLM serves the least first
 
@@ -95,7 +97,6 @@ class EngineLink:
         self._opening: dict[str, asyncio.Future[None]] = {}
         self._waiters: list[asyncio.Future[None]] = []  # for all that was put before to be answered
         self._pump: asyncio.Task[None] | None = None
-        self._last = 0.0
 
     async def open(self, session: str) -> None:
         """A new session. Raises LinkError if the engine refuses it."""
@@ -157,7 +158,6 @@ class EngineLink:
             if self._messages:
                 # At least one turn of the loop, in which others may add to this call
                 await asyncio.sleep(self.wait_s(time.monotonic()))
-                self._last = time.monotonic()
             messages, self._messages = self._messages, []
             waiters, self._waiters = self._waiters, []
             self._audio.clear()
@@ -169,9 +169,8 @@ class EngineLink:
 
     def wait_s(self, now: float) -> float:
         """Seconds from `now`, of time.monotonic, until the next call. That clock is the same in all processes."""
-        if len(self.sessions) > MANY:
-            return COMMON_TICK_S - now % COMMON_TICK_S
-        return max(0.0, self._last + self._tick_s - now)
+        tick_s = max(self._tick_s, MANY_TICK_S if len(self.sessions) > MANY else 0)
+        return tick_s - now % tick_s if tick_s else 0.0
 
     async def _deliver(self, messages: list[list[Any]]) -> None:
         for message in messages:

@@ -80,6 +80,8 @@ class LiveSession:
         self._begun = self._behind = False
         self.ended = self.closed = False
         self.samples = self.tokens = self.prompt_tokens = self.rollovers = 0
+        self._told = 0  # tokens that `deltas` has given
+        self._surplus = 0  # tokens of these that a session without rollovers would not have had
         self.worst_lag_s = 0.0
         self.heard_from = time.monotonic()  # when the last token came, or the engine had nothing to do
 
@@ -116,8 +118,11 @@ class LiveSession:
             self._wake()
 
     async def deltas(self) -> AsyncGenerator[tuple[str, int], None]:
-        """(text, tokens) of each output of the engine, in order; most texts are empty. Raises LinkError, and what
-        vLLM raises."""
+        """(text, tokens) of each output of the engine, in order; most texts are empty.
+
+        There is one token for each 80 ms of audio: those that a rollover adds for its padding are left out. Raises
+        LinkError, and what vLLM raises.
+        """
         text_ended, written = True, False  # whether the text ends in a space; whether there is any
         while True:
             part = self._parts[0]
@@ -131,7 +136,11 @@ class LiveSession:
                             if fresh and written and not text_ended and not text[0].isspace():
                                 text = " " + text
                             fresh, written, text_ended = False, True, text[-1].isspace()
-                        yield text, tokens
+                        left_out = min(tokens - bool(text), self._surplus)
+                        self._surplus -= left_out
+                        self._told += tokens - left_out
+                        if text or tokens > left_out:
+                            yield text, tokens - left_out
             self._finish(part)
             if self._parts[0] is part:
                 return
@@ -250,6 +259,7 @@ class LiveSession:
         self._done_samples += part.samples
         self.link.close(part.name)
         if len(self._parts) > 1:
+            self._surplus = self._told - round(self._done_samples / self.shape.samples)
             self._parts.pop(0)
             following = self._parts[0]
             self._open(following)
