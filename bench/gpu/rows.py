@@ -192,7 +192,7 @@ def key(row: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge several files and compute the ratios. Of rows with the same name, vLLM and concurrency, the last is kept."""
+    """Merge several files and compute the ratios. Of rows with equal name, vLLM and concurrency, the last is kept."""
     runs: list[dict[str, Any]] = []
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
     for part in parts:

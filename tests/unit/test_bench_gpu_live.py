@@ -68,7 +68,7 @@ def test_trials() -> None:
         (["--trials", "sessions=-1,uploads=1"], "no negative number"),
         (["--trials", "sessions=8,find=4"], "expected find to be"),
         (["--trials", "sessions=1", "--set", "max_num_seqs"], "expected KEY=VALUE"),
-        (["--trials", "sessions=1", "--name", "other"], "give its --profile"),
+        (["--trials", "sessions=1", "--name", "other"], "add --profile"),
     ],
 )
 def test_wrong_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
