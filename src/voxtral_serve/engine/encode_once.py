@@ -146,7 +146,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=self.delay)
 
     def settle_delay(self, device: torch.device) -> torch.Tensor:
-        """The embedding of the delay, [1, LM dim]. Its projections in the layers are constant and are computed here once."""
+        """The embedding of the delay, [1, LM dim]. Its constant projections in the layers are computed here once."""
         tokens = torch.full((1,), self.n_delay_tokens, device=device, dtype=self.whisper_encoder.dtype)
         delay = self.time_embedding(tokens)
         for layer in self.language_model.model.layers:

@@ -123,7 +123,7 @@ class Past:
         self.held: dict[EncoderAttention, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def extend(self, layer: "EncoderAttention", *kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Keys and values [n, heads, head_dim] -> those of earlier frames and these. Stores those of the last frames."""
+        """Keys and values [n, heads, head_dim] -> those of earlier frames and these. Stores the last ones."""
         if layer in self.held:
             kv = tuple(torch.cat(both) for both in zip(self.held[layer], kv, strict=True))
         keep = min(self.window - 1, len(kv[0]))
