@@ -122,8 +122,8 @@ class Batch:
     """The plan of one batch: rows of `length` tokens.
 
     `pieces`: int64 [pieces, 4] with row, first sample in the row, first sample in the pool (-1: silence) and samples.
-    They are in order and cover the audio of a row without gaps. `background`: int64 [rows, 2] with first sample in the pool
-    and samples. `n_samples`, `delays`: [rows]. `targets`: int16 [rows, length]; the target at p is token p + 1.
+    They are in order and cover the audio of a row without gaps. `background`: int64 [rows, 2] with first sample in the
+    pool and samples. `n_samples`, `delays`: [rows]. `targets`: int16 [rows, length]; the target at p is token p + 1.
     """
 
     length: int

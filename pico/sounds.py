@@ -104,7 +104,8 @@ def to_peak(y: np.ndarray, dbfs: float) -> np.ndarray:
 def not_speech(rng: np.random.Generator, seconds: float, kind: str | None = None) -> np.ndarray:
     """Sound without words, float32 [seconds * 16000]. `kind` is one of NOT_SPEECH, by default a random one.
 
-    The peak is -40 to -3 dBFS. "silence" is zeros, "faint" is noise at -85 to -50 dBFS. Raises ValueError for an unknown kind.
+    The peak is -40 to -3 dBFS. "silence" is zeros, "faint" is noise at -85 to -50 dBFS. Raises ValueError for another
+    kind.
     """
     n = round(seconds * SAMPLE_RATE)
     kind = kind or str(rng.choice(NOT_SPEECH))

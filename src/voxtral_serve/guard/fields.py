@@ -16,7 +16,7 @@ FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
 OFF = ("", "0", "f", "false", "n", "no", "off")  # values that pydantic parses as false, and the empty one
 # Fields that vLLM accepts and ignores, for every model
 UNUSED = ("known_speaker_names", "known_speaker_references", "hotwords", "to_language")
-# Fields that the guard handles itself: it writes the answer in the format asked for, from vLLM's JSON.
+# Fields that the guard handles itself, because it writes the answer in the requested format from vLLM's JSON.
 HANDLED = ("response_format", "timestamp_granularities", "stream_include_usage", "stream_continuous_usage_stats")
 GRANULARITIES_FIELD = "timestamp_granularities[]"
 LOGPROBS = "logprobs"  # of `include[]`
@@ -89,7 +89,10 @@ def _file(file: Part | None, others: Mapping[bytes, Part], most_bytes: int) -> b
     if file is None:
         found = ", ".join(sorted(part.name.decode() for part in others.values())) or "none"
         raise RefusedError(
-            400, f"the form has no field called `file` (its fields: {found}): expected the audio", "no_file", "file"
+            400,
+            f"the form has no field called `file` (its fields: {found}): send the audio as `file`",
+            "no_file",
+            "file",
         )
     if file.filename is None:
         raise RefusedError(
