@@ -324,7 +324,7 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
         )
         for name, counted in (("wer", "words"), ("cer", "characters"))
     ]
-    edits = ("substitutions", "deletions", "insertions", "of")
+    edits = ("substitutions", "deletions", "insertions", "reference length")
     groups = [
         (
             f"{each['from_s']} to {each['to_s']} s" if each["to_s"] else f"{each['from_s']} s and more",
@@ -348,7 +348,7 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
         Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
         Section("Streaming", "", *streaming) if streaming[1] else None,
         Section("Live sessions", "", *lags) if lags[1] else None,
-        Section("Memory of the server", memory["reason"] or "", ("what", "amount"), sizes),
+        Section("Memory of the server", memory["reason"] or "", ("measure", "amount"), sizes),
         Section(
             "Quality",
             f"Texts of load {loads[0]['load']}. Normaliser: {quality['normalizer']}.",
