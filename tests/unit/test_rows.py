@@ -240,7 +240,7 @@ def no_branch_either(self: Any, num_tokens: int) -> None:
 @pytest.mark.parametrize(
     ("name", "method", "found"),
     [
-        ("_preprocess", None, r"takes nothing: it is gone"),
+        ("_preprocess", None, r"takes nothing, because it does not exist"),
         ("_preprocess", other_arguments, r"takes \['tokens'\], expected \['scheduler_output'\] first"),
         ("_preprocess", no_branch, "a branch on supports_mm_inputs"),
         ("_dummy_run", no_branch_either, "a branch on supports_mm_inputs"),
