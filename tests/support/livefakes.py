@@ -28,6 +28,7 @@ class FakeEngine:
     def __init__(self, positions: int = 1024, most: int = 8, spoken: int = 5) -> None:
         self.positions, self.most, self.spoken = positions, most, spoken
         self.opened: list[str] = []
+        self.shapes: dict[str, SessionShape] = {}
         self.audio: dict[str, bytearray] = {}
         self.ended: set[str] = set()
         self.closed: set[str] = set()
@@ -44,8 +45,8 @@ class FakeEngine:
 
     @property
     def engine(self) -> Engine:
-        def request(session: str, max_tokens: int) -> tuple[Any, Any]:
-            return [1] * SHAPE.prompt, SimpleNamespace(max_tokens=max_tokens, extra_args={SESSION: session})
+        def request(session: str, shape: SessionShape, max_tokens: int) -> tuple[Any, Any]:
+            return [1] * shape.prompt, SimpleNamespace(max_tokens=max_tokens, extra_args={SESSION: session})
 
         return Engine(self.call, self.generate, lambda: self.is_dead, request, -1, self.positions)
 
@@ -66,6 +67,7 @@ class FakeEngine:
                     refused[name] = f"max_live_sessions is {self.most}"
                     continue
                 self.opened.append(name)
+                self.shapes[name] = SHAPE.with_delay(*more)
                 self.audio[name] = bytearray()
             elif what == "audio":
                 assert name not in self.ended
@@ -87,25 +89,26 @@ class FakeEngine:
         self._news = asyncio.Event()
 
     def rows(self, name: str) -> int:
-        samples = len(self.audio[name]) // 2
-        return SHAPE.total_rows(samples) if name in self.ended else SHAPE.rows(samples)
+        samples, shape = len(self.audio[name]) // 2, self.shapes[name]
+        return shape.total_rows(samples) if name in self.ended else shape.rows(samples)
 
     async def generate(self, prompt: Any, params: Any, request_id: str, priority: int) -> AsyncIterator[Any]:
         name = params.extra_args[SESSION]
-        assert (request_id, len(prompt)) == (name, SHAPE.prompt)
-        assert self.rows(name) >= SHAPE.prompt  # vLLM's scheduler aborts it otherwise
+        positions = self.shapes[name].prompt
+        assert (request_id, len(prompt)) == (name, positions)
+        assert self.rows(name) >= positions  # vLLM's scheduler aborts it otherwise
         self.requests.append(name)
         self.params[name] = params
         self.tokens[name] = 0
         try:
             while True:
-                while self.paused or self.rows(name) < SHAPE.prompt + self.tokens[name]:
+                while self.paused or self.rows(name) < positions + self.tokens[name]:
                     await self._news.wait()
                 if (broken := self.breaks.get(len(self.requests) - 1)) and broken[0] == self.tokens[name]:
                     raise broken[1]
                 number = self.tokens[name]
                 self.tokens[name] += 1
-                last = name in self.ended and self.rows(name) == SHAPE.prompt - 1 + self.tokens[name]
+                last = name in self.ended and self.rows(name) == positions - 1 + self.tokens[name]
                 last |= self.tokens[name] == params.max_tokens
                 text = f" w{number}" if number % self.spoken == self.spoken - 1 else ""
                 token = EOS if number in self.eos else 10

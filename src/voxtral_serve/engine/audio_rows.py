@@ -23,14 +23,18 @@ class AudioRows(nn.Module):
     pool: torch.Tensor
     first: torch.Tensor
     length: torch.Tensor
+    delay: torch.Tensor
     slot: torch.Tensor
+    token_delay: torch.Tensor
     embeddings: torch.Tensor
 
-    def __init__(self, vllm_config: VllmConfig, live_slots: int = 0) -> None:
+    def __init__(self, vllm_config: VllmConfig, live_slots: int = 0, clip_delay: int = 0) -> None:
+        """`clip_delay`: the delay of uploaded clips, in token positions."""
         super().__init__()
         self.slots = vllm_config.scheduler_config.max_num_seqs
         self.positions = clip_positions(vllm_config.model_config)
         tokens, dim = vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.get_hidden_size()
+        self.clip_delay = clip_delay
         self.ring = min(tokens, vllm_config.model_config.max_model_len)
         self.clips = self.slots * self.positions  # rows of the pool for clips; the rings of live sessions follow
         # CUDA graphs use fixed addresses, so these tensors are never reallocated.
@@ -39,28 +43,35 @@ class AudioRows(nn.Module):
         places = torch.arange(self.slots, dtype=torch.int64) * self.positions
         self.register_buffer("first", places, persistent=False)  # first row in the pool, by request slot
         self.register_buffer("length", torch.full_like(places, self.positions), persistent=False)
+        self.register_buffer("delay", torch.full_like(places, clip_delay), persistent=False)
         self.register_buffer("slot", torch.zeros(tokens, dtype=torch.int64), persistent=False)  # by token of a step
+        self.register_buffer("token_delay", torch.zeros_like(self.slot), persistent=False)
         self.register_buffer("embeddings", torch.zeros(tokens, dim), persistent=False)
 
     def put(self, slot: int, rows: torch.Tensor) -> None:
         """Store rows [n, dim] of an uploaded clip for its positions 0 to n - 1. Later positions get zeros."""
-        self._place(slot, slot * self.positions, self.positions)
+        self._place(slot, slot * self.positions, self.positions, self.clip_delay)
         held = self.pool[slot * self.positions : (slot + 1) * self.positions]
         n = min(len(rows), self.positions)
         held[:n] = rows[:n]
         held[n:] = 0
 
-    def put_live(self, slot: int, live_slot: int) -> None:
-        """Let a request slot read the ring of a live session."""
-        self._place(slot, self.clips + live_slot * self.ring, self.ring)
+    def put_live(self, slot: int, live_slot: int, delay: int) -> None:
+        """Let a request slot read the ring of a live session, whose delay is in token positions."""
+        self._place(slot, self.clips + live_slot * self.ring, self.ring, delay)
 
-    def _place(self, slot: int, first: int, length: int) -> None:
+    def _place(self, slot: int, first: int, length: int, delay: int) -> None:
         self.first[slot] = first
         self.length[slot] = length
+        self.delay[slot] = delay
 
     def live(self) -> torch.Tensor:
         """The rings of live sessions: [live slots * ring, dim]."""
         return self.pool[self.clips :]
+
+    def delays(self, n: int) -> torch.Tensor:
+        """[n], of the tokens of one step: the delays of their requests."""
+        return torch.index_select(self.delay, 0, self.slot[:n], out=self.token_delay[:n])
 
     def added_to(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Token embeddings [n, dim] of one step, at positions [n] in their requests, plus their audio rows."""

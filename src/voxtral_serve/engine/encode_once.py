@@ -43,7 +43,7 @@ from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.config import live_sessions
 from voxtral_serve.engine.encoder import EncodeOnceEncoder
 from voxtral_serve.engine.live_encoder import LiveEncoder
-from voxtral_serve.engine.session import SessionShape
+from voxtral_serve.engine.session import DELAYS, SessionShape
 from voxtral_serve.engine.weights import EitherLayout
 
 
@@ -71,6 +71,24 @@ class Known(nn.Module):
 
     def forward(self, _: torch.Tensor) -> Any:
         return self.value
+
+
+class ByDelay(nn.Module):
+    """Stands in for a layer whose input is a delay: its outputs for all delays, computed once.
+
+    vLLM's decoder layers multiply by the output, which may have one row for all tokens or one for each.
+    """
+
+    table: torch.Tensor
+
+    def __init__(self, table: torch.Tensor) -> None:
+        """table [delays, dim]: row d is the output for a delay of d positions."""
+        super().__init__()
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, delays: torch.Tensor) -> torch.Tensor:
+        """Delays [n] of the tokens -> [n, dim]."""
+        return F.embedding(delays, self.table)
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -101,7 +119,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.n_delay_tokens = self.tokenizer.instruct.audio_encoder.audio_config.get_num_delay_tokens()
         most = live_sessions(vllm_config)
         # One additional slot, for the unused places of the live encoder's CUDA graphs
-        self.audio_rows = AudioRows(vllm_config, most + 1 if most else 0)
+        self.audio_rows = AudioRows(vllm_config, most + 1 if most else 0, self.n_delay_tokens)
         self.live: LiveEncoder | None = None
         if most:
             shape = SessionShape.of(self.tokenizer.instruct.audio_encoder.audio_config)
@@ -142,15 +160,26 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
             self.whisper_encoder.capture(self.project, self.downsample_factor)
             if self.live is not None:
                 self.live.prepare()
+        delay = self.delay if self.live is None else self.audio_rows.delays(len(positions))
         embeddings = self.audio_rows.added_to(self.language_model.model.embed_input_ids(input_ids), positions)
-        return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=self.delay)
+        return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=delay)
 
     def settle_delay(self, device: torch.device) -> torch.Tensor:
-        """The embedding of the delay, [1, LM dim]. Its constant projections in the layers are computed here once."""
-        tokens = torch.full((1,), self.n_delay_tokens, device=device, dtype=self.whisper_encoder.dtype)
-        delay = self.time_embedding(tokens)
+        """Compute the constant projections of the delays in the layers: of the checkpoint's delay, or of each delay that
+        a live session may have. Returns the embedding [1, LM dim] of the checkpoint's delay."""
+
+        def embedded(delay: int) -> torch.Tensor:
+            tokens = torch.full((1,), delay, device=device, dtype=self.whisper_encoder.dtype)
+            return self.time_embedding(tokens)
+
+        delay = embedded(self.n_delay_tokens)
+        most = max(DELAYS[-1], self.n_delay_tokens)
+        # One delay at a time: a matrix product of several rows may round differently, and uploads should have the same
+        # text as on a server without live sessions.
+        delays = [delay] if self.live is None else [embedded(each) for each in range(most + 1)]
         for layer in self.language_model.model.layers:
-            layer.ada_rms_norm_t_cond = Known(layer.ada_rms_norm_t_cond(delay))
+            values = torch.cat([layer.ada_rms_norm_t_cond(each) for each in delays])
+            layer.ada_rms_norm_t_cond = Known(values) if self.live is None else ByDelay(values)
         return delay
 
     @classmethod

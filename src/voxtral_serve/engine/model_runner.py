@@ -42,7 +42,7 @@ class Slots:
         for request in begun:
             if request in parts:
                 assert self.live is not None
-                self.rows.put_live(self._begin(request), self.live.begin(request))
+                self.rows.put_live(self._begin(request), self.live.begin(request), parts[request].delay)
             for clip in runner.requests[request].mm_features:
                 self.rows.put(self._begin(request), runner.encoder_cache[clip.identifier])
         if self.live is not None and parts:

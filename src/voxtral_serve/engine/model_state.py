@@ -28,9 +28,9 @@ class RowsState(DefaultModelState):
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called when a request starts, or restarts after preemption. Its clip is encoded in the same step."""
-        if new_req_data.req_id in self.parts:
+        if (part := self.parts.get(new_req_data.req_id)) is not None:
             assert self.live is not None
-            self.rows.put_live(req_index, self.live.begin(new_req_data.req_id))
+            self.rows.put_live(req_index, self.live.begin(new_req_data.req_id), part.delay)
         self.begun += [(req_index, clip.identifier) for clip in new_req_data.mm_features]
 
     def remove_request(self, req_id: str) -> None:

@@ -80,7 +80,8 @@ class LiveService:
     ) -> None:
         """`serves` says whether a model of this name is served."""
         self.link, self.detector, self.serves = EngineLink(engine, shape), detector, serves
-        self.points = CutPoints.of(shape, engine.positions)
+        self._points: dict[SessionShape, CutPoints] = {}
+        self._points_of(shape)  # raises ContextError now, not in the first session
         self.idle_s, self.backlog_s = idle_s, backlog_s
         self.metrics: Metrics = metrics()
         self.sockets: dict[Socket, asyncio.Task[None]] = {}
@@ -88,8 +89,21 @@ class LiveService:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pauses")
         self._sweeper: asyncio.Task[None] | None = None
 
-    def session(self, failed: Callable[[str], None]) -> LiveSession:
-        return LiveSession(self.link, self.points, self.metrics, self._is_pause, failed, self.backlog_s)
+    def session(self, failed: Callable[[str], None], delay_ms: int | None = None) -> LiveSession:
+        """
+        failed     is told what the engine refused once the session had begun
+        delay_ms   of the text behind the audio; None is the checkpoint's
+
+        Raises ValueError for a delay that is not valid, or that the engine's context is too short for.
+        """
+        shape = self.link.shape.with_delay_ms(delay_ms)
+        points = self._points_of(shape)
+        return LiveSession(self.link, shape, points, self.metrics, self._is_pause, failed, self.backlog_s)
+
+    def _points_of(self, shape: SessionShape) -> CutPoints:
+        if shape not in self._points:
+            self._points[shape] = CutPoints.of(shape, self.link.engine.positions)
+        return self._points[shape]
 
     def add(self, socket: Socket, task: asyncio.Task[None]) -> None:
         """`task` ends with the socket."""

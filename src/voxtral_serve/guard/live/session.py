@@ -54,6 +54,7 @@ class Part:
 
 class LiveSession:
     """
+    shape      that of its delay
     points     where its audio is cut
     pause      says whether PCM16 ends in a pause
     failed     is told what the engine refused once the session had begun
@@ -63,15 +64,16 @@ class LiveSession:
     def __init__(
         self,
         link: EngineLink,
+        shape: SessionShape,
         points: CutPoints,
         metrics: Metrics,
         pause: Callable[[bytes], Awaitable[bool]],
         failed: Callable[[str], None],
         backlog_s: float,
     ) -> None:
-        self.link, self.shape, self.metrics = link, link.shape, metrics
+        self.link, self.shape, self.metrics = link, shape, metrics
         self._pause, self._failed = pause, failed
-        self._most, self._ready_samples = round(backlog_s * link.shape.rate_hz), link.shape.ready_samples
+        self._most, self._ready_samples = round(backlog_s * shape.rate_hz), shape.ready_samples
         self._splitter = Splitter(points)
         self._id = uuid.uuid4().hex
         self._parts: list[Part] = []  # those that are not done, and the last one
@@ -89,7 +91,7 @@ class LiveSession:
         """Raises LinkError if the engine has no place for another session."""
         part = self._new()
         self._open(part)
-        await self.link.open(part.name)
+        await self.link.open(part.name, self.shape.delay)
         self.metrics.sessions.inc()
         self._begun = True
 
@@ -217,7 +219,7 @@ class LiveSession:
     async def _outputs(self, part: Part) -> AsyncGenerator[tuple[str, int], None]:
         observe = self.metrics.lag.observe
         self.prompt_tokens += self.shape.prompt
-        outputs = self.link.tokens(part.name)
+        outputs = self.link.tokens(part.name, self.shape)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 if not output.outputs:
@@ -263,7 +265,7 @@ class LiveSession:
             self._parts.pop(0)
             following = self._parts[0]
             self._open(following)
-            self.link.open_next(following.name)
+            self.link.open_next(following.name, self.shape.delay)
             if following.waiting:
                 self.link.audio(following.name, b"".join(following.waiting))
                 following.waiting.clear()
