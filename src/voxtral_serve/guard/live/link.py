@@ -136,9 +136,11 @@ class EngineLink:
         self._start()
         await waiter
 
-    def tokens(self, session: str) -> AsyncGenerator[Any, None]:
+    def tokens(self, session: str, logprobs: bool = False) -> AsyncGenerator[Any, None]:
         """vLLM's outputs for a session; closing the iterator aborts its request."""
         prompt, params = self.engine.request(session, self.engine.positions - self.shape.prompt)
+        if logprobs:
+            params.logprobs = 0  # only that of the sampled token
         outputs: AsyncGenerator[Any, None] = self.engine.generate(
             prompt, params, session, priority=self.engine.priority
         )
