@@ -3,14 +3,15 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
 from voxtral_serve.guard.live.link import Engine, EngineLink
 from voxtral_serve.guard.live.service import LiveService
-from voxtral_serve.guard.live.vllm_dialect import VllmSocket
+from voxtral_serve.guard.live.socket import Dialect, LiveSocket
+from voxtral_serve.guard.live.vllm_dialect import VllmDialect
 
 SHAPE = SessionShape(left=32, delay=6, right=17, samples=1280, rate_hz=16000)
 EOS = 2
@@ -131,16 +132,16 @@ class FakeDetector:
 
 
 class FakeClient:
-    """The other end of a VllmSocket: what it sends, and what comes."""
+    """The other end of a LiveSocket: what it sends, and what comes."""
 
-    def __init__(self, service: LiveService) -> None:
+    def __init__(self, service: LiveService, dialect: Callable[[LiveSocket], Dialect] = VllmDialect) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.events: list[dict[str, Any]] = []
         self.closed: tuple[int, str] | None = None
         self.blocked = False
         self.read = 0  # messages that the server took
         self.inbox.put_nowait({"type": "websocket.connect"})
-        self.socket = VllmSocket(service, self._receive, self._take, "test")
+        self.socket = LiveSocket(service, self._receive, self._take, "test", dialect)
         self.task = asyncio.ensure_future(self.socket.serve())
 
     async def _receive(self) -> Any:

@@ -22,7 +22,9 @@ from voxtral_serve.guard import asgi, chat, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.body import OpenBodies, discard, hold
 from voxtral_serve.guard.errors import RefusedError, too_large
-from voxtral_serve.guard.live import vllm_dialect, whole_clips
+from voxtral_serve.guard.live import whole_clips
+from voxtral_serve.guard.live.socket import LiveSocket
+from voxtral_serve.guard.live.vllm_dialect import VllmDialect
 from voxtral_serve.guard.server import ServerFacts, attach, drifted
 from voxtral_serve.patches.live_server import log
 
@@ -97,7 +99,7 @@ class Request:
         self.status = DISCONNECTED
         self.bytes, self.seconds = 0, 0.0
         self.answering = False
-        self.live: vllm_dialect.VllmSocket | None = None
+        self.live: LiveSocket | None = None
         # Whether the client may still be sending a body
         self.arriving = self.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self.headers
 
@@ -237,7 +239,7 @@ class Request:
 
     async def _live(self, facts: ServerFacts) -> None:
         if facts.sessions is not None:
-            self.live = vllm_dialect.VllmSocket(facts.sessions, self.receive, self.send, self.id)
+            self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, VllmDialect)
             await self.live.serve()
         else:
             app = self.guard.app if facts.live else whole_clips.WholeClipsOnly(self.guard.app)

@@ -52,9 +52,16 @@ UNREAD = Ending("unread", POLICY, f"the client has not read its text for {UNREAD
 class Socket(Protocol):
     """A client's connection, whatever its dialect."""
 
-    session: LiveSession | None  # the text that is being made
     listening_since: float | None  # since when it waits for the client's next event
     sending_since: float | None  # since when an event waits for the client to read
+
+    @property
+    def session(self) -> LiveSession | None:
+        """The one that is open."""
+
+    @property
+    def awaits_text(self) -> bool:
+        """Whether the client waits for text, and not the server for the client."""
 
     def stop(self, ending: Ending) -> None:
         """End it now."""
@@ -137,7 +144,7 @@ class LiveService:
             elif (
                 socket.listening_since is not None
                 and now - socket.listening_since > self.idle_s
-                and (session is None or not session.ended)
+                and not socket.awaits_text
             ):
                 words = f"no audio and no event for {self.idle_s:g} s"
                 socket.stop(Ending("idle", POLICY, words, "idle_timeout"))
