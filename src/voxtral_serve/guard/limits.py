@@ -9,6 +9,8 @@ These environment variables are read when this module is imported. An invalid va
   VOXTRAL_SERVE_LIVE_IDLE_S         seconds after which a live session without audio and events is closed (60)
   VOXTRAL_SERVE_LIVE_BACKLOG_S      seconds of a live session's audio that the engine may be behind; further audio is
                                     not read from the socket (60)
+  VOXTRAL_SERVE_LIVE_ORIGINS        web pages, separated by commas, that may open live sessions, such as
+                                    https://app.example.org; * for all (none but those of the server's own host)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
 """
 
@@ -52,6 +54,7 @@ class Limits(NamedTuple):
     hosts: frozenset[str]
     live_idle_s: int
     live_backlog_s: int
+    live_origins: frozenset[str]
 
     @property
     def bounds(self) -> Bounds:
@@ -93,7 +96,20 @@ def limits(environ: Mapping[str, str]) -> Limits:
         frozenset(hosts),
         number("VOXTRAL_SERVE_LIVE_IDLE_S", 60),
         number("VOXTRAL_SERVE_LIVE_BACKLOG_S", 60),
+        origins(environ.get("VOXTRAL_SERVE_LIVE_ORIGINS", "")),
     )
+
+
+def origins(listed: str) -> frozenset[str]:
+    """Origins as browsers send them. Raises LimitError."""
+    found = {each.strip().lower().rstrip("/") for each in listed.split(",") if each.strip()}
+    if wrong := sorted(
+        each for each in found if each != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", each)
+    ):
+        raise LimitError(
+            f"VOXTRAL_SERVE_LIVE_ORIGINS has {wrong[0]!r}: expected origins, such as https://app.example.org"
+        )
+    return frozenset(found)
 
 
 LIMITS = limits(os.environ)

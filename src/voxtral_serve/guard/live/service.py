@@ -19,6 +19,8 @@ from voxtral_serve.guard.live.cuts import CutPoints
 from voxtral_serve.guard.live.link import Engine, EngineLink
 from voxtral_serve.guard.live.metrics import Metrics, metrics
 from voxtral_serve.guard.live.session import LiveSession
+from voxtral_serve.guard.live.voices import VoicePool
+from voxtral_serve.transcript.words import TokenStream
 
 SWEEP_S = 1.0
 UNREAD_S = 30.0  # in which a client takes none of its text, with the socket's buffers full
@@ -47,6 +49,10 @@ STOPPING = Ending("stopping", RESTART, "the server is stopping")
 DEAD = Ending("engine", FAILED, "the engine has died", "engine_dead")
 STALLED = Ending("stalled", FAILED, f"the engine has not answered for {STALLED_S:.0f} s", "engine_stalled")
 UNREAD = Ending("unread", POLICY, f"the client has not read its text for {UNREAD_S:.0f} s", "unread")
+
+
+class DelayError(ValueError):
+    """A session cannot have this delay. The message says which it can have."""
 
 
 class Socket(Protocol):
@@ -84,8 +90,13 @@ class LiveService:
         serves: Callable[[object], bool],
         idle_s: float,
         backlog_s: float,
+        model: str = "",
+        stream: TokenStream | None = None,
     ) -> None:
-        """`serves` says whether a model of this name is served."""
+        """`serves` says whether a model of this name is served, `model` is the first such name, and `stream` says how
+        to read the model's tokens."""
+        self.model, self.stream = model, stream
+        self.voices = VoicePool()
         self.link, self.detector, self.serves = EngineLink(engine, shape), detector, serves
         self.points = CutPoints.of(shape, engine.positions)
         self.idle_s, self.backlog_s = idle_s, backlog_s
@@ -95,7 +106,20 @@ class LiveService:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pauses")
         self._sweeper: asyncio.Task[None] | None = None
 
-    def session(self, failed: Callable[[str], None]) -> LiveSession:
+    @property
+    def delay_ms(self) -> int:
+        """The checkpoint's."""
+        return 1000 * self.link.shape.delay * self.link.shape.samples // self.link.shape.rate_hz
+
+    def check_delay(self, delay_ms: int) -> None:
+        """Raises DelayError for a delay that sessions cannot have."""
+        if delay_ms != self.delay_ms:
+            raise DelayError(f"{delay_ms} ms: expected {self.delay_ms}, the checkpoint's delay")
+
+    def session(self, failed: Callable[[str], None], *, delay_ms: int | None = None) -> LiveSession:
+        """A new session, with the checkpoint's delay unless another is given. Raises DelayError."""
+        if delay_ms is not None:
+            self.check_delay(delay_ms)
         return LiveSession(self.link, self.points, self.metrics, self._is_pause, failed, self.backlog_s)
 
     def add(self, socket: Socket, task: asyncio.Task[None]) -> None:
@@ -121,6 +145,7 @@ class LiveService:
             if late:
                 await asyncio.wait(late, timeout=SWEEP_S)
         self._thread.shutdown(wait=False)
+        self.voices.close()
 
     async def _sweep(self) -> None:
         while self.sockets:

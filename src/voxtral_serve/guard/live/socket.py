@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -166,7 +166,7 @@ class LiveSocket:
             return False
         return True
 
-    def write(self, events: Coroutine[Any, Any, None]) -> None:
+    def write(self, events: Callable[[], Awaitable[None]]) -> None:
         """Have the text of the session written by a task of its own."""
         self._writer = asyncio.get_running_loop().create_task(self._written(events))
 
@@ -224,9 +224,9 @@ class LiveSocket:
             self.service.metrics.errors.labels(error.code).inc()
             await self.dialect.refuse(error, event)
 
-    async def _written(self, events: Coroutine[Any, Any, None]) -> None:
+    async def _written(self, events: Callable[[], Awaitable[None]]) -> None:
         try:
-            await events
+            await events()
         except OSError:  # the client has left: the reader sees it, too
             pass
         except Exception as error:

@@ -8,6 +8,7 @@ What vLLM's server does not have: the socket is closed with an error event and a
 
 import asyncio
 import contextlib
+import functools
 import json
 import time
 from typing import Any
@@ -94,7 +95,7 @@ class VllmDialect(Dialect):
         if not await self.socket.begin(session):
             return
         self.socket.texts += 1
-        self.socket.write(self._write(session))
+        self.socket.write(functools.partial(self._write, session))
         early, self.early, self._early_bytes = b"".join(self.early), [], 0
         ends, self._early_end = self._early_end, False
         await session.feed(early)
