@@ -5,20 +5,16 @@ The audio of a connection is one session. A turn of it is an item of the convers
 An event that is wrong gets an `error` with its `event_id`, and nothing else does: clients take any as fatal.
 """
 
-import asyncio
-import contextlib
-import functools
 import time
 import uuid
 from typing import Any
 
-from voxtral_serve.audio.stream import StreamDecoder
 from voxtral_serve.guard.live.items import TurnText, timed_segments
 from voxtral_serve.guard.live.openai_settings import OpenAiSettings
-from voxtral_serve.guard.live.service import POLICY, STOPPING, Ending
-from voxtral_serve.guard.live.session import LiveSession, TurnEnd
-from voxtral_serve.guard.live.socket import Dialect, EventError, LiveSocket, decoded
+from voxtral_serve.guard.live.service import POLICY, Ending
+from voxtral_serve.guard.live.socket import EventError, LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
+from voxtral_serve.guard.live.turn_dialect import TurnDialect
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, SpeechStart, TurnFinder
 
 APPEND, COMMIT, CLEAR = (f"input_audio_buffer.{name}" for name in ("append", "commit", "clear"))
@@ -50,16 +46,13 @@ class Item(TurnText):
         return {**head, "status": status, "role": "user", "content": [content]}
 
 
-class OpenAiDialect(Dialect):
+class OpenAiDialect(TurnDialect):
     """`beta`: the client has asked for the API's beta form. `model`: that of the URL, if it names one."""
 
     def __init__(self, socket: LiveSocket, beta: bool = False, model: str | None = None) -> None:
-        super().__init__(socket)
-        self.settings = OpenAiSettings(self.service)
+        self.settings = OpenAiSettings(socket.service)
+        super().__init__(socket, self.settings.form)
         self._beta, self._model = beta, model
-        self._decoder = self._new_decoder()
-        self._audio: TurnAudio | None = None
-        self._items: dict[int, Item] = {}  # by turn: those whose text is not complete
         self._last: str | None = None  # the item that was committed last
 
     async def greet(self) -> None:
@@ -73,11 +66,7 @@ class OpenAiDialect(Dialect):
     async def event(self, event: dict[str, Any], large: bool) -> None:
         kind = event.get("type")
         if kind == APPEND:
-            audio = event.get("audio")
-            content = await asyncio.to_thread(decoded, audio, APPEND) if large else decoded(audio, APPEND)
-            if not content and audio:
-                raise EventError("audio is not base64 of at most 15 MiB", "invalid_audio", "audio")
-            await self.append(content, large)
+            await self.append(event, large)
         elif kind == COMMIT:
             await self._commit()
         elif kind == CLEAR:
@@ -96,22 +85,17 @@ class OpenAiDialect(Dialect):
 
     async def last_error(self, ending: Ending) -> None:
         content = {"type": "server_error", "code": ending.code, "message": ending.words, "param": None}
-        for item in self._items.values():
-            if item.committed and not item.dropped:
-                await self.say(f"{TEXT}.failed", item_id=item.id, content_index=0, error=content)
+        for item in self._pending():
+            await self.say(f"{TEXT}.failed", item_id=item.id, content_index=0, error=content)
         await self._error(ending.words, ending.code or "", None, None)
-
-    def drain(self) -> None:
-        assert self.session is not None
-        self.session.end()
 
     @property
     def awaits_text(self) -> bool:
-        return any(item.committed and not item.dropped for item in self._items.values())
+        return bool(self._pending())
 
     @property
     def unfinished(self) -> bool:
-        return self.awaits_text or (self._audio is not None and self._audio.fed > self._audio.begin)
+        return self.awaits_text or self.uncut > 0
 
     async def say(self, kind: str, **fields: Any) -> None:
         await self.socket.say(kind, event_id=f"event_{uuid.uuid4().hex[:24]}", **fields)
@@ -132,53 +116,29 @@ class OpenAiDialect(Dialect):
             raise EventError(f"{where} cannot change once there is audio", "invalid_value", where)
         old, self.settings = self.settings, new
         if new.form != old.form:
-            await self._hear(self._decoder.flush())
-            self._decoder = self._new_decoder()
-        if self._audio is not None:
+            await self.hear(self.decoder.flush())
+            self.set_format(new.form)
+        if self.audio is not None:
             if new.input["turn_detection"] != old.input["turn_detection"]:
-                self._find(self._audio)
-            self._audio.session.logprobs = new.logprobs
+                self.find()
+            self.audio.session.logprobs = new.logprobs
         await self.say("session.updated", session=described(self.socket, new))
 
-    def _new_decoder(self) -> StreamDecoder:
-        return StreamDecoder(self.settings.form, self.service.link.shape.rate_hz)
+    def options(self) -> tuple[int | None, bool]:
+        return self.settings.delay_ms, self.settings.logprobs
 
-    def _find(self, audio: TurnAudio) -> None:
-        rule = self.settings.turn_rule(self.service.link.shape.rate_hz)
-        audio.find(None if rule is None else TurnFinder(rule, audio.begin, self._sentence_over))
+    def finder(self) -> TurnFinder | None:
+        rule = self.settings.turn_rule(self.rate_hz)
+        begin = self.audio.begin if self.audio is not None else 0
+        return None if rule is None else TurnFinder(rule, begin, self._sentence_over)
 
     # ---- Audio
 
-    async def append(self, content: bytes, large: bool = False) -> None:
-        """Bytes of the session's format."""
-        pcm = await asyncio.to_thread(self._decoder.take, content) if large else self._decoder.take(content)
-        await self._hear(pcm)
-
-    async def _hear(self, pcm: bytes) -> None:
-        if not pcm or (self._audio is None and not await self._begin()):
-            return
-        assert self._audio is not None
-        async for event in self._audio.feed(pcm):
-            await self._turn(self._audio, event)
-
-    async def _begin(self) -> bool:
-        session = self.service.session(self.socket.failed, delay_ms=self.settings.delay_ms)
-        session.logprobs = self.settings.logprobs
-        self.session = session
-        if not await self.socket.begin(session):
-            return False
-        self._audio = TurnAudio(session, self.service.voices)
-        self._find(self._audio)
-        self.socket.write(functools.partial(self._write, session, self._audio))
-        if self.draining:
-            session.end()
-        return True
-
-    async def _turn(self, audio: TurnAudio, event: Any) -> None:
-        item, rate = self._item(audio.session.turn, audio.begin), self.service.link.shape.rate_hz
+    async def found(self, audio: TurnAudio, event: Any) -> None:
+        item = self._item(audio)
 
         def ms(samples: int) -> int:
-            return samples * 1000 // rate
+            return samples * 1000 // self.rate_hz
 
         match event:
             case SpeechStart(at):
@@ -192,22 +152,22 @@ class OpenAiDialect(Dialect):
                 await self._end_turn(audio, "timeout")
 
     async def _commit(self) -> None:
-        await self._hear(self._decoder.flush())
-        if self._audio is None or self._audio.fed == self._audio.begin:
+        await self.hear(self.decoder.flush())
+        if self.audio is None or not self.uncut:
             raise EventError(
                 "the input audio buffer is empty: expected audio before a commit", "input_audio_buffer_commit_empty"
             )
-        await self._end_turn(self._audio, "client")
+        await self._end_turn(self.audio, "client")
 
     async def _clear(self) -> None:
-        self._decoder = self._new_decoder()
-        if self._audio is not None and self._audio.fed > self._audio.begin:
-            self._item(self._audio.session.turn, self._audio.begin).dropped = True
-            self._audio.cut()
+        self.set_format(self.settings.form)
+        if self.audio is not None and self.uncut:
+            self._item(self.audio).dropped = True
+            self.audio.cut()
         await self.say("input_audio_buffer.cleared")
 
     async def _end_turn(self, audio: TurnAudio, by: str) -> None:
-        item = self._item(audio.session.turn, audio.begin)
+        item = self._item(audio)
         await self._announce(item, audio.fed)
         self.service.metrics.turns.labels(by).inc()
         audio.cut()
@@ -219,53 +179,50 @@ class OpenAiDialect(Dialect):
         await self.say("input_audio_buffer.committed", item_id=item.id, previous_item_id=item.previous)
         await self.say("conversation.item.added", previous_item_id=item.previous, item=item.described())
 
-    def _item(self, turn: int, begin: int) -> Item:
-        if turn not in self._items:
-            self._items[turn] = Item(begin, self)
-        return self._items[turn]
+    def new_turn(self, begin: int) -> "Item":
+        return Item(begin, self)
+
+    def _item(self, audio: TurnAudio) -> "Item":
+        item = self.current(audio)
+        assert isinstance(item, Item)
+        return item
+
+    def _pending(self) -> list["Item"]:
+        """Items whose text the client waits for."""
+        return [each for each in self.turns.values() if isinstance(each, Item) and each.committed and not each.dropped]
 
     def _sentence_over(self, voice: int) -> bool:
         """Whether the text up to this sample has come, and ends a sentence."""
         session = self.session
-        if session is None or (item := self._items.get(session.turn)) is None:
+        if session is None or (turn := self.turns.get(session.turn)) is None:
             return False
         shape = session.shape
         heard = session.samples - session.backlog
-        return heard >= voice + (shape.delay + 2) * shape.samples and item.ends_sentence
+        return heard >= voice + (shape.delay + 2) * shape.samples and turn.ends_sentence
 
     # ---- Text
 
-    async def _write(self, session: LiveSession, audio: TurnAudio) -> None:
-        async with contextlib.aclosing(session.outputs()) as outputs:
-            async for output in outputs:
-                if isinstance(output, TurnEnd):
-                    await self._complete(self._items.get(output.turn), output.turn, audio)
-                    continue
-                item = self._item(output.turn, output.start)
-                delta, logprobs = item.add(output)
-                if delta and not item.dropped and self.settings.transcribes:
-                    more = {"logprobs": logprobs} if self.settings.logprobs else {}
-                    await self.say(f"{TEXT}.delta", item_id=item.id, content_index=0, delta=delta, **more)
-        if self.draining:
-            self.socket.stop(STOPPING)
+    async def delta(self, turn: TurnText, text: str, logprobs: list[dict[str, Any]]) -> None:
+        assert isinstance(turn, Item)
+        if not turn.dropped and self.settings.transcribes:
+            more = {"logprobs": logprobs} if self.settings.logprobs else {}
+            await self.say(f"{TEXT}.delta", item_id=turn.id, content_index=0, delta=text, **more)
 
-    async def _complete(self, item: Item | None, turn: int, audio: TurnAudio) -> None:
-        """The text of a turn is complete. The last turn of a session that was ended may have no commit."""
-        if item is not None and not item.committed and not item.dropped and audio.fed > item.begin:
-            await self._announce(item, audio.fed)
-        self._items.pop(turn, None)
-        if item is None or item.dropped or not item.committed or not self.settings.transcribes:
+    async def complete(self, turn: TurnText) -> None:
+        assert isinstance(turn, Item) and self.audio is not None
+        if not turn.committed and not turn.dropped and self.audio.fed > turn.begin:
+            await self._announce(turn, self.audio.fed)
+        if turn.dropped or not turn.committed or not self.settings.transcribes:
             return
-        rate = self.service.link.shape.rate_hz
-        for segment in timed_segments(item.words(audio.power, rate), _segment):
-            await self.say(f"{TEXT}.segment", item_id=item.id, content_index=0, **segment)
+        head = {"item_id": turn.id, "content_index": 0}
+        for segment in timed_segments(turn.words(self.audio.power, self.rate_hz), _segment):
+            await self.say(f"{TEXT}.segment", **head, **segment)
         more = {}
-        if self.settings.logprobs and item.logprobs is not None:
-            more["logprobs"] = item.logprobs.finish()
-        usage = {"type": "duration", "seconds": round(((item.end or 0) - item.begin) / rate, 3)}
-        await self.say(f"{TEXT}.completed", item_id=item.id, content_index=0, transcript=item.text, usage=usage, **more)
-        await self.say("conversation.item.done", previous_item_id=item.previous, item=item.described())
-        self.socket.heed()
+        if self.settings.logprobs and turn.logprobs is not None:
+            more["logprobs"] = turn.logprobs.finish()
+        usage = {"type": "duration", "seconds": self.heard(turn)}
+        await self.say(f"{TEXT}.completed", **head, transcript=turn.text, usage=usage, **more)
+        await self.say("conversation.item.done", previous_item_id=turn.previous, item=turn.described())
 
 
 def _segment(segment: Any, words: list[Any]) -> dict[str, Any]:
