@@ -245,6 +245,8 @@ class Request:
             made = handshake.read(self.path, self.scope, self.headers)
             self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol)
             await self.live.serve()
+        elif self.path == handshake.MISTRAL_PATH:
+            raise RefusedError(404, "this server has no live sessions: set max_live_sessions", "realtime_not_supported")
         else:
             app = self.guard.app if facts.live else whole_clips.WholeClipsOnly(self.guard.app)
             await app(self.scope, self.receive, self.send)

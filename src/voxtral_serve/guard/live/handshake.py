@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from voxtral_serve.guard.asgi import Message
 from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.live.mistral_dialect import MistralDialect
 from voxtral_serve.guard.live.openai_dialect import BETA_UPDATE, UPDATE, OpenAiDialect, created
 from voxtral_serve.guard.live.openai_settings import OpenAiSettings
 from voxtral_serve.guard.live.socket import Dialect, EventError, LiveSocket
@@ -19,7 +20,8 @@ from voxtral_serve.guard.live.whole_clips import PATH
 SUBPROTOCOL = "realtime"
 KEY, BETA_SUBPROTOCOL = "openai-insecure-api-key.", "openai-beta.realtime-v1"
 AUTHORIZATION = b"authorization"
-PATHS = (PATH,)
+MISTRAL_PATH = "/v1/audio/transcriptions/realtime"
+PATHS = (PATH, MISTRAL_PATH)
 
 
 class Handshake(NamedTuple):
@@ -36,6 +38,8 @@ def read(path: str, scope: Message, headers: dict[bytes, bytes]) -> Handshake:
     """Of a WebSocket to one of PATHS."""
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
     model = query.get("model", [None])[-1]
+    if path == MISTRAL_PATH:
+        return Handshake(lambda socket: MistralDialect(socket, model), None)
     offered = scope.get("subprotocols") or ()
     subprotocol = SUBPROTOCOL if SUBPROTOCOL in offered else None
     beta = b"realtime=v1" in headers.get(b"openai-beta", b"") or BETA_SUBPROTOCOL in offered

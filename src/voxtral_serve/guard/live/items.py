@@ -50,6 +50,11 @@ class TurnText:
         return delta, found
 
     @property
+    def requests(self) -> int:
+        """Of the engine, that have given text or tokens."""
+        return len(self._requests)
+
+    @property
     def ends_sentence(self) -> bool:
         return SENTENCE_END.search(self.text) is not None
 
