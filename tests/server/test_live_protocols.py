@@ -124,7 +124,7 @@ def test_server_vad_and_word_times(fast_url: str, audios: list[np.ndarray]) -> N
             assert events[-1]["type"] != "error", events[-1]
     stops = [event["audio_end_ms"] for event in events if event["type"] == f"{INPUT}.speech_stopped"]
     ends = np.cumsum([len(clip) + len(pause) for clip in audios[:3]]) / RATE * 1000
-    assert len(stops) == 3 and all(0 <= end - stop <= 700 for end, stop in zip(ends, stops, strict=True))
+    assert len(stops) == 3 and all(0 <= end - stop <= 1500 for end, stop in zip(ends, stops, strict=True))
     texts = [event["transcript"] for event in events if event["type"] == COMPLETED]
     assert [text.split()[-1] for text in texts] == [uploaded(fast_url, clip).split()[-1] for clip in audios[:3]]
     words = [word for event in events if event["type"] == f"{TEXT}.segment" for word in event["words"]]
@@ -134,7 +134,7 @@ def test_server_vad_and_word_times(fast_url: str, audios: list[np.ndarray]) -> N
     starts = np.cumsum([0] + [len(clip) + len(pause) for clip in audios[:2]]) / RATE
     for text, start, clip in zip(texts, starts, audios[:3], strict=True):
         mine, words = words[: len(text.split())], words[len(text.split()) :]
-        assert start <= mine[0]["start"] and mine[-1]["end"] <= start + len(clip) / RATE + 0.5
+        assert start <= mine[0]["start"] and mine[-1]["end"] <= start + len(clip) / RATE + 0.7
 
 
 def test_logprobs(fast_url: str, audios: list[np.ndarray]) -> None:
@@ -201,7 +201,7 @@ def beside(fast_url: str, audios: list[np.ndarray]) -> Iterator[None]:
         content = live.pcm16(audios[1])
         half = len(content) // 4 * 2
         append(socket, content[:half])
-        until(socket, f"{TEXT}.delta")
+        until(socket, "session.updated")
         yield
         append(socket, content[half:])
         live.send(socket, f"{INPUT}.commit")
