@@ -10,6 +10,8 @@ brackets:
   VOXTRAL_SERVE_LIVE_IDLE_S         seconds after which a live session without audio and events is closed (60)
   VOXTRAL_SERVE_LIVE_BACKLOG_S      seconds of audio by which the engine may lag behind a live session; at this limit,
                                     no further audio is read from the socket (60)
+  VOXTRAL_SERVE_LIVE_ORIGINS        web pages, separated by commas, that may open live sessions, such as
+                                    https://app.example.org; * for all (none but those of the server's own host)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
 """
 
@@ -53,6 +55,7 @@ class Limits(NamedTuple):
     hosts: frozenset[str]
     live_idle_s: int
     live_backlog_s: int
+    live_origins: frozenset[str]
 
     @property
     def bounds(self) -> Bounds:
@@ -94,7 +97,20 @@ def limits(environ: Mapping[str, str]) -> Limits:
         frozenset(hosts),
         number("VOXTRAL_SERVE_LIVE_IDLE_S", 60),
         number("VOXTRAL_SERVE_LIVE_BACKLOG_S", 60),
+        origins(environ.get("VOXTRAL_SERVE_LIVE_ORIGINS", "")),
     )
+
+
+def origins(listed: str) -> frozenset[str]:
+    """Origins as browsers send them. Raises LimitError."""
+    found = {each.strip().lower().rstrip("/") for each in listed.split(",") if each.strip()}
+    if wrong := sorted(
+        each for each in found if each != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", each)
+    ):
+        raise LimitError(
+            f"VOXTRAL_SERVE_LIVE_ORIGINS has {wrong[0]!r}: expected origins, such as https://app.example.org"
+        )
+    return frozenset(found)
 
 
 LIMITS = limits(os.environ)

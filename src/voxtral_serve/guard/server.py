@@ -114,8 +114,17 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
     if config.model_config.architecture != ENCODE_ONCE or not options.get(OPTION):
         return None
     shape = SessionShape.of(engine.input_processor.tokenizer.instruct.audio_encoder.audio_config)
-    serves = state.openai_serving_models.is_base_model
-    return LiveService(Engine.of_vllm(engine), shape, detector, serves, LIMITS.live_idle_s, LIMITS.live_backlog_s)
+    models = state.openai_serving_models
+    return LiveService(
+        Engine.of_vllm(engine),
+        shape,
+        detector,
+        models.is_base_model,
+        LIMITS.live_idle_s,
+        LIMITS.live_backlog_s,
+        models.base_model_paths[0].name,
+        TokenStream.of_tokenizer(engine.input_processor.tokenizer),
+    )
 
 
 def _verify(state: Any, app: Any) -> Callable[[Any], bool] | None:

@@ -137,9 +137,11 @@ class EngineLink:
         self._start()
         await waiter
 
-    def tokens(self, session: str, shape: SessionShape) -> AsyncGenerator[Any, None]:
+    def tokens(self, session: str, shape: SessionShape, logprobs: bool = False) -> AsyncGenerator[Any, None]:
         """vLLM's outputs for a session of this shape; closing the iterator aborts its request."""
         prompt, params = self.engine.request(session, shape, self.engine.positions - shape.prompt)
+        if logprobs:
+            params.logprobs = 0  # only that of the sampled token
         outputs: AsyncGenerator[Any, None] = self.engine.generate(
             prompt, params, session, priority=self.engine.priority
         )
