@@ -111,7 +111,7 @@ def test_the_web_page_that_a_client_comes_from(
 
 @pytest.mark.parametrize("wrong", ["app.example", "https://", "https://a b", "https://a/path"])
 def test_a_wrong_origin_in_the_environment(wrong: str) -> None:
-    with pytest.raises(limits.LimitError, match="VOXTRAL_SERVE_LIVE_ORIGINS has .*: expected origins"):
+    with pytest.raises(limits.LimitError, match=r"VOXTRAL_SERVE_LIVE_ORIGINS has .*: expected origins"):
         limits.limits({"VOXTRAL_SERVE_LIVE_ORIGINS": wrong})
 
 

@@ -225,7 +225,7 @@ class OpenAiSettings:
         if not isinstance(given, dict):
             raise refusal(path, given, "an object with `type`, or null")
         old = self.input["turn_detection"] or {}
-        kind: str = given.get("type", old.get("type"))
+        kind = str(given.get("type", old.get("type")))
         choice(*TURNS)(kind, f"{path}.type")
         if old.get("type") != kind:
             old = {"type": kind, **(SERVER_VAD if kind == "server_vad" else SEMANTIC_VAD)}
