@@ -57,7 +57,7 @@ async def transcribed(
     engine: FakeEngine, pieces: Any, silent_s: float = 1.0, backlog_s: float = 60, delay_ms: int | None = None
 ) -> Run:
     live, run = service(engine, silent_s, backlog_s=backlog_s), Run()
-    session = run.session = live.session(lambda why: pytest.fail(why), delay_ms)
+    session = run.session = live.session(lambda why: pytest.fail(why), delay_ms=delay_ms)
     run.detector = live.detector
 
     async def read() -> None:
@@ -297,7 +297,7 @@ def test_sessions_of_several_delays_at_a_time() -> None:
         engine, pcm = FakeEngine(), noise(4)
         live = service(engine)
         delays = [80, None, 2400]
-        sessions = [live.session(lambda why: pytest.fail(why), delay_ms) for delay_ms in delays]
+        sessions = [live.session(lambda why: pytest.fail(why), delay_ms=delay_ms) for delay_ms in delays]
         await asyncio.gather(*(session.begin() for session in sessions))
 
         async def tokens(session: LiveSession) -> int:
@@ -321,7 +321,7 @@ def test_sessions_of_several_delays_at_a_time() -> None:
 def test_a_delay_that_is_not_valid(delay_ms: Any) -> None:
     live = service(FakeEngine())
     with pytest.raises(ValueError, match=rf"^a delay of {delay_ms!r} ms: expected a multiple of 80 from 80 to 2400$"):
-        live.session(lambda why: pytest.fail(why), delay_ms)
+        live.session(lambda why: pytest.fail(why), delay_ms=delay_ms)
     assert not live.link.sessions
 
 
