@@ -63,6 +63,9 @@ lint: .venv/ready-dev ## style, types, documentation, and the schemas of the dep
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or also run on it (Python 3.12, 6 GB)
 	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py
 
+test-clients: .venv/ready-dev .venv-clients/ready ## published live clients, unmodified, against a real server (700 MB)
+	@.venv/bin/python -m pytest tests/clients
+
 # As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.
 test-container: .venv-pinned/ready ## build the image and run it on a CPU, without a registry (root, Debian, 20 minutes)
 	@.venv-pinned/bin/python -m pytest tests/container
@@ -105,6 +108,8 @@ lock: ## update the pins and hashes of requirements/*.in (needs uv)
 	  --upgrade --override requirements/container-overrides.txt -o requirements/container.txt requirements/container.in
 	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade -o requirements/wheel.txt requirements/wheel.in
+	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
+	  --upgrade -o requirements/clients.txt requirements/clients.in
 
 docs: .venv/ready-dev ## serve the documentation on http://127.0.0.1:8001
 	@.venv/bin/mkdocs serve -f docs/mkdocs.yml -a 127.0.0.1:8001
@@ -114,7 +119,7 @@ docs-tables: ## write the generated parts of the documentation: the table of pat
 	@$(PYTHON) -m tools.rooms_picture
 
 clean: ## remove what the other targets made, including the environments
-	rm -rf .venv .venv-pinned results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-pinned .venv-clients results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## list the targets
@@ -135,4 +140,8 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test test-slow lint test-pinned test-container bench-full reference layouts models speech soak gpu lock docs docs-tables clean help
+.venv-clients/ready: requirements/clients.txt
+	@rm -f .venv-clients/ready
+	@$(PYTHON) tools/setup_venv.py --clients
+
+.PHONY: demo serve bench test test-slow lint test-pinned test-clients test-container bench-full reference layouts models speech soak gpu lock docs docs-tables clean help
