@@ -91,6 +91,9 @@ speech: .venv/ready ## transcribe all 500 clips at low level and joined to long 
 soak: .venv/ready ## run clients that connect, disconnect and send invalid requests, into bench/results/soak-cpu.json (MINUTES=30)
 	@.venv/bin/python -m tools.soak --minutes $(MINUTES) --out bench/results/soak-cpu.json
 
+soak-live: .venv/ready ## send one live session hours of audio, into bench/results/soak-live-cpu.json (20 minutes for three hours)
+	@.venv/bin/python -m tools.soak_live --out bench/results/soak-live-cpu.json
+
 # Run it in the environment that serves: the environments of this Makefile have no vLLM for GPUs.
 gpu: ## measure speed, energy and memory on a GPU, into results/gpu.json (ROWS=stock-eager,stock-piecewise,fast)
 	@mkdir -p results
@@ -144,4 +147,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-clients/ready
 	@$(PYTHON) tools/setup_venv.py --clients
 
-.PHONY: demo serve bench test test-slow lint test-pinned test-clients test-container bench-full reference layouts models speech soak gpu lock docs docs-tables clean help
+.PHONY: demo serve bench test test-slow lint test-pinned test-clients test-container bench-full reference layouts models speech soak soak-live gpu lock docs docs-tables clean help

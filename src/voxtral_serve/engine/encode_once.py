@@ -165,7 +165,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=delay)
 
     def settle_delay(self, device: torch.device) -> torch.Tensor:
-        """Compute the constant projections of the delays in the layers: of the checkpoint's delay, or of each delay that
+        """Compute the constant projections of the delays in the layers: of the checkpoint's delay, or of each that
         a live session may have. Returns the embedding [1, LM dim] of the checkpoint's delay."""
 
         def embedded(delay: int) -> torch.Tensor:

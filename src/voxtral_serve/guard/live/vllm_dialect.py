@@ -104,9 +104,10 @@ class VllmDialect(Dialect):
 
     async def _write(self, session: LiveSession) -> None:
         """The text of a session, and what ends the socket with it."""
-        socket, pieces = self.socket, list[str]()
+        socket, pieces, tokens = self.socket, list[str](), 0
         async with contextlib.aclosing(session.deltas()) as deltas:
             async for text, count in deltas:
+                tokens += count
                 for _ in range(count - 1 if text else count):
                     await socket.send(EMPTY)
                 if text:
@@ -115,8 +116,8 @@ class VllmDialect(Dialect):
                     await socket.send(text_message('{"type":"transcription.delta","delta":' + delta + "}"))
         usage = {
             "prompt_tokens": session.prompt_tokens,
-            "total_tokens": session.prompt_tokens + session.tokens,
-            "completion_tokens": session.tokens,
+            "total_tokens": session.prompt_tokens + tokens,
+            "completion_tokens": tokens,
             "prompt_tokens_details": None,
         }
         socket.count(session)
