@@ -628,6 +628,7 @@ def test_a_client_that_waits_for_its_text_is_not_idle() -> None:
         await asyncio.sleep(0.01)
         live.sweep(time.monotonic() + 6)
         assert await client.gone() == (1008, "no audio and no event for 5 s")
+        assert "error" not in client.types()  # which LiveKit takes as fatal
 
     asyncio.run(run())
 

@@ -14,7 +14,7 @@ from voxtral_serve.guard.live.openai_settings import Check, choice, flag, merged
 from voxtral_serve.guard.live.service import POLICY, DelayError, Ending
 from voxtral_serve.guard.live.socket import EventError, LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
-from voxtral_serve.guard.live.turn_dialect import TurnDialect
+from voxtral_serve.guard.live.turn_dialect import NO_ERRORS, TurnDialect
 
 APPEND, FLUSH, END, UPDATE = "input_audio.append", "input_audio.flush", "input_audio.end", "session.update"
 ENDED = Ending("done", 1000, "the text is complete")
@@ -128,7 +128,8 @@ class MistralDialect(TurnDialect):
         await self._error(str(error), error.code)
 
     async def last_error(self, ending: Ending) -> None:
-        await self._error(ending.words, ending.code or "")
+        if ending.reason not in NO_ERRORS:
+            await self._error(ending.words, ending.code or "")
 
     @property
     def awaits_text(self) -> bool:

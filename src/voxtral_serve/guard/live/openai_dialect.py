@@ -14,7 +14,7 @@ from voxtral_serve.guard.live.openai_settings import OpenAiSettings
 from voxtral_serve.guard.live.service import POLICY, Ending
 from voxtral_serve.guard.live.socket import EventError, LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
-from voxtral_serve.guard.live.turn_dialect import TurnDialect
+from voxtral_serve.guard.live.turn_dialect import NO_ERRORS, TurnDialect
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, SpeechStart, TurnFinder
 
 APPEND, COMMIT, CLEAR = (f"input_audio_buffer.{name}" for name in ("append", "commit", "clear"))
@@ -84,6 +84,8 @@ class OpenAiDialect(TurnDialect):
         await self._error(str(error), error.code, error.param, caused if isinstance(caused, str) else None)
 
     async def last_error(self, ending: Ending) -> None:
+        if ending.reason in NO_ERRORS:
+            return
         content = {"type": "server_error", "code": ending.code, "message": ending.words, "param": None}
         for item in self._pending():
             await self.say(f"{TEXT}.failed", item_id=item.id, content_index=0, error=content)

@@ -12,6 +12,9 @@ from voxtral_serve.guard.live.session import LiveSession, TurnEnd
 from voxtral_serve.guard.live.socket import Dialect, EventError, LiveSocket, decoded
 from voxtral_serve.guard.live.turn_audio import Finder, TurnAudio
 
+# Endings without an error event: clients that take any as fatal connect again after a close.
+NO_ERRORS = ("idle",)
+
 
 class TurnDialect(Dialect):
     """`turns` has those whose text is not complete, by number. The session begins with the first audio."""
