@@ -54,7 +54,7 @@ class Pass:
 
 
 def passes(clips: list[dataset.Clip], minutes: float) -> tuple[np.ndarray, list[Pass]]:
-    """(int16 samples of the set, what is said in each pass). A pass of less than the whole set ends with a recording."""
+    """(int16 samples of the set, what is said in each pass). A shorter pass ends with a recording."""
     rest = np.zeros(SILENCE_S * SAMPLE_RATE, np.int16)
     wanted, sent, found = minutes * 60, 0, list[Pass]()
     audio: list[np.ndarray] = []

@@ -249,7 +249,7 @@ class ConnectionHeaders(ServerPatch):
     def apply(self, module: Any) -> None:
         stock = module.http_protocol_class
 
-        class Joining(stock):  # type: ignore[misc]
+        class Joining(stock):  # type: ignore[misc, valid-type]
             def _get_upgrade(self) -> bytes | None:
                 others = [(name, value) for name, value in self.headers if name != b"connection"]
                 connection = b",".join(value for name, value in self.headers if name == b"connection")
