@@ -156,14 +156,13 @@ async def hold(url: str, samples: np.ndarray, pieces: int, process: psutil.Proce
     return session, memory
 
 
-def soak(minutes: float, scratch: Path, flags: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What the JSON file holds. `flags` are more of vLLM's."""
+def soak(minutes: float, scratch: Path, flags: tuple[str, ...], preloaded: str | None) -> dict[str, Any]:
+    """What the JSON file holds. `flags` are more of vLLM's, `preloaded` is the library that allocates its memory."""
+    variables = {"LD_PRELOAD": preloaded} if preloaded else {}
     clips = dataset.load(ROOT / "bench/data/live.jsonl")[0]
     samples, every = passes(clips, minutes)
     port, log = serve.free_port(), scratch / "server.log"
-    with serve.server(
-        CONFIG, huggingface.PICO, port, log, *FLAGS, *flags, environment={"LD_PRELOAD": tcmalloc()}
-    ) as process:
+    with serve.server(CONFIG, huggingface.PICO, port, log, *FLAGS, *flags, environment=variables) as process:
         url = f"http://127.0.0.1:{port}"
         version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
         session, memory = asyncio.run(hold(url, samples, every[-1].last, psutil.Process(process.pid)))
@@ -181,6 +180,7 @@ def soak(minutes: float, scratch: Path, flags: tuple[str, ...] = ()) -> dict[str
         "command": f"python -m tools.soak_live --minutes {minutes:g}",
         "config": yaml.safe_load(CONFIG.read_text()),
         "flags": [*FLAGS, *flags],
+        "variables": variables,
         "environment": environment.describe(version) | {"served_by": environment.versions(LIBRARIES)},
         "minutes": minutes,
         "pace": PACE,
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        outcome = soak(flags.minutes, Path(scratch))
+        outcome = soak(flags.minutes, Path(scratch), (), tcmalloc())
     results.write_json(flags.out, outcome)
     for each in outcome["passes"]:
         print(each)

@@ -9,7 +9,7 @@ from tools import soak_live
 
 @pytest.mark.slow
 def test_ten_minutes(tmp_path: Path) -> None:
-    outcome = soak_live.soak(10, tmp_path, ("--max-model-len", "2048"))
+    outcome = soak_live.soak(10, tmp_path, ("--max-model-len", "2048"), None)
     assert outcome["rollovers"] >= 4
     # As many tokens as without rollovers, whose cuts are not at whole tokens
     assert abs(outcome["tokens"] - outcome["pieces"] - 11) <= 2
