@@ -330,7 +330,7 @@ def test_a_delay_that_the_context_is_too_short_for() -> None:
     live.session(lambda why: pytest.fail(why))
     least = least_positions(SHAPE.with_delay_ms(2400))
     with pytest.raises(cuts.ContextError, match=f"live sessions need at least {least} with a delay of 2400 ms$"):
-        live.session(lambda why: pytest.fail(why), 2400)
+        live.session(lambda why: pytest.fail(why), delay_ms=2400)
 
 
 # ---- The backlog, the lag
