@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import difflib
 import itertools
 import json
 import time
@@ -135,6 +136,34 @@ def test_server_vad_and_word_times(fast_url: str, audios: list[np.ndarray]) -> N
     for text, start, clip in zip(texts, starts, audios[:3], strict=True):
         mine, words = words[: len(text.split())], words[len(text.split()) :]
         assert start - 0.1 <= mine[0]["start"] and mine[-1]["end"] <= start + len(clip) / RATE + 0.7
+
+
+@pytest.mark.slow
+def test_turns_lose_no_words(fast_url: str) -> None:
+    """A recording of a minute, by turns and in one: at most 1 % of the words are lost or doubled."""
+    pcm = live.pcm16(evaluate.read_audio(DATA / "live/00.opus"))
+
+    def words(turn_detection: Any) -> list[str]:
+        with opened(fast_url, ping_interval=None) as socket, ThreadPoolExecutor(1) as pool:
+            configure(socket, turn_detection)
+            sent = pool.submit(append, socket, pcm, RATE)
+            sent.add_done_callback(lambda _: live.send(socket, f"{INPUT}.commit"))
+            sent.add_done_callback(lambda _: live.send(socket, f"{INPUT}.clear"))
+            items, texts, cleared = 0, list[str](), False
+            while not cleared or len(texts) < items:
+                event = live.receive(socket)
+                assert event["type"] != "error", event
+                items += event["type"] == f"{INPUT}.committed"
+                cleared |= event["type"] == f"{INPUT}.cleared"
+                if event["type"] == COMPLETED:
+                    texts.append(event["transcript"])
+        assert len(texts) == 1 if turn_detection is None else len(texts) > 5
+        return " ".join(texts).lower().replace(",", "").replace(".", "").split()
+
+    one, turns = words(None), words({"type": "server_vad"})
+    codes = difflib.SequenceMatcher(None, one, turns, autojunk=False).get_opcodes()
+    lost_or_doubled = sum(abs((b - a) - (d - c)) for _, a, b, c, d in codes)
+    assert lost_or_doubled <= 0.01 * len(one)
 
 
 def test_logprobs(fast_url: str, audios: list[np.ndarray]) -> None:

@@ -13,6 +13,7 @@ from livefakes import LOGPROB, SHAPE, FakeClient, FakeEngine, chunks, service
 from test_live_session import RATE, noise, tokens_of
 
 from voxtral_serve.guard.live.handshake import Undecided
+from voxtral_serve.guard.live.metrics import metrics
 from voxtral_serve.guard.live.openai_dialect import OpenAiDialect
 
 TEXT = "conversation.item.input_audio_transcription"
@@ -648,6 +649,42 @@ def test_a_turn_over_several_requests_is_one_item() -> None:
         assert words == transcript.split()
         await closed(client)
         assert client.socket.rollovers >= 2
+
+    asyncio.run(run())
+
+
+def test_a_commit_within_speech_starts_a_new_turn() -> None:
+    async def run() -> None:
+        client = Client(service(FakeEngine()))
+        client.configure()
+        client.speak(noise(1))
+        client.send(f"{INPUT}.commit")
+        client.speak(with_pauses(1.0, 1.0))
+        await client.until("completed", 2)
+        started = [each["audio_start_ms"] for each in client.of(f"{INPUT}.speech_started")]
+        assert started == [0, 1000] and len(client.of(f"{INPUT}.speech_stopped")) == 1
+        assert len({each["item_id"] for each in client.of(f"{INPUT}.speech_started")}) == 2
+        await closed(client)
+
+    asyncio.run(run())
+
+
+def test_turns_and_errors_are_counted() -> None:
+    def counted() -> tuple[float, ...]:
+        found = metrics()
+        by = [found.turns.labels(by)._value.get() for by in ("silence", "client")]
+        return (*by, found.errors.labels("input_audio_buffer_commit_empty")._value.get())
+
+    async def run() -> None:
+        before = counted()
+        client = Client(service(FakeEngine()))
+        client.configure()
+        client.send(f"{INPUT}.commit")
+        client.speak(with_pauses(1.0, 1.0))
+        client.send(f"{INPUT}.commit")
+        await client.until("completed", 2)
+        assert [now - then for now, then in zip(counted(), before, strict=True)] == [1, 1, 1]
+        await closed(client)
 
     asyncio.run(run())
 

@@ -2,13 +2,16 @@
 
 import asyncio
 import itertools
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import DATA
 from livefakes import PAD, SHAPE, SPOKEN, STREAM, FakeEngine, chunks, service
 from test_live_session import RATE, noise, speech, tokens_of
 
+from pico.evaluate import read_audio
 from voxtral_serve.audio.level import StreamPower, voiced
 from voxtral_serve.audio.stream import StreamDecoder, StreamFormat
 from voxtral_serve.audio.voice import FRAME, VoiceModel, VoiceStream
@@ -108,7 +111,7 @@ RULE = TurnRule(0.5, 4 * FRAME, FRAME)
 
 
 def test_a_turn_ends_after_its_silence() -> None:
-    assert events(RULE, [0.1, 0.2, 0.6, 0.4, 0.36, 0.34, 0.3, 0.2, 0.1, 0.1, 0.1]) == [
+    assert events(RULE, [0.1, 0.2, 0.6, 0.47, 0.46, 0.44, 0.3, 0.2, 0.1, 0.1, 0.1]) == [
         SpeechStart(FRAME),
         SpeechEnd(9 * FRAME),
     ]
@@ -181,6 +184,37 @@ def test_a_model_that_fails_fails_its_sessions() -> None:
                 await pool.probabilities(VoiceStream(), noise(1))
 
     asyncio.run(run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gain_db", [0, -20])
+def test_sentence_ends_of_the_live_set(gain_db: float) -> None:
+    """Pauses of 700 ms and more after a sentence: those below -50 dBFS, and those with noise."""
+    found, words, within = {True: [0, 0], False: [0, 0]}, 0, 0
+    for row in map(json.loads, (DATA / "live.jsonl").read_text().splitlines()):
+        samples = read_audio(DATA / row["path"])
+        stream, finder = VoiceStream(), TurnFinder(TurnRule(0.5, RATE // 2, 0), 0, lambda at: False)
+        pcm = np.rint(samples * 10 ** (gain_db / 20) * 32767).clip(-(2**15), 2**15 - 1).astype("<i2").tobytes()
+        stops = []
+        for number, probability in enumerate(MODEL.probabilities([stream], [stream.frames(pcm)])[0].tolist()):
+            event = finder.step(probability, number * FRAME, (number + 1) * FRAME)
+            if isinstance(event, SpeechEnd):
+                stops.append(event.at / RATE)
+                finder.reset(event.at)
+        for (word, start, end), (_, following, _) in itertools.pairwise([*row["words"], ("", row["duration"], 0)]):
+            words += 1
+            within += sum(start + 0.05 < stop < end - 0.05 for stop in stops)
+            pause = samples[round(end * RATE) :][: round(0.7 * RATE)]
+            if word[-1] in ".?!" and following - end >= 0.7 and len(pause) == round(0.7 * RATE):
+                loudest = np.sqrt((pause.reshape(-1, 160) ** 2).mean(1)).max()
+                counts = found[bool(20 * np.log10(loudest + 1e-9) < -50)]
+                counts[0] += any(end - 0.05 <= stop <= following + 0.2 for stop in stops)
+                counts[1] += 1
+    (quiet, of_quiet), (noisy, of_noisy) = found[True], found[False]
+    assert of_quiet > 100 and of_noisy > 60
+    assert quiet >= 0.99 * of_quiet
+    assert noisy >= 0.91 * of_noisy  # the aim is 0.97
+    assert within <= 0.002 * words
 
 
 # ---- Levels, formats, times

@@ -116,7 +116,7 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
         return None
     shape = SessionShape.of(engine.input_processor.tokenizer.instruct.audio_encoder.audio_config)
     models = state.openai_serving_models
-    return LiveService(
+    service = LiveService(
         Engine.of_vllm(engine),
         shape,
         detector,
@@ -126,6 +126,8 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
         models.base_model_paths[0].name,
         TokenStream.of_tokenizer(engine.input_processor.tokenizer),
     )
+    service.voices.prepare()
+    return service
 
 
 def _verify(state: Any, app: Any) -> Callable[[Any], bool] | None:

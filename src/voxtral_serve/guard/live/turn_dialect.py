@@ -15,6 +15,8 @@ from voxtral_serve.guard.live.turn_audio import Finder, TurnAudio
 # Endings without an error event: clients that take any as fatal connect again after a close.
 NO_ERRORS = ("idle",)
 
+SLICE = 256 * 1024  # bytes of encoded audio
+
 
 class TurnDialect(Dialect):
     """`turns` has those whose text is not complete, by number. The session begins with the first audio."""
@@ -85,8 +87,10 @@ class TurnDialect(Dialect):
         await self.take(content, large)
 
     async def take(self, content: bytes, large: bool = False) -> None:
-        """Bytes of the session's format."""
-        await self.hear(await asyncio.to_thread(self.decoder.take, content) if large else self.decoder.take(content))
+        """Bytes of the session's format. Minutes of audio are decoded slice by slice, which bounds their memory."""
+        for start in range(0, len(content), SLICE):
+            part = content[start : start + SLICE]
+            await self.hear(await asyncio.to_thread(self.decoder.take, part) if large else self.decoder.take(part))
 
     async def hear(self, pcm: bytes) -> None:
         """PCM16 at the model's rate."""

@@ -20,7 +20,7 @@ class _Job(NamedTuple):
 
 
 class VoicePool:
-    """The only one of a process; `load` gives the model, at the first use."""
+    """The only one of a process; `load` gives the model, by `prepare` or at the first use."""
 
     def __init__(self, load: Callable[[], Any] = VoiceModel) -> None:
         self._load = load
@@ -28,6 +28,11 @@ class VoicePool:
         self._jobs: list[_Job] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="voices")
         self._pump: asyncio.Task[None] | None = None
+
+    def prepare(self) -> None:
+        """Load the model now. Raises ImportError where a package is missing."""
+        if self._model is None:
+            self._model = self._load()
 
     async def probabilities(self, stream: VoiceStream, pcm: bytes) -> np.ndarray:
         """float [n]: of the frames that this PCM16 completes."""
@@ -64,8 +69,7 @@ class VoicePool:
                     job.done.set_result(np.concatenate(job.found))
 
     def _compute(self, jobs: list[_Job]) -> list[np.ndarray]:
-        if self._model is None:
-            self._model = self._load()
+        self.prepare()
         found: list[np.ndarray] = self._model.probabilities(
             [job.stream for job in jobs], [job.frames[:MOST_FRAMES] for job in jobs]
         )
