@@ -26,7 +26,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 MODEL = "voxtral"
 # livekit-plugins-mistralai speaks its live protocol for models with `realtime` in their name only.
 MODELS = {"livekit_mistral": "voxtral-mini-transcribe-realtime-2602"}
-CLIPS = 4
+CLIPS = 3
 LONGEST_S = 5.0
 TIMEOUT_S = 240
 # Of the words of all clips. Where a client resamples, or speech detection cuts a turn within a clip, a word may differ.

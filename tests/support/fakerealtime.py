@@ -145,12 +145,15 @@ class FakeTurns:
 
     Each block of 80 ms that holds `number` says `words[number]`; a block of zeros after a word ends a turn, whose
     segment lasts from its first word's block to its last. Connection number i is cut after `cuts[i]` seconds of audio,
-    or gets the error event of code `refuses[i]` in place of session.created. Without `segments` there are none.
+    or gets the error event of code `refuses[i]` in place of session.created. The turns of the numbers `fails`, counted
+    over all connections from 1, fail. Without `segments` there are none.
     """
 
     words: Mapping[int, str] = field(default_factory=dict)
     cuts: Mapping[int, float] = field(default_factory=dict)
     refuses: Mapping[int, str] = field(default_factory=dict)
+    fails: Sequence[int] = ()
+    completed: int = 0
     segments: bool = True
     sessions: list[Session] = field(default_factory=list)
 
@@ -232,6 +235,10 @@ class _Hearing:
     def complete(self) -> None:
         text, self.words = "".join(self.words), []
         self.say("input_audio_buffer.committed")
+        self.server.completed += 1
+        if self.server.completed in self.server.fails:
+            self.say("conversation.item.input_audio_transcription.failed", error={"message": "it failed"})
+            return
         if self.server.segments:
             start_s, end_s = self.begin * 0.08, self.end * 0.08
             kind = "conversation.item.input_audio_transcription.segment"

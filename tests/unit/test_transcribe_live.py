@@ -227,6 +227,17 @@ def test_a_connection_that_is_cut(
     assert "the server says: not now; connecting again" in err
 
 
+def test_a_turn_that_fails_is_sent_again(
+    tmp_path: Path, speech: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
+    with FakeTurns(WORDS, fails=[2, 3]) as server:
+        assert live.run(LiveJob(speech, server.url, "srt", tmp_path / "out", False, None, None)) == 0
+    out, err = capsys.readouterr()
+    assert (out, (tmp_path / "out/speech.srt").read_text()) == (TEXT, SRT)
+    assert (len(server.sessions), err.count("the server says: it failed; connecting again")) == (3, 2)
+
+
 def test_other_words_than_before_are_on_another_line(
     tmp_path: Path, speech: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

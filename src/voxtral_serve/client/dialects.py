@@ -7,7 +7,6 @@ vLLM's own has one text of one token for each 80 ms, without times. There, a tur
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from voxtral_serve.client.errors import RequestError
 from voxtral_serve.client.jobs import DELAYS_MS
 from voxtral_serve.client.sound import RATE_HZ
 
@@ -17,6 +16,7 @@ TOKEN = 1280  # samples
 QUIET = 12  # tokens without text that end a turn in vLLM's protocol
 LAST_COMMIT = "last-commit"  # the id of the commit that ends the audio
 ITEM = "conversation.item.input_audio_transcription"
+FAILED = f"{ITEM}.failed"
 Event = dict[str, Any]
 
 
@@ -51,7 +51,7 @@ class Dialect(Protocol):
         """What to send after it."""
 
     def take(self, event: Event) -> Iterator[str | Turn]:
-        """Text as it comes, and each turn once it is complete. Raises RequestError."""
+        """Text as it comes, and each turn once it is complete."""
 
 
 class VllmDialect:
@@ -157,8 +157,6 @@ class OpenAIDialect:
         elif kind == f"{ITEM}.completed":
             self._item(name).text = str(event.get("transcript", "")).strip()
             self._committed.discard(name)
-        elif kind == f"{ITEM}.failed":
-            raise RequestError(f"the server says: {message(event)}")
         yield from self._given()
 
     def _item(self, name: str) -> _Item:
@@ -192,7 +190,7 @@ def is_openais(created: Event) -> bool:
 
 
 def message(event: Event) -> str:
-    """The words of an error event. `error` is an object in OpenAI's protocol, a string in vLLM's."""
+    """The words of an error event, or of FAILED. `error` is an object in OpenAI's protocol, a string in vLLM's."""
     problem = event.get("error")
     words = problem.get("message", problem) if isinstance(problem, dict) else problem
     return " ".join(str(words).split())

@@ -18,6 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from voxtral_serve.client.captions import Captions
 from voxtral_serve.client.dialects import (
+    FAILED,
     Dialect,
     Event,
     OpenAIDialect,
@@ -239,16 +240,17 @@ class _Speaker(threading.Thread):
 
 
 def receive(socket: ClientConnection) -> Event:
-    """The next event. Raises RequestError for `error` and for what is no event, CutError for an error that may pass."""
+    """The next event. Raises RequestError for `error` and for what is no event, CutError for an error that may pass and
+    for a turn that failed: its audio is kept."""
     text = socket.recv()
     try:
         event: Event = json.loads(text)
-        failed = event["type"] == "error"
+        kind = event["type"]
     except (ValueError, LookupError, TypeError):
         raise RequestError(f"a message of /v1/realtime is no event: {text[:300]!r}") from None
-    if failed and not harmless(event):
+    if kind in ("error", FAILED) and not harmless(event):
         problem = f"the server says: {message(event)}"
-        if code(event) in PASSING:
+        if kind == FAILED or code(event) in PASSING:
             raise CutError(problem)
         raise RequestError(problem)
     return event
