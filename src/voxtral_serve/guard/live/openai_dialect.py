@@ -20,11 +20,12 @@ from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, SpeechStart, 
 APPEND, COMMIT, CLEAR = (f"input_audio_buffer.{name}" for name in ("append", "commit", "clear"))
 UPDATE = "session.update"
 BETA_UPDATE = "transcription_session.update"
-BETA = EventError(
+BETA_CODE = "beta_api_shape_disabled"
+BETA_WORDS = (
     "this is the beta form of the Realtime API, which OpenAI has ended: connect without the header OpenAI-Beta, and "
-    "send session.update with session.type 'transcription'",
-    "beta_api_shape_disabled",
+    "send session.update with session.type 'transcription'"
 )
+LONGEST_ID = 512  # characters of an event_id that an error repeats
 TEXT = "conversation.item.input_audio_transcription"
 SERVER_ERRORS = ("processing_error", "engine_dead", "engine_stalled", "stopping")
 
@@ -58,7 +59,7 @@ class OpenAiDialect(TurnDialect):
     async def greet(self) -> None:
         await self.say("session.created", **created(self.socket, self.settings))
         if self._beta:
-            self.socket.stop(Ending("refused", POLICY, str(BETA), BETA.code))
+            self.socket.stop(Ending("refused", POLICY, BETA_WORDS, BETA_CODE))
         elif self._model is not None and not self.service.serves(self._model):
             words = f"the model {ascii(self._model)[:80]} does not exist: expected {self.service.model}"
             self.socket.stop(Ending("refused", POLICY, words, "model_not_found"))
@@ -74,14 +75,15 @@ class OpenAiDialect(TurnDialect):
         elif kind == UPDATE:
             await self._update(event.get("session"))
         elif kind == BETA_UPDATE:
-            raise BETA
+            raise EventError(BETA_WORDS, BETA_CODE)
         else:
             expected = ", ".join((UPDATE, APPEND, COMMIT, CLEAR))
             raise EventError(f"type is {ascii(kind)[:80]}: expected one of {expected}", "invalid_value", "type")
 
     async def refuse(self, error: EventError, event: dict[str, Any] | None) -> None:
         caused = (event or {}).get("event_id")
-        await self._error(str(error), error.code, error.param, caused if isinstance(caused, str) else None)
+        known = isinstance(caused, str) and len(caused) <= LONGEST_ID
+        await self._error(str(error), error.code, error.param, caused if known else None)
 
     async def last_error(self, ending: Ending) -> None:
         if ending.reason in NO_ERRORS:

@@ -98,7 +98,7 @@ def merged(old: Mapping[str, Any], given: Any, fields: Mapping[str, Check], path
         raise refusal(path, given, "an object")
     new = dict(old)
     for name, value in given.items():
-        where = f"{path}.{name}"
+        where = f"{path}.{name[:80]}"
         if name not in fields:
             raise EventError(f"{where} is no field here: expected {', '.join(fields)}", "unknown_parameter", where)
         new[name] = value if value is None else fields[name](value, where)
