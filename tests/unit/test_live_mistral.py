@@ -127,7 +127,10 @@ def test_encodings(encoding: str, kind: str) -> None:
         (None, "session"),
         ({"audio_format": {"encoding": "mp3"}}, "session.audio_format.encoding"),
         ({"audio_format": {"encoding": "pcm_s16le", "sample_rate": 1}}, "session.audio_format.sample_rate"),
-        ({"target_streaming_delay_ms": 481}, "session.target_streaming_delay_ms is a delay of 481 ms: expected a multiple of 80"),
+        (
+            {"target_streaming_delay_ms": 481},
+            "target_streaming_delay_ms is a delay of 481 ms: expected a multiple of 80",
+        ),
         ({"target_streaming_delay_ms": "fast"}, "session.target_streaming_delay_ms"),
         ({"turn_detection": {"end_threshold": 7}}, "session.turn_detection.end_threshold"),
         ({"speed": 2}, "session.speed"),
