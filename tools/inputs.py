@@ -494,6 +494,6 @@ def chats(samples: np.ndarray) -> Iterator[Input]:
     yield parts("text", {"type": "text", "text": "hello"}, "this model does not chat: send audio to")
     clip = {"type": "input_audio", "input_audio": {"data": inline, "format": "wav"}}
     yield parts("audio", clip, "this model does not chat: send audio to")
-    yield parts("a part that is a number", 7, "no object")
+    yield parts("a part that is a number", 7, "not an object")
     asked = {"model": "voxtral", "messages": [{"role": "user", "content": [clip] * 20}]}
     yield raw("20 clips", json.dumps(asked).encode(), r"takes at most 0\.24 s \(of 37\.00 s a chat\)")

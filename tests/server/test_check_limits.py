@@ -9,6 +9,7 @@ from voxtral_serve import checkpoint
 from voxtral_serve.check import check_all, clip_length
 
 
+@pytest.mark.slow
 def test_longest_clip(pico_url: str) -> None:
     (served,) = requests.get(f"{pico_url}/v1/models", timeout=10).json()["data"]
     length = clip_length(checkpoint.read(PICO).tekken)

@@ -45,7 +45,7 @@ def uploaded(llm: Any, audios: list[np.ndarray]) -> list[list[int]]:
     return offline.generate(llm, audios)
 
 
-@pytest.mark.parametrize("samples", [80, 1280, 16_000, 10**6])
+@pytest.mark.parametrize("samples", [pytest.param(80, marks=pytest.mark.slow), 1280, 16_000, 10**6])
 def test_rows_are_those_of_the_whole_clip(llm: Any, engine: sessions.Sessions, samples: int) -> None:
     audio = sessions.rounded(offline.speech(4.0 if samples == 80 else 20.0))
     session = engine.begin("rows", audio)
@@ -152,6 +152,7 @@ def test_sessions_of_two_delays_in_one_batch_have_the_texts_that_each_has_alone(
     assert [session.text for session in together] == referred(both, delays)
 
 
+@pytest.mark.slow
 def test_words_of_sessions_at_several_delays(engine: sessions.Sessions, audios: list[np.ndarray]) -> None:
     """With the conditioning of the checkpoint's delay, 64 of 107 words were wrong at 2.4 s."""
     tokenizer = TextTokenizer.from_file(PICO / "tekken.json")
@@ -161,6 +162,7 @@ def test_words_of_sessions_at_several_delays(engine: sessions.Sessions, audios: 
     assert sum(each.total for each in found) <= 0.1 * sum(each.words for each in found)
 
 
+@pytest.mark.slow
 def test_sessions_of_all_kinds_of_delays_beside_uploads(
     engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
 ) -> None:

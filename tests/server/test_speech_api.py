@@ -262,6 +262,7 @@ def test_what_has_no_effect_is_said(url: str, content: bytes, fields: dict[str, 
     assert upload(url, content, language="xx", **fields).status_code == 400
 
 
+@pytest.mark.slow
 def test_temperature_is_honoured(url: str, clips: list[dataset.Clip]) -> None:
     content = clips[0].path.read_bytes()
     usual = upload(url, content).json()["text"]

@@ -167,7 +167,7 @@ def test_a_piece_refused_after_others_were_sent_is_an_error_of_the_stream() -> N
 def test_a_stream_without_an_end_has_failed() -> None:
     vllm = Vllm(late=True)
     vllm.cut = True
-    assert "no end" in data(run(vllm, upload(streamed=True))[1:])[-1]["error"]["message"]
+    assert "ended without [DONE]" in data(run(vllm, upload(streamed=True))[1:])[-1]["error"]["message"]
 
 
 def test_a_failure_at_the_beginning_of_a_stream_has_its_status() -> None:

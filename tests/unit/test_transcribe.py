@@ -116,7 +116,8 @@ def test_what_cannot_be_used_sends_nothing(tmp_path: Path) -> None:
         (good, "--jobs", "0"): "--jobs 0: must be at least 1",
         (good, "--again"): "--again: only with --out",
         (good, "--outt", "x"): "unrecognized arguments: --outt x",
-        ("--live", good, "--format", "srt"): "--format is not for --live",
+        ("--live", good, "--format", "vtt"): "--format vtt is not for --live, which has text and srt",
+        ("--live", good, "--jobs", "2"): "--jobs is not for --live",
     }
     with FakeServer() as server:
         for arguments, message in cases.items():

@@ -249,12 +249,9 @@ class ConnectionHeaders(ServerPatch):
     def apply(self, module: Any) -> None:
         stock = module.http_protocol_class
 
-        class Joining(stock):  # type: ignore[misc, valid-type]
-            def _get_upgrade(self) -> bytes | None:
-                others = [(name, value) for name, value in self.headers if name != b"connection"]
-                connection = b",".join(value for name, value in self.headers if name == b"connection")
-                joined = SimpleNamespace(headers=[*others, (b"connection", connection)])
-                found: bytes | None = stock._get_upgrade(joined)
-                return found
+        def joined(protocol: Any) -> Any:
+            others = [(name, value) for name, value in protocol.headers if name != b"connection"]
+            connection = b",".join(value for name, value in protocol.headers if name == b"connection")
+            return stock._get_upgrade(SimpleNamespace(headers=[*others, (b"connection", connection)]))
 
-        module.http_protocol_class = Joining
+        module.http_protocol_class = type(stock.__name__, (stock,), {"_get_upgrade": joined})

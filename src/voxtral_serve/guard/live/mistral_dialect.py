@@ -245,7 +245,7 @@ class MistralDialect(TurnDialect):
         segments = timed_segments(words, lambda each, _: _span(each))
         for segment in segments:
             await self.socket.say("transcription.segment", **segment)
-        prompt = turn.requests * self.service.link.shape.prompt
+        prompt = turn.requests * (self.session or self.service.link).shape.prompt
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": turn.tokens,
