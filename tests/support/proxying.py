@@ -46,7 +46,9 @@ def configure(folder: Path, ports: Sequence[int], listen: int, status: int) -> P
     ):
         assert place in conf, place
         conf = conf.replace(place, here)
-    if os.geteuid() == 0:  # the workers of a master that is root would be `nobody`, and pytest's folders are closed to it
+    if (
+        os.geteuid() == 0
+    ):  # the workers of a master that is root would be `nobody`, and pytest's folders are closed to it
         conf = f"user root;\n{conf}"
     (folder / "nginx.conf").write_text(conf, encoding="utf-8")
     return folder / "nginx.conf"
