@@ -7,7 +7,9 @@ Debian's package `nginx-light`. Without it they are reported as not run.
 import http.client
 import io
 import json
+import shutil
 import signal
+import ssl
 import statistics
 import subprocess
 import threading
@@ -19,9 +21,11 @@ from typing import Any
 import fakereplica
 import pytest
 import requests
-from proxying import COMMAND, NGINX, FakeReplica, Proxy, answered_by
+from proxying import COMMAND, DEPLOYED, NGINX, FakeReplica, Proxy, answered_by
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
+
+from bench import serve
 
 pytestmark = [
     pytest.mark.slow,
@@ -269,6 +273,23 @@ def test_the_log_has_ids_and_no_key_and_no_query(two: list[FakeReplica], proxy: 
     for file in ("access.log", "error.log"):
         text = (proxy.folder / file).read_text()
         assert secret not in text and KEY not in text, file
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="not run: openssl, which makes the certificate, is missing")
+def test_https_by_mounting_a_certificate(two: list[FakeReplica], tmp_path: Path) -> None:
+    (tmp_path / "tls").mkdir()
+    made = ["-keyout", str(tmp_path / "tls/tls.key"), "-out", str(tmp_path / "tls/tls.crt"), "-subj", "/CN=localhost"]
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    subprocess.run([*words, "-addext", "subjectAltName=DNS:localhost", *made], check=True, capture_output=True)
+    port = serve.free_port()
+    text = (DEPLOYED / "tls.conf").read_text().replace("listen 8443 ", f"listen 127.0.0.1:{port} ")
+    (tmp_path / "tls/tls.conf").write_text(text.replace("/etc/nginx/", f"{tmp_path}/"))
+    with Proxy(tmp_path, [each.port for each in two]) as proxy:
+        for url in (f"https://localhost:{port}", proxy.url):
+            assert requests.get(f"{url}/v1/models", timeout=9, verify=str(tmp_path / "tls/tls.crt")).status_code == 200
+        trusted = ssl.create_default_context(cafile=str(tmp_path / "tls/tls.crt"))
+        with connect(f"wss://localhost:{port}/v1/realtime", ssl=trusted) as socket:
+            assert json.loads(socket.recv())["path"] == "/v1/realtime"
 
 
 def test_the_counts_are_for_this_host_only(proxy: Proxy) -> None:

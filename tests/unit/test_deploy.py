@@ -36,12 +36,18 @@ def test_the_dashboard_s_metrics_are_vllm_s() -> None:
     sources = [*Path(vllm.__file__).parent.glob("v1/metrics/*.py")]
     known = set(re.findall(r'name="(vllm:\w+)"', "".join(path.read_text() for path in sources)))
     panels = json.loads((ROOT / "deploy/grafana/dashboards/voxtral.json").read_text())["panels"]
-    text = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    alerts = read(ROOT / "deploy/rules.yml")["groups"][0]["rules"]
+    text = " ".join(
+        [*(target["expr"] for panel in panels for target in panel["targets"]), *(a["expr"] for a in alerts)]
+    )
     shown = {re.sub(r"_(bucket|total)$", "", name) for name in re.findall(r"vllm:\w+", text)}
     assert len(shown) >= 8
     assert shown - known == set()
     others = set(re.findall(r"\b(http_\w+)\{", text))
     assert others == {"http_requests_total"}  # of prometheus-fastapi-instrumentator, which vLLM sets up
+    guard = (ROOT / "src/voxtral_serve/guard/live/metrics.py").read_text()
+    for name in set(re.findall(r"voxtral_serve_live_(\w+?)(?:_bucket|_total)?\b", text)):
+        assert f'{{prefix}}{name}"' in guard, name
 
 
 def test_the_dashboard_finds_its_data() -> None:
@@ -51,8 +57,11 @@ def test_the_dashboard_finds_its_data() -> None:
     (job,) = read(ROOT / "deploy/prometheus.yml")["scrape_configs"]
     assert f'job="{job["job_name"]}"' in json.dumps(board["templating"]).replace('\\"', '"')
     services = read(ROOT / "compose.yaml")["services"]
-    (targets,) = (static["targets"] for static in job["static_configs"])
-    assert set(targets) == {f"{name}:8000" for name in services if services[name].get("image") == "vllm-voxtral"}
+    (found,) = job["dns_sd_configs"]
+    names = {name for name in services if services[name].get("image") == "vllm-voxtral"}
+    assert (set(found["names"]), found["port"]) == ({*names, compose.NAME}, compose.PORT)
+    mounts = services["prometheus"]["volumes"]
+    assert {f"./deploy/{name}:/etc/prometheus/{name}:ro,z" for name in ("prometheus.yml", "rules.yml")} <= {*mounts}
 
 
 def test_the_entrypoint_s_flags_are_vllm_s() -> None:
