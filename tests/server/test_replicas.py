@@ -1,7 +1,7 @@
 """One address, several replicas: nginx with the configuration of deploy/nginx in front of processes that are killed.
 
-The replicas are fakes with the routes of a server (support/fakereplica.py); nginx is real. These tests need
-Debian's package `nginx-light`. Without it they are reported as not run.
+The replicas are fakes with the routes of a server (support/fakereplica.py), and in the last test two servers of pico;
+nginx is real. These tests need Debian's package `nginx-light`. Without it they are reported as not run.
 """
 
 import http.client
@@ -19,13 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import fakereplica
+import live
 import pytest
 import requests
+import soundfile
+import uploads
+from conftest import EAGER, PICO, ROOT, at_once, short
 from proxying import COMMAND, DEPLOYED, NGINX, FakeReplica, Proxy, answered_by
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from bench import serve
+from bench import dataset, serve
+from voxtral_serve.deploy import probe
 
 pytestmark = [
     pytest.mark.slow,
@@ -218,15 +223,15 @@ def test_a_replica_s_own_503_is_passed_on_when_all_are_starting(two: list[FakeRe
 
 
 def test_streams_of_a_killed_replica_end_and_the_client_connects_again(two: list[FakeReplica], proxy: Proxy) -> None:
-    live = proxy.url.replace("http", "ws") + fakereplica.LIVE[0]
-    with connect(live) as socket:
+    address = proxy.url.replace("http", "ws") + fakereplica.LIVE[0]
+    with connect(address) as socket:
         pid = json.loads(socket.recv())["pid"]
         (dead,) = (each for each in two if each.process.pid == pid)
         dead.end(signal.SIGKILL)
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=OUT_S)
     for _ in range(4):
-        with connect(live) as socket:
+        with connect(address) as socket:
             assert json.loads(socket.recv())["pid"] != pid
     dead.start()
     time.sleep(FAIL_S + 0.5)
@@ -313,3 +318,42 @@ def test_nginx_costs_5_ms_at_most(proxy: Proxy, two: list[FakeReplica]) -> None:
     direct, through = (statistics.median(times) for times in spent.values())
     print(f"P50 direct {direct:.2f} ms, through nginx {through:.2f} ms")
     assert through - direct <= 5
+
+
+# ---- Two real servers
+
+
+def test_two_real_servers_lose_no_upload_when_one_is_killed(clips: list[dataset.Clip], tmp_path: Path) -> None:
+    """Every text through nginx is that of one server, also while one of the two is killed with requests in flight."""
+    flags = ("--dtype", "float32", "--api-server-count", "1", "--max-model-len", "512", "--api-key", uploads.KEY)
+    live_sessions = ("--additional-config", json.dumps({"max_live_sessions": 2}))
+    files = [clip.path for clip in short(clips, 4)]
+    with at_once(
+        ROOT / "profiles/fast.yaml", dict.fromkeys(("one", "two"), PICO), tmp_path, *EAGER, *flags, *live_sessions
+    ) as servers:
+        one, two = servers.values()
+        ports = [int(server.url.rpartition(":")[2]) for server in (one, two)]
+        with Proxy(tmp_path, ports) as proxy:
+            probe.ready(proxy.url, tmp_path / "ready", uploads.KEY)
+            alone = {file: uploads.upload(two.url, file).json()["text"] for file in files}
+            for text in alone.values():
+                assert len(text) > 10
+            samples, _ = soundfile.read(files[0], dtype="float32")
+            *_, done = live.transcribe(proxy.url, samples, 1280)
+            assert done["type"] == "transcription.done" and done["text"].strip() == alone[files[0]]
+            answers: list[tuple[Path, requests.Response]] = []
+
+            def client(number: int) -> None:
+                for file in files[number % 4 :] + files[: number % 4]:
+                    answers.append((file, uploads.upload(proxy.url, file)))
+
+            threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+            for thread in threads:
+                thread.start()
+            time.sleep(1)
+            one.process.kill()
+            for thread in threads:
+                thread.join()
+            assert [answer.status_code for _, answer in answers] == [200] * 32
+            assert all(answer.json()["text"] == alone[file] for file, answer in answers)
+            assert any("," in line["upstream_status"] for line in proxy.lines())
