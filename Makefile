@@ -39,8 +39,11 @@ serve: .venv/ready ## serve the tiny checkpoint until Ctrl-C (PORT=8000 CONFIG=p
 bench: .venv/ready ## measure a server that is up (URL=http://127.0.0.1:8000 SAMPLES=40)
 	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
+# Two sessions at the same time, one for each core; the output of the first follows that of the second.
 test: lint ## lint, types, units, and a real server behind each capability
-	@.venv/bin/python -m pytest -m "not slow"
+	@mkdir -p results; .venv/bin/python -m pytest -m "not slow" tests/unit tests/patches > results/units.log 2>&1 & units=$$!; \
+	  .venv/bin/python -m pytest -m "not slow" tests/server; servers=$$?; \
+	  wait $$units; units=$$?; cat results/units.log; exit $$((servers | units))
 
 test-slow: .venv/ready-dev ## the longer tests of vLLM 0.32.0: more servers, longer runs
 	@.venv/bin/python -m pytest -m slow $(SLOW)
@@ -60,6 +63,9 @@ lint: .venv/ready-dev ## style, types, documentation, and the schemas of the dep
 
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or also run on it (Python 3.12, 6 GB)
 	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py
+
+test-clients: .venv/ready-dev .venv-clients/ready ## published live clients, unmodified, against a real server (700 MB)
+	@.venv/bin/python -m pytest tests/clients
 
 # As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.
 test-container: .venv-pinned/ready ## build the image and run it on a CPU, without a registry (root, Debian, 20 minutes)
@@ -86,6 +92,9 @@ speech: .venv/ready ## transcribe all 500 clips at low level and joined to long 
 soak: .venv/ready ## run clients that connect, disconnect and send invalid requests, into bench/results/soak-cpu.json (MINUTES=30)
 	@.venv/bin/python -m tools.soak --minutes $(MINUTES) --out bench/results/soak-cpu.json
 
+soak-live: .venv/ready ## send one live session hours of audio, into bench/results/soak-live-cpu.json (20 minutes for three hours)
+	@.venv/bin/python -m tools.soak_live --out bench/results/soak-live-cpu.json
+
 # Run it in the environment that serves: the environments of this Makefile have no vLLM for GPUs.
 gpu: ## measure speed, energy and memory on a GPU, into results/gpu.json (ROWS=stock-eager,stock-piecewise,fast)
 	@mkdir -p results
@@ -103,6 +112,8 @@ lock: ## update the pins and hashes of requirements/*.in (needs uv)
 	  --upgrade --override requirements/container-overrides.txt -o requirements/container.txt requirements/container.in
 	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade -o requirements/wheel.txt requirements/wheel.in
+	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
+	  --upgrade -o requirements/clients.txt requirements/clients.in
 
 docs: .venv/ready-dev ## serve the documentation on http://127.0.0.1:8001
 	@.venv/bin/mkdocs serve -f docs/mkdocs.yml -a 127.0.0.1:8001
@@ -112,7 +123,7 @@ docs-tables: ## write the generated parts of the documentation: the table of pat
 	@$(PYTHON) -m tools.rooms_picture
 
 clean: ## remove what the other targets made, including the environments
-	rm -rf .venv .venv-pinned results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-pinned .venv-clients results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## list the targets
@@ -133,4 +144,8 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-pinned/ready
 	@$(PYTHON312) tools/setup_venv.py --pinned
 
-.PHONY: demo serve bench test test-slow lint test-pinned test-container bench-full reference layouts models speech soak gpu lock docs docs-tables clean help
+.venv-clients/ready: requirements/clients.txt
+	@rm -f .venv-clients/ready
+	@$(PYTHON) tools/setup_venv.py --clients
+
+.PHONY: demo serve bench test test-slow lint test-pinned test-clients test-container bench-full reference layouts models speech soak soak-live gpu lock docs docs-tables clean help

@@ -40,7 +40,7 @@ CHAT_TOKENS, CHAT_TOKENS_PER_S = 128, 16
 RESENT = (429, 502, 503, 504)
 RETRIES = 7
 WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # before the first retry without Retry-After, doubled each time
-# Of the containers that servers of audio_url read; Python's mimetypes calls WAV audio/x-wav and Opus in Ogg audio/opus.
+# Containers that servers accept as audio_url. Python's mimetypes has audio/x-wav for WAV, and audio/opus for Ogg Opus.
 MIME = {
     **{".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg", ".m4a": "audio/mp4", ".mp4": "audio/mp4"},
     **{".ogg": "audio/ogg", ".oga": "audio/ogg", ".opus": "audio/ogg", ".webm": "audio/webm"},
@@ -52,7 +52,7 @@ def clean_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # no number for a port, or an open bracket
+    except ValueError:  # the port is not a number, or a bracket is not closed
         good = False
     if not good:
         raise BenchError(f"--url {url!r} must look like http://127.0.0.1:8000")
@@ -65,7 +65,7 @@ class Client:
     """A client of one server. Thread-safe: each thread has its own session and connection.
 
     `timeout_s` bounds the time to connect and each wait for the server's next byte, not the whole request. `language`
-    is a field of the transcription endpoint alone, `prompt` is what a chat is asked, `delay_ms` the model's delay.
+    is sent to the transcription endpoint only. `prompt` is the text of a chat request. `delay_ms` is the model's delay.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Client:
         place: "Place | None" = None,
         late: "array[float] | None" = None,
     ) -> Row:
-        """Send one clip at the pace of speech; `place` and `late` as for bench.realtime.transcribe."""
-        from bench import realtime  # whose libraries are for this mode alone
+        """Send one clip at the pace of speech. For `place` and `late` see bench.realtime.transcribe."""
+        from bench import realtime  # its libraries are needed for this mode only
 
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         answer = await realtime.transcribe(

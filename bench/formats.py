@@ -336,7 +336,7 @@ def _librispeech(directory: Path, transcripts: list[Path]) -> Iterator[Entry]:
             yield entry
     for audio in sorted(directory.glob("*/*/*.flac")):
         if audio not in named:
-            yield Entry(str(audio.relative_to(directory)), ["no .trans.txt beside it has a line for it"])
+            yield Entry(str(audio.relative_to(directory)), ["no .trans.txt file in its directory has a line for it"])
 
 
 def _folder(files: list[Path]) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Turn rows of requests.jsonl into numbers. What was not measured is null, never 0."""
+"""Compute the figures of a run from the rows of requests.jsonl. A value that was not measured is null, never 0."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from bench.answers import Row
 from bench.loads import parse
 
 PACKAGE = f"whisper-normalizer {version('whisper-normalizer')}"
-# Written without spaces between words: the first five are those of Whisper (Radford et al. 2022, appendix C).
+# Languages written without spaces between words. The first five are from Whisper (Radford et al. 2022, appendix C).
 NO_SPACES = frozenset(("zh", "ja", "th", "lo", "my", "yue", "cmn", "km"))
 PERCENTILES = (50, 90, 95, 99)
 RESAMPLES = 2000
 BOOTSTRAP_SEED = 0
-# Resampled values held at a time: 16 MB, however many the clips.
+# Resampled values in memory at a time: 16 MB, for any number of clips
 CHUNK = 2_000_000
 WORST = 10
-# Lower ends, in seconds of audio, of the groups whose error rates are told apart.
+# Lower bounds of the duration groups with separate error rates, in seconds of audio
 DURATIONS_S = (0, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
 Floats = npt.NDArray[np.float64]
@@ -36,9 +36,9 @@ Edits = tuple[int, int, int, int]
 
 
 def spread(values: Sequence[float], percentiles: Sequence[int] = PERCENTILES) -> dict[str, float] | None:
-    """{"p50": ...} of the values, interpolated linearly at rank q/100 * (n - 1) of the sorted ones (numpy's 'linear').
+    """Percentiles of the values, {"p50": ...}; null without values.
 
-    Null where there are none.
+    Linear interpolation at rank q/100 * (n - 1) of the sorted values (numpy's 'linear').
     """
     if not values:
         return None
@@ -47,7 +47,7 @@ def spread(values: Sequence[float], percentiles: Sequence[int] = PERCENTILES) ->
 
 
 def resamples(count: int) -> Iterator[Counts]:
-    """Indices of RESAMPLES draws with replacement, [draws, count] in pieces; the same ones at every call."""
+    """Yield the indices of RESAMPLES draws with replacement, as arrays [draws, count]. Every call yields the same."""
     random = np.random.default_rng(BOOTSTRAP_SEED)
     step = max(1, CHUNK // count)
     for start in range(0, RESAMPLES, step):
@@ -59,10 +59,10 @@ def _interval(statistics: Floats) -> list[float]:
 
 
 def latency(rows: Sequence[Row]) -> dict[str, Any]:
-    """Latency in milliseconds over the completed requests alone.
+    """Latency of the completed requests in milliseconds.
 
-    `ci95` has the percentile bootstrap's interval over requests (Efron and Tibshirani 1993, chapter 13) of each
-    percentile and of the mean: [low, high], null below two requests.
+    `ci95` has an interval [low, high] for each percentile and for the mean, from the percentile bootstrap over requests
+    (Efron and Tibshirani 1993, chapter 13). It is null for fewer than two requests.
     """
     values = [row.latency_ms for row in rows if row.error is None and row.latency_ms is not None]
     names = [*(f"p{q}" for q in PERCENTILES), "mean"]
@@ -85,11 +85,11 @@ def latency(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def wall_seconds(attempts: Sequence[Row]) -> float | None:
-    """Wall-clock seconds of a measured pass: from its first request's start to its last one's end.
+    """Wall-clock seconds from the start of the first measured request to the end of the last one.
 
-    The parts of a resumed run add up, and the hours between them count for nothing. A part that was killed
-    counts until the last answer it wrote: what was in flight then left no row and is sent again in full.
-    Failed attempts take time as well, also those that a later part repeated: pass every row of the load.
+    For a resumed run, this is the sum over its parts, without the time between them. A killed part ends with its last
+    written row: the requests in flight at that time have no row and are sent again. `attempts` must be all rows of the
+    load, because failed attempts and those that a later part repeated take time too.
     """
     parts: dict[int, list[Row]] = {}
     for row in attempts:
@@ -101,8 +101,8 @@ def wall_seconds(attempts: Sequence[Row]) -> float | None:
 def rtfx(rows: Sequence[Row], wall_s: float | None) -> float | None:
     """Inverse real-time factor: audio seconds of completed requests / wall-clock seconds, without warm-up.
 
-    As the Open ASR leaderboard has it, the sum of audio_length_s / the sum of transcription_time_s (its run_eval.py,
-    where a batch's time is shared out to its clips; Srivastav et al. 2025, arXiv 2510.06961).
+    The Open ASR leaderboard computes it in the same way: sum of audio_length_s / sum of transcription_time_s. Its
+    run_eval.py divides the time of a batch among its clips (Srivastav et al. 2025, arXiv 2510.06961).
     """
     audio_s = sum(row.duration_s for row in rows if row.error is None)
     return audio_s / wall_s if audio_s and wall_s else None
@@ -117,11 +117,11 @@ def of_load(
     mode: str,
     first: Sequence[Row] | None,
 ) -> dict[str, Any]:
-    """The numbers of one level of load, as bench/schema/summary.schema.json has them.
+    """The figures of one load, in the form of bench/schema/summary.schema.json.
 
-    `rows` is each clip's last row at this load, `attempts` all rows of it, `clips` how many were to be sent,
-    `resources` what run.json holds of it (null if the run was killed), `mode` run.json's, `first` the rows of
-    the run's first load, null for that load itself.
+    `rows` has the last row of each clip at this load, `attempts` all rows. `clips` is the number of clips to send.
+    `resources` is the entry of the load in run.json, null if the run was killed. `mode` is that of run.json. `first`
+    has the rows of the run's first load; it is null for that load itself.
     """
     done = [row for row in rows if row.error is None]
     level = parse(load)
@@ -131,7 +131,7 @@ def of_load(
     audio_s = sum(row.duration_s for row in done)
     speeds = [1000 * row.duration_s / row.latency_ms for row in done if row.latency_ms and row.latency_ms > 0]
     if mode == "realtime":
-        speeds = []  # the latency is that of the end alone: no clip was done in it
+        speeds = []  # the latency covers only the end of a session, so it gives no speed
     late = [1000 * (row.start - row.due) for row in attempts if row.due is not None]
     gaps = [gap for row in done for gap in np.diff(row.deltas_ms or []).tolist()]
     words = [delay for row in done for delay in row.words_ms or []]
@@ -149,7 +149,7 @@ def of_load(
         "rtfx": rtfx(rows, wall_s),
         "rtfx_clip": spread(speeds, (50, 10)) or {"p50": None, "p10": None},
         "throughput_rps": len(done) / wall_s if done and wall_s else None,
-        # The server counted what a resumed run sent twice twice, and so did the meters.
+        # Server and meters counted every attempt, including those that a resumed run repeated.
         "wait_rate": queued / len(attempts) if queued is not None and attempts else None,
         "queue_threshold_s": measured.get("queue_threshold_s"),
         "start_delay_ms": {**(spread(late, (50, 99)) or {}), "max": max(late)} if late else None,
@@ -170,7 +170,7 @@ def of_load(
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Word-level edits that turn a reference of `words` words into its transcript."""
+    """Word-level edits between a reference of `words` words and its transcript."""
 
     substitutions: int
     deletions: int
@@ -183,7 +183,7 @@ class WordErrors:
 
 
 def has_spaces(language: str | None) -> bool:
-    """Whether the language's writing has spaces between words; `language` is a code such as "th" or "zh-TW"."""
+    """Whether the language is written with spaces between words. `language` is a code such as "th" or "zh-TW"."""
     return _primary(language) not in NO_SPACES
 
 
@@ -200,10 +200,10 @@ def normalizer_name(language: str | None = None) -> str:
 
 
 def normalize(text: str, language: str | None = None) -> str:
-    """Whisper's normalisation (Radford et al. 2022, appendix C): the English one, or the basic one otherwise.
+    """Whisper's text normalisation (Radford et al. 2022, appendix C): English, or basic for other languages.
 
-    The basic one is told to keep marks: as published it deletes the vowels of Thai, Hindi and their like.
-    Languages without spaces get one around every letter, as Whisper scores them.
+    The basic normaliser is set to keep marks. Its default deletes the vowels of Thai, Hindi and similar scripts. For
+    languages written without spaces it puts spaces around every letter, as in Whisper's evaluation.
     """
     return _normalizer(_primary(language))(text)
 
@@ -216,17 +216,17 @@ def _normalizer(primary: str) -> Callable[[str], str]:
 
 
 def word_errors(reference: str, transcript: str | None, language: str | None = None) -> WordErrors:
-    """Count one clip's errors after normalisation. A null transcript (a failed request) deletes every word."""
+    """Count the errors of one clip after normalisation. A null transcript (a failed request) deletes all words."""
     return WordErrors(*_edits(_words(reference, transcript, language)))
 
 
 def _words(reference: str, transcript: str | None, language: str | None) -> jiwer.WordOutput:
-    # An empty reference is fine with jiwer 4, where every word of the transcript is then an insertion.
+    # jiwer 4 accepts an empty reference: every word of the transcript is then an insertion.
     return jiwer.process_words(normalize(reference, language), normalize(transcript or "", language))
 
 
 def _characters(reference: str, transcript: str | None, language: str | None) -> jiwer.CharacterOutput:
-    """As jiwer counts, spaces are characters; the normaliser put them into languages that have none."""
+    """Align characters. jiwer counts spaces; they are removed for languages that are written without spaces."""
     here, there = normalize(reference, language), normalize(transcript or "", language)
     if not has_spaces(language):
         here, there = "".join(here.split()), "".join(there.split())
@@ -234,7 +234,7 @@ def _characters(reference: str, transcript: str | None, language: str | None) ->
 
 
 def _edits(result: jiwer.WordOutput | jiwer.CharacterOutput) -> Edits:
-    """(substitutions, deletions, insertions, units of the reference)."""
+    """(substitutions, deletions, insertions, units of the reference)"""
     edits = (result.substitutions, result.deletions, result.insertions)
     return *edits, result.hits + result.substitutions + result.deletions
 
@@ -244,10 +244,10 @@ def _sum(edits: Edits) -> int:
 
 
 def _rate(edits: Sequence[Edits], unit: str) -> dict[str, Any]:
-    """The corpus rate (S + D + I) / units over clips, its interval, and the counts.
+    """The corpus rate (S + D + I) / units over all clips, its interval, and the counts.
 
-    `ci95` is the percentile bootstrap over clips (Bisani and Ney 2004): resample the clips with replacement,
-    take the corpus rate of each resample, then their 2.5th and 97.5th percentile; a single clip has none.
+    `ci95` is from the percentile bootstrap over clips (Bisani and Ney 2004): resample the clips with replacement,
+    compute the corpus rate of each resample, and take the 2.5th and 97.5th percentiles. It is null for a single clip.
     """
     counts = np.array(edits, dtype=np.int64).reshape(-1, 4)
     errors, units = counts[:, :3].sum(axis=1), counts[:, 3]
@@ -265,18 +265,18 @@ def _rate(edits: Sequence[Edits], unit: str) -> dict[str, Any]:
 
 
 def wer(rows: Sequence[Row], language: str | None = None) -> dict[str, Any]:
-    """Corpus word error rate with its interval and counts, over one row per clip, failures included.
+    """Corpus word error rate with its interval and counts, over one row per clip, including failed ones.
 
-    Pass rows in the run's order: in that of the answers, the same transcripts give another interval.
+    `rows` must be in the order of the run: another order gives another interval for the same transcripts.
     """
     edits = [_edits(_words(row.reference, row.text, language)) for row in rows]
     return {**_rate(edits, "words"), "normalizer": normalizer_name(language)}
 
 
 def quality(rows: Sequence[Row], language: str | None = None) -> dict[str, Any]:
-    """How right the texts are, as bench/schema/summary.schema.json has it.
+    """Error rates of the texts, in the form of bench/schema/summary.schema.json.
 
-    `rows` holds one row per clip in the run's order, of which a failed one deletes its whole reference.
+    `rows` has one row per clip, in the order of the run. For a failed row, the whole reference counts as deleted.
     """
     outputs = [_words(row.reference, row.text, language) for row in rows]
     words = [_edits(output) for output in outputs]
@@ -284,7 +284,7 @@ def quality(rows: Sequence[Row], language: str | None = None) -> dict[str, Any]:
     raw = [(row.reference, row.text or "") for row in rows]
     wrong = sorted(
         (each for each in zip(words, rows, outputs, strict=True) if each[1].error is None and _sum(each[0])),
-        key=lambda each: (-_sum(each[0]), each[0][3]),  # among equals the shorter reference, which fared worse
+        key=lambda each: (-_sum(each[0]), each[0][3]),  # equal counts: the higher error rate first
     )
     return {
         "headline": "wer" if has_spaces(language) else "cer",
@@ -329,7 +329,7 @@ def _total(edits: Sequence[Edits]) -> float | None:
 
 
 def _alignment(output: jiwer.WordOutput) -> list[list[str | None]]:
-    """[operation, reference's word, transcript's word] for each step; null where a side has no word."""
+    """[operation, word of the reference, word of the transcript] for each step; null for a missing word."""
     reference, transcript, steps = output.references[0], output.hypotheses[0], []
     for chunk in output.alignments[0]:
         for step in range(max(chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx)):
@@ -340,7 +340,7 @@ def _alignment(output: jiwer.WordOutput) -> list[list[str | None]]:
 
 
 def _by_duration(rows: Sequence[Row], edits: Sequence[Edits]) -> list[dict[str, Any]]:
-    """Error rates of clips of like duration, each from `from_s` up to but without `to_s` (null: no end)."""
+    """Error rates by duration. A group covers `from_s` <= duration < `to_s`; a null `to_s` means no upper bound."""
     groups: dict[int, list[Edits]] = {}
     for row, each in zip(rows, edits, strict=True):
         index = int(np.searchsorted(DURATIONS_S, row.duration_s, side="right")) - 1

@@ -1,7 +1,7 @@
-"""report.html: the report as one file that reads as it is, without a network and without JavaScript.
+"""report.html: the report in one file, which needs no network and no JavaScript.
 
-The page is built as a tree, never from pieces of text, so that whatever a server or a dataset wrote is escaped; a
-policy in its head forbids scripts and foreign content besides.
+Texts of servers and datasets are untrusted. The page is built as an element tree, which escapes all text. In addition,
+its Content-Security-Policy forbids scripts and external content.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from bench import plots
 from bench.answers import Row
 from bench.plots import tag
 
-# Matching words shown on either side of an error.
+# Equal words shown on each side of an error
 AROUND = 3
 CSS = """
 :root{color-scheme:light dark;--page:#f7f7f5;--card:#fff;--ink:#1c1c1a;--soft:#5d5c58;--rule:#e2e1dc;--bar:#2a78d6;
@@ -76,7 +76,7 @@ pre{white-space:pre-wrap;font:inherit}
 
 
 class Section(NamedTuple):
-    """A heading, a line of text and a table, for both reports; `folded` is closed at first where that can be."""
+    """A heading, a line of text and a table, for report.md and report.html. In HTML, a `folded` table starts closed."""
 
     title: str
     note: str
@@ -86,13 +86,13 @@ class Section(NamedTuple):
 
 
 def one_line(value: Any) -> str:
-    """One printable line: a transcript can hold line breaks and terminal escapes."""
+    """One printable line. A transcript may contain line breaks and terminal escapes."""
     text = " ".join(("null" if value is None else str(value)).split())
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def shortened(alignment: Sequence[Sequence[str | None]]) -> list[tuple[str, str, str]]:
-    """(operation, reference's word, transcript's word), with long stretches of equal words "cut" out."""
+    """(operation, word of the reference, word of the transcript). A "cut" replaces a long run of equal words."""
     near = [index for index, step in enumerate(alignment) if step[0] != "equal"]
     kept = {index + offset for index in near for offset in range(-AROUND, AROUND + 1)}
     steps: list[tuple[str, str, str]] = []
@@ -113,7 +113,7 @@ def render(
     sections: Sequence[Section],
     definitions: Sequence[tuple[str, str]],
 ) -> str:
-    """The whole page. `setup` says under every figure what it was measured with."""
+    """The whole page. `setup` is the caption of every figure: model, server, machine and dataset."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     head = tag(
         "head",
@@ -138,13 +138,13 @@ def render(
         body.extend(_section(section))
         if section.title.startswith("Errors by duration"):
             body.extend(_worst(summary["quality"]["worst"]))
-    body.append(tag("h2", "What the numbers mean"))
+    body.append(tag("h2", "Definitions"))
     body.append(tag("ul", *(tag("li", tag("b", term), f": {text}") for term, text in definitions)))
     return "<!doctype html>\n" + tostring(tag("html", head, body, lang="en"), encoding="unicode", method="html") + "\n"
 
 
 def _tile(name: str, value: str) -> Element:
-    """A figure in large, what qualifies it in small."""
+    """A value in large type, and its qualification in small type."""
     large, bracket, small = one_line(value).partition(" (")
     if not bracket:
         large, bracket, small = one_line(value).partition(", ")
@@ -161,7 +161,7 @@ def _section(section: Section) -> list[Element]:
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[Any]]) -> Element:
-    """In a box of its own that scrolls, so that the page never does sideways. It takes the keyboard, to be scrolled."""
+    """A table in a box that scrolls, so that the page never scrolls sideways. The box is focusable for the keyboard."""
     rows = [
         tag("tr", *(tag("td", text, class_="short" if len(text) < 28 else "") for text in map(one_line, cells)))
         for cells in body
@@ -171,11 +171,11 @@ def _table(header: Sequence[str], body: Sequence[Sequence[Any]]) -> Element:
 
 
 def _worst(worst: Sequence[dict[str, Any]]) -> list[Element]:
-    """Each clip's words in a line: struck out what was missed, underlined what was heard instead or added."""
-    note = "Completed clips with the most word errors, after normalisation: "
+    """The alignment of each clip. Struck through: only in the reference. Underlined: only in the transcript."""
+    note = "Completed clips with the most word errors, after normalisation. "
     found = [
         tag("h2", f"The {len(worst)} worst clips" if worst else "The worst clips"),
-        tag("p", note, tag("del", "missed"), " and ", tag("ins", "heard instead, or added"), ".", class_="soft"),
+        tag("p", note, tag("del", "Reference only"), ", ", tag("ins", "transcript only"), ".", class_="soft"),
     ]
     for clip in worst:
         words: list[Element | str] = []

@@ -1,8 +1,8 @@
 """The report's plots, as inline SVG.
 
-Written here rather than by a plotting library: five kinds of plot are a few lines each, their colours and type are
-the page's own (CSS variables, so that light and dark need one picture), a path of 10,000 points stays small, and the
-benchmark needs no library of 30 MB for it. Every element is built as a tree, which escapes all text.
+The plots are written without a plotting library, for these reasons: each of the five kinds of plot takes a few lines;
+colours and fonts are the CSS variables of the page, so that one picture serves the light and the dark theme; a path of
+10,000 points stays small; a plotting library would add 30 MB. Plots are element trees, which escape all text.
 """
 
 import math
@@ -15,10 +15,10 @@ import numpy as np
 from bench import live
 from bench.answers import Row
 
-# In the picture's own units; a phone shows them at 0.85, a wide screen at 1.3.
+# In SVG units. A phone scales them by 0.85, a wide screen by 1.3.
 WIDTH, HEIGHT = 400, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 26, 44
-# Colours of the page's CSS; more lines than these repeat them, dashed.
+# Number of colours in the page's CSS. Further lines repeat the colours, dashed.
 COLOURS = 8
 MARKS = (50, 90, 95, 99)
 
@@ -27,7 +27,7 @@ Ticks = Sequence[tuple[float, str]]
 
 
 def tag(name: str, /, *children: Element | str, **attributes: Any) -> Element:
-    """An element: `class_` is class, stroke_width is stroke-width."""
+    """An element. In attribute names, `class_` stands for class, and `stroke_width` for stroke-width."""
     given = {key.rstrip("_").replace("_", "-"): _short(value) for key, value in attributes.items()}
     element = Element(name, given)
     for child in children:
@@ -41,23 +41,23 @@ def tag(name: str, /, *children: Element | str, **attributes: Any) -> Element:
 
 
 def figures(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str, Element]]:
-    """(title, how to read it, picture) of each plot that the run has data for."""
+    """(title, note, picture) of each plot for which the run has data."""
     loads, quality = summary["loads"], summary["quality"]
     done = {load: [row for row in each if row.latency_ms is not None] for load, each in rows.items()}
     points = {load: [(row.duration_s, row.latency_ms or 0.0) for row in each] for load, each in done.items()}
     latencies = {load: [row.latency_ms or 0.0 for row in each] for load, each in done.items()}
     firsts = {load: [row.first_text_ms for row in each if row.first_text_ms is not None] for load, each in done.items()}
     found: list[tuple[str, str, Element]] = []
-    dots = "The dots are P50, P90, P95 and P99."
+    dots = "Dots: P50, P90, P95 and P99."
     if any(latencies.values()):
-        note = f"Share of requests that were answered within so many ms. {dots}"
+        note = f"Share of requests with at most this latency. {dots}"
         found.append(("Latency distribution", note, _shares(latencies)))
-        found.append(("Latency against duration", "A dot is a request.", _scatter(points)))
+        found.append(("Latency against duration", "One dot per request.", _scatter(points)))
     if any(firsts.values()):
-        note = f"Share of requests whose first piece of text came within so many ms. {dots}"
+        note = f"Share of requests whose first text arrived within this time. {dots}"
         found.append(("Time to first text", note, _shares(firsts)))
     found += _lags(loads, done)
-    for unit, name in (("requests in flight", "concurrency"), ("arrivals a second", "rate")):
+    for unit, name in (("requests in flight", "concurrency"), ("arrivals per second", "rate")):
         levels = _levels_of(loads, name)
         if len(levels) < 2:
             continue
@@ -66,30 +66,30 @@ def figures(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[
         lines = {f"P{q}": [each[f"p{q}"] for each in latency] for q in MARKS}
         intervals = {f"P{q}": [each["ci95"][f"p{q}"] for each in latency] for q in MARKS}
         picture = _levels(labels, lines, intervals, unit, "ms")
-        found.append((f"Latency against {name}", "Upright bars are 95 % intervals.", picture))
+        found.append((f"Latency against {name}", "Vertical bars: 95 % intervals.", picture))
         speed = _levels(labels, {"RTFx": [load["rtfx"] for load in levels]}, {}, unit, "RTFx")
-        found.append((f"RTFx against {name}", "Seconds of audio done in a second.", speed))
+        found.append((f"RTFx against {name}", "Seconds of audio transcribed per second.", speed))
     if any(each["wer"] is not None for each in quality["by_duration"]):
         title = "CER by duration" if quality["headline"] == "cer" else "WER by duration"
-        note = "Of the clips of so many seconds; below is how many there are."
+        note = "By duration of the clips in seconds, with the number of clips below."
         found.append((title, note, _bars(quality["by_duration"])))
     return found
 
 
 def _levels_of(loads: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The loads of this kind, from the lowest on."""
+    """The loads that have a value for `name`, in ascending order of it."""
     return sorted((load for load in loads if load.get(name) is not None), key=lambda load: float(load[name]))
 
 
 def _lags(loads: Sequence[dict[str, Any]], done: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, str, Element]]:
-    """The plots of live audio: lag against the sessions' age, and against their number."""
+    """The plots of live audio: lag against the age of a session, and against the number of sessions."""
     aged = {load: found for load, rows in done.items() if len(found := live.by_age(rows)) > 1}
     if aged:
         lines = {f"P99, {load}": [(age, p99) for age, _, p99 in found] for load, found in aged.items()}
         if len(aged) == 1:
             (found,) = aged.values()
             lines = {"P50": [(age, p50) for age, p50, _ in found], "P99": [(age, p99) for age, _, p99 in found]}
-        yield "Lag against session age", "Of all tokens that need audio of that age.", _curves(lines)
+        yield "Lag against session age", "Of all tokens whose audio has this age.", _curves(lines)
     for unit, name in (("sessions", "sessions"), ("sessions in flight", "concurrency")):
         levels = [load for load in _levels_of(loads, name) if load.get("lag_ms")]
         if len(levels) > 1:
@@ -103,7 +103,7 @@ def _curves(lines: Mapping[str, Sequence[tuple[float, float]]]) -> Element:
     every = [point for line in lines.values() for point in line]
     low, high = min(point[0] for point in every), max(point[0] for point in every)
     x, ticks = _from_zero(high, LEFT, WIDTH - RIGHT)
-    if low > high / 2:  # aged sessions: from their age on
+    if low > high / 2:  # aged sessions: the axis starts at their age
         x, ticks = _linear(low, high, LEFT, WIDTH - RIGHT), [(low, _label(round(low))), (high, _label(round(high)))]
     y, y_ticks = _from_zero(max(point[1] for point in every), HEIGHT - BOTTOM, TOP)
     picture = _frame(x, ticks, y, y_ticks, "seconds of audio", "ms")
@@ -113,7 +113,7 @@ def _curves(lines: Mapping[str, Sequence[tuple[float, float]]]) -> Element:
 
 
 def _shares(values: Mapping[str, Sequence[float]]) -> Element:
-    """The cumulative distribution of each load, over a logarithmic axis."""
+    """The cumulative distribution of each load, on a logarithmic axis."""
     drawn = {load: np.maximum(each, 0.1) for load, each in values.items() if each}
     lowest, highest = (float(of([of(each) for each in drawn.values()])) for of in (min, max))
     x, x_ticks = _logarithmic(lowest, highest, LEFT, WIDTH - RIGHT)
@@ -130,7 +130,7 @@ def _shares(values: Mapping[str, Sequence[float]]) -> Element:
 
 
 def _scatter(points: Mapping[str, Sequence[tuple[float, float]]]) -> Element:
-    """One dot a request. All of a load are one path of lines without length, whose round ends are the dots."""
+    """One dot per request. Each load is one path of zero-length lines; their round caps are the dots."""
     every = [point for each in points.values() for point in each]
     x, x_ticks = _from_zero(max(point[0] for point in every), LEFT, WIDTH - RIGHT)
     y, y_ticks = _from_zero(max(point[1] for point in every), HEIGHT - BOTTOM, TOP)
@@ -150,7 +150,7 @@ def _levels(
     x_unit: str,
     y_unit: str,
 ) -> Element:
-    """Lines over levels of load, evenly spaced, as they are chosen in powers."""
+    """Lines over levels of load. The levels are evenly spaced, because they usually grow by a factor."""
     tops = [value for line in lines.values() for value in line if value is not None]
     tops += [pair[1] for each in intervals.values() for pair in each if pair]
     x = _linear(-0.4, len(labels) - 0.6, LEFT, WIDTH - RIGHT)
@@ -241,7 +241,7 @@ def _from_zero(highest: float, start: float, end: float) -> tuple[Scale, Ticks]:
 
 
 def _logarithmic(lowest: float, highest: float, start: float, end: float) -> tuple[Scale, Ticks]:
-    """A logarithmic scale with round ticks, the fewer of each power of ten the more powers there are."""
+    """A logarithmic scale with round ticks. A wider range has fewer ticks per power of ten."""
     low, high = lowest / 1.1, highest * 1.1
     scale = _linear(math.log10(low), math.log10(high), start, end)
     digits: Sequence[float] = (1, 2, 5)

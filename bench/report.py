@@ -1,4 +1,4 @@
-"""Score a run's directory: requests.jsonl and run.json -> summary.json, report.md, report.html and a table to print."""
+"""Score the directory of a run: read requests.jsonl and run.json; write summary.json, report.md and report.html."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,74 +9,89 @@ from bench.answers import Row
 from bench.loads import parse
 from bench.page import Section, one_line
 
-# Alignments and long texts are cut to what can be read; summary.json and requests.jsonl have all of them.
+# Characters of a text in report.md. summary.json and requests.jsonl have the full texts.
 LONGEST_TEXT = 600
 BYTES = {
     "peak_bytes": "peak",
     "end_bytes": "at the end",
     "weights_bytes": "weights",
     "kv_cache_bytes": "KV cache",
-    "other_bytes": "the rest of the peak",
-    "device_peak_bytes": "peak of the whole GPUs, all users",
+    "other_bytes": "rest of the peak",
+    "device_peak_bytes": "peak of the whole GPUs, all processes",
     "host_rss_peak_bytes": "peak of host memory (RSS)",
 }
 NO_MEMORY = dict.fromkeys((*BYTES, "source", "reason"))
 DEFINITIONS = (
-    ("load", "c16 is a closed loop with 16 requests in flight; r2.5 an open loop, Poisson arrivals of 2.5 a second."),
-    ("completed", "HTTP 200 with a transcript, be it empty."),
-    ("failed", "any other outcome. Left out of latency and RTFx; in WER and CER all of its reference is deleted."),
+    (
+        "load",
+        "c16: closed loop with 16 requests in flight. r2.5: open loop with Poisson arrivals, 2.5 requests per second.",
+    ),
+    ("completed", "HTTP 200 with a transcript, which may be empty."),
+    (
+        "failed",
+        "any other outcome. Failed requests are excluded from latency and RTFx. In WER and CER, each word or character "
+        "of their reference counts as a deletion.",
+    ),
     (
         "latency",
-        "ms from the request's first byte until the answer is read; completed requests alone. In an open loop "
-        "from the time when the request was due; with --realtime from the last audio sent until the final "
-        "text.",
+        "time from the first byte sent to the end of the response, in ms, of completed requests only. In an open "
+        "loop, it starts when the request was due. With --realtime, it is the time from the last audio sent to the "
+        "final text.",
     ),
     ("P50, P90, P95, P99", "linear interpolation at rank q/100 * (n - 1) of the sorted values (numpy linear)."),
     ("95 % interval", f"percentile bootstrap over clips, {metrics.RESAMPLES} resamples, fixed seed."),
     (
         "RTFx",
-        "audio seconds of the completed requests / wall-clock seconds, warm-up left out, as the Open ASR "
-        "leaderboard has it. Of a clip: its seconds / its latency; P10 is what 9 of 10 clips exceed.",
+        "seconds of audio of the completed requests / wall-clock seconds, without warm-up, as on the Open ASR "
+        "leaderboard. RTFx of a clip: its duration / its latency. 90 % of the clips exceed P10.",
     ),
-    ("wall clock", "first measured request's start to last one's end; the parts of a resumed run add up."),
+    (
+        "wall clock",
+        "from the start of the first measured request to the end of the last one; in a resumed run, the sum of its "
+        "parts.",
+    ),
     (
         "waited",
-        "share of requests that spent more than the threshold in the server's queue, by the server's own count.",
+        "share of requests that spent more than the threshold in the server's queue, from the server's metrics.",
     ),
-    ("start delay", "open loop, actual minus intended start: what the harness itself was late."),
-    ("first text", "ms until the first piece of text that is not empty; gap: ms between successive pieces."),
-    ("word delay", "--realtime, ms from a word's end in the audio to the piece that completed it."),
+    ("start delay", "open loop: actual minus intended start, the delay that the benchmark itself adds."),
+    ("first text", "time to the first piece of text that is not empty, in ms. Gap: time between two pieces, in ms."),
+    ("word delay", "--realtime: time from the end of a word in the audio to the text that completes it, in ms."),
     (
         "lag",
-        "--realtime, of a token: when the client has its delta, less when it sent the last sample that the token's "
-        "audio row needs, or the end of the audio. Where a server does not send one delta a token, of a word: its "
-        "delay less the model's. Lag in the audio: without the tokens that need the end of the audio.",
+        "--realtime: the time at which the client receives a token minus the time at which it sent the last sample "
+        "that the token's audio row needs, or the end of the audio. If the server does not send one delta per token: "
+        "the delay of a word minus the delay of the model. Lag in the audio: without the tokens that need the end of "
+        "the audio.",
     ),
-    ("fell behind", "sessions with a lag above 500 ms in the last 5 s of their audio, or without text for part of it."),
+    (
+        "fell behind",
+        "sessions with a lag above 500 ms in the last 5 s of their audio, or without text for a part of their audio.",
+    ),
     (
         "late sends",
-        "--realtime, how much later than due the client sent its audio: its own share in all lags. Its CPU seconds are "
-        "given for each second of a session.",
+        "--realtime: how much later than due the client sent its audio. This delay is part of every lag. The CPU time "
+        "of the client is given per second of a session.",
     ),
-    ("s64", "64 live sessions at once (--sessions), which start within a second of each other."),
+    ("s64", "64 concurrent live sessions (--sessions), all started within one second."),
     (
         "WER",
-        "(substitutions + deletions + insertions) / reference words of all clips, both sides normalised. CER: "
-        "likewise of characters, and the headline where writing has no spaces: every letter is a word there. "
-        "Raw: without normalisation.",
+        "(substitutions + deletions + insertions) / reference words of all clips, both texts normalised. CER: the "
+        "same for characters. For languages written without spaces, CER is the headline and every letter counts as a "
+        "word. Raw: without normalisation.",
     ),
-    ("changed texts", "clips whose transcript is not the one that the first load got."),
-    ("energy", "NVML's energy counter of the server's GPUs, from the load's first request to its last answer."),
-    ("nvml_process_tree", "peak GPU memory of the server's processes, sampled every 0.5 s from warm-up on."),
-    ("nvml_device", "likewise, all memory in use on the server's GPUs, by whomever."),
-    ("rss_process_tree", "likewise, resident memory of the server's processes; pages they share count in each."),
+    ("changed texts", "clips whose transcript differs from the one at the first load."),
+    ("energy", "NVML's energy counter of the server's GPUs, from the first request of the load to its last response."),
+    ("nvml_process_tree", "peak GPU memory of the server's processes, sampled every 0.5 s from the warm-up on."),
+    ("nvml_device", "the same for all memory in use on the server's GPUs, by any process."),
+    ("rss_process_tree", "the same for resident memory of the server's processes. Shared pages count in each process."),
 )
 
 
 def read(out: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
-    """Return run.json and the rows of each load, every attempt of them.
+    """Return run.json and the rows of each load, with all attempts.
 
-    Raises BenchError for a form that is not known here, and for rows that are not of the run.
+    Raises BenchError for another schema version, and for rows that do not belong to the run.
     """
     record = results.read_run(out)
     attempts = results.read_rows(out / results.ROWS)
@@ -132,7 +147,7 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def console(out: Path, summary: dict[str, Any], rows: Sequence[Row]) -> str:
-    """The table that ends a run, three transcripts beside their references, and where the report is."""
+    """The console output at the end of a run: a table, three transcripts with their references, the report's path."""
     lines = [f"{name:<13}{value}" for name, value in headline(summary)]
     if len(summary["loads"]) > 1:
         header, body = _columns(summary["loads"], SHORT)
@@ -147,7 +162,7 @@ def console(out: Path, summary: dict[str, Any], rows: Sequence[Row]) -> str:
 
 
 def headline(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """(label, value) of what is read first; of several loads without what differs between them."""
+    """(label, value) of the main results. With several loads, without the values that differ between them."""
     quality, memory, server = summary["quality"], summary["memory"], summary["server"] or {}
     samples = f"{summary['completed']}/{summary['samples']} completed, {summary['failed']} failed"
     if summary["missing"]:
@@ -174,10 +189,10 @@ def headline(summary: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("RTFx", _number(load["rtfx"], "{:.2f}")))
         if load["joules"] is not None:
             each = [_number(load[f"joules_per_{what}"], "{:.2f} J") for what in ("request", "audio_second")]
-            lines.append(("energy", "{} a request, {} a second of audio".format(*each)))
+            lines.append(("energy", "{} per request, {} per second of audio".format(*each)))
     if found := summary.get("search"):
         bound = f"P99 of the lag at most {found['lag_ms']:g} ms, none fell behind"
-        lines.insert(0, ("sessions held", f"{found['held']} ({bound}; {found['most']} was the most to try)"))
+        lines.insert(0, ("sessions held", f"{found['held']} ({bound}; the search limit was {found['most']})"))
     lines += [(quality["headline"].upper(), errors), ("peak memory", peak)]
     if server.get("startup_s") is not None:
         lines.append(("start-up", f"{server['startup_s']:.1f} s"))
@@ -192,7 +207,7 @@ def _client(load: Mapping[str, Any]) -> str:
 
 # ---- The tables of both reports
 
-# Header, the path to the value in a load of summary.json, and how to write it.
+# Heading, path to the value in a load of summary.json, format
 SHORT = (
     ("load", "load", "{}"),
     ("completed", "completed", "{}"),
@@ -232,7 +247,7 @@ SPEED = (
     ("requests/s", "throughput_rps", "{:.2f}"),
     ("wall clock s", "wall_s", "{:.1f}"),
     ("waited", "wait_rate", "{:.1%}"),
-    ("waited more than s", "queue_threshold_s", "{:g}"),
+    ("queue threshold s", "queue_threshold_s", "{:g}"),
     ("J", "joules", "{:.0f}"),
     ("J/request", "joules_per_request", "{:.2f}"),
     ("J/s of audio", "joules_per_audio_second", "{:.2f}"),
@@ -249,7 +264,7 @@ STREAMING = (
 LIVE = (
     ("load", "load", "{}"),
     *((f"lag {q} ms", f"lag_ms.{q.lower()}", "{:.1f}") for q in ("P50", "P90", "P95", "P99", "max")),
-    ("lags of", "lag_of", "{}"),
+    ("lag unit", "lag_of", "{}"),
     ("tokens or words", "lag_ms.count", "{}"),
     *((f"lag in the audio {q.upper()} ms", f"lag_in_audio_ms.{q}", "{:.1f}") for q in ("p50", "p99")),
     ("lag unknown", "lag_unknown", "{}"),
@@ -262,7 +277,7 @@ LIVE = (
 def _columns(
     loads: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str, str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows, one a load, without the columns that no load has a value for; intervals beside values."""
+    """Header and one row per load, with intervals after the values. Columns without any value are left out."""
     kept = [column for column in columns if any(_at(load, column[1]) is not None for load in loads)]
     body = []
     for load in loads:
@@ -280,7 +295,7 @@ def _columns(
 def _measured(
     loads: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str, str]]
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Header and rows: a row a load, or a row a measure where there is a single load; no rows without a value."""
+    """Header and rows: one row per load. With a single load: one row per measure. No rows if nothing was measured."""
     header, body = _columns(loads, columns)
     if len(header) == 1:
         return header, []
@@ -290,7 +305,7 @@ def _measured(
 
 
 def _at(load: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, null where the path ends early."""
+    """The value at a dotted path; null if the path does not exist."""
     value: Any = load
     for step in path.split("."):
         value = value.get(step) if isinstance(value, Mapping) else None
@@ -309,7 +324,7 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
         )
         for name, counted in (("wer", "words"), ("cer", "characters"))
     ]
-    edits = ("substitutions", "deletions", "insertions", "of")
+    edits = ("substitutions", "deletions", "insertions", "reference length")
     groups = [
         (
             f"{each['from_s']} to {each['to_s']} s" if each["to_s"] else f"{each['from_s']} s and more",
@@ -329,23 +344,23 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
     joules = sorted({str(load["joules_reason"]) for load in loads if load["joules_reason"]})
     latency, speed, streaming, lags = (_measured(loads, columns) for columns in (LATENCY, SPEED, STREAMING, LIVE))
     found = [
-        Section("Latency", "In brackets the 95 % interval.", *latency),
+        Section("Latency", "95 % intervals in brackets.", *latency),
         Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
         Section("Streaming", "", *streaming) if streaming[1] else None,
         Section("Live sessions", "", *lags) if lags[1] else None,
-        Section("Memory of the server", memory["reason"] or "", ("what", "amount"), sizes),
+        Section("Memory of the server", memory["reason"] or "", ("measure", "amount"), sizes),
         Section(
             "Quality",
-            f"Texts of load {loads[0]['load']}, normaliser {quality['normalizer']}.",
+            f"Texts of load {loads[0]['load']}. Normaliser: {quality['normalizer']}.",
             ("rate", "normalised, 95 % interval", "raw", *edits),
             rates,
         ),
-        Section(f"Errors by duration, of {unit}", "", ("duration", "clips", "rate"), groups),
+        Section(f"Errors by duration, in {unit}", "", ("duration", "clips", "rate"), groups),
         Section(f"Failures: {len(failures)}", "", ("load", "clip", "status", "error"), failures),
         Section(f"Empty transcripts: {len(empties)}", "", ("clip", "seconds", "reference"), empties),
         Section(
             "Machine, versions, configuration",
-            "The machine is the bench's; a server elsewhere has its own.",
+            "The machine is the one that ran the benchmark. A remote server runs on another one.",
             ("setting", "value"),
             list(_flat(setup)),
         ),
@@ -371,7 +386,7 @@ def _markdown(title: str, summary: dict[str, Any], sections: Sequence[Section]) 
         *sections,
         Section(
             f"The {metrics.WORST} worst clips",
-            "Completed clips with the most word errors. [a → b]: a was heard as b; [− a]: missed; [+ b]: added.",
+            "Completed clips with the most word errors. [a → b]: a substituted by b; [− a]: deleted; [+ b]: inserted.",
             ("clip", "errors", "words", "reference", "transcript", "alignment"),
             worst,
         ),
@@ -384,11 +399,11 @@ def _markdown(title: str, summary: dict[str, Any], sections: Sequence[Section]) 
             parts.append(_escape(section.note))
         parts.append(_table(section.header, section.body))
     meaning = "\n".join(f"- **{term}**: {text}" for term, text in DEFINITIONS)
-    return "\n\n".join([*parts, "## What the numbers mean", meaning]) + "\n"
+    return "\n\n".join([*parts, "## Definitions", meaning]) + "\n"
 
 
 def _setup(summary: dict[str, Any]) -> str:
-    """What a figure was measured with, in a line."""
+    """One line with the model, the server, the machine and the dataset of the run."""
     run, machine = summary["run"], summary["environment"]
     commit = machine["git_commit"]
     gpus = machine["gpu"] and ", ".join(dict.fromkeys(machine["gpu"]))
@@ -402,13 +417,13 @@ def _setup(summary: dict[str, Any]) -> str:
         f"{len(run['ids'])} clips of {run['dataset']}",
         None if run["mode"] == "whole" else f"--{run['mode']}",
         str(machine["date_utc"])[:10],
-        commit and f"commit {commit[:10]}{commit[40:]}",  # with "-dirty", where there is one
+        commit and f"commit {commit[:10]}{commit[40:]}",  # with "-dirty" if the working tree had changes
     ]
     return one_line(" · ".join(str(part) for part in parts if part))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested objects with its dotted name, but for lists of one entry a clip, too long to read."""
+    """Every value of nested objects with its dotted name, without the long lists that have one entry per clip."""
     for key, value in values.items():
         if key == "loads" and isinstance(value, list) and isinstance(value[0], dict):
             value = {load["load"]: load for load in value}
@@ -419,7 +434,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _examples(rows: Sequence[Row], worst: Sequence[dict[str, Any]]) -> Iterator[tuple[Row, str]]:
-    """Three completed clips: the one with the most word errors, the longest of the rest, the first of what is left."""
+    """Three completed clips: the one with the most word errors, the longest other one, and the first other one."""
     completed = [row for row in rows if row.error is None]
     by_id = {row.id: row for row in completed}
     by_errors = [by_id[each["id"]] for each in worst]
@@ -432,7 +447,7 @@ def _examples(rows: Sequence[Row], worst: Sequence[dict[str, Any]]) -> Iterator[
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table, or "None." without rows."""
+    """A Markdown table; "None." if there are no rows."""
     if not body:
         return "None."
     rows = [header, ["---"] * len(header)]
@@ -441,7 +456,7 @@ def _table(header: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
 
 
 def _escape(value: Any) -> str:
-    """What a server or a dataset wrote must not become HTML where Markdown may hold it."""
+    """Escape HTML: Markdown may contain it, and texts of servers and datasets are untrusted."""
     return one_line(value).replace("&", "&amp;").replace("<", "&lt;")
 
 

@@ -48,9 +48,9 @@ KILLED = {
 
 
 class Selection(NamedTuple):
-    """What a run sends: the clips that it picks of a dataset, in the dataset's order, or the sessions made of them.
+    """What a run sends: `clips` are the selected clips in the order of the dataset, or the sessions made from them.
 
-    `picked` are the clips in either case.
+    `picked` are the selected clips in both cases.
     """
 
     data: Dataset
@@ -58,7 +58,7 @@ class Selection(NamedTuple):
     picked: list[Clip]
 
     def of(self, load: Load) -> list[Clip]:
-        """What this load sends."""
+        """The clips or sessions of this load."""
         return self.clips[: load.sessions] if load.sessions else self.clips
 
 
@@ -108,7 +108,7 @@ def check(plan: RunPlan) -> Selection:
 
 
 def _sessions(plan: RunPlan, made_of: LivePlan, clips: Sequence[Clip]) -> list[Clip]:
-    """As many as the run can need, each of whole pieces of audio."""
+    """The largest number of sessions that the run can need. The length of each is a multiple of a piece of audio."""
     from bench import sound
 
     most = made_of.search.most if made_of.search else max(load.sessions or 0 for load in plan.loads)
@@ -228,7 +228,7 @@ def _record(plan: RunPlan, selection: Selection, model: str, version: Any, start
 
 
 class _Measurement:
-    """Sends a part of a run. Inside the `with`, memory is sampled and a progress bar is shown."""
+    """Sends one part of a run. Inside the `with` block, memory is sampled and a progress bar is shown."""
 
     def __init__(
         self, plan: RunPlan, selection: Selection, client: Client, record: dict[str, Any], part: int, done: int
@@ -260,7 +260,7 @@ class _Measurement:
             results.write_json(out / results.RUN, self._record)
 
     def run(self, load: Load, clips: Sequence[Clip]) -> list[Row]:
-        """Warm up, send the clips, write their rows, and then what this load took into run.json. Returns the rows."""
+        """Warm up, send the clips, write their rows, and write this load's resources to run.json. Returns the rows."""
         self._bar.set_description(load.name)
         before = self._record["loads"].get(load.name)
         pool = loads.pool(load, max(len(clips), len(self._warm_ups)), self._plan.mode)
@@ -278,7 +278,7 @@ class _Measurement:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def search(self, first: Load, plan: SearchPlan) -> None:
-        """Try numbers of sessions until it is known how many the server holds; each is a load of its own."""
+        """Search the largest number of sessions that the server holds. Each number that is tried is a separate load."""
         trials, load = search(first.sessions or 1, plan.most), first
         self._record["run"]["loads"] = []
         try:
@@ -299,7 +299,7 @@ class _Measurement:
             pass
 
     def _meter(self) -> Callable[[], dict[str, Any]]:
-        """Start to count the GPUs' energy and this process's CPU time; the result reads them."""
+        """Start to count the energy of the GPUs and the CPU time of this process. Return a function to read both."""
         joules, cpu_s = self._sampler.meter(), time.process_time()
 
         def read() -> dict[str, Any]:
@@ -327,7 +327,7 @@ class _Measurement:
 def _server(plan: RunPlan, startup_s: float | None, version: Any) -> dict[str, Any]:
     """The facts that are known about the server; unknown ones are null."""
     known: dict[str, Any] = {"startup_s": startup_s, "patches": None, "versions": None, "config": None}
-    if isinstance(version, dict) and "version" in version:  # and not an error that the page does not exist
+    if isinstance(version, dict) and "version" in version:  # not the JSON of a 404 error
         known["versions"] = {name: value for name, value in version.items() if isinstance(value, str)}
     if plan.served is not None:
         if serve.is_own(plan.served.command):
@@ -339,7 +339,7 @@ def _server(plan: RunPlan, startup_s: float | None, version: Any) -> dict[str, A
 
 
 def _queue(client: Client) -> dict[float, float] | None:
-    """vLLM's histogram of queue times until now: seconds -> requests that waited at most so long; null without one."""
+    """vLLM's histogram of queue times so far: seconds -> requests that waited at most this long. Null without one."""
     if f"{QUEUE}_bucket" not in (client.get_text("/metrics") or ""):
         return None
     time.sleep(SETTLE_S)
@@ -381,9 +381,9 @@ def _first_model(client: Client) -> str:
 
 
 def _warm_up(pool: Executor, client: Client, clips: Sequence[Clip], mode: Mode) -> None:
-    """Send uncounted requests, so that the first measured one pays for no compilation and no cold cache.
+    """Send requests that are not measured, so that compilation and cold caches do not affect the first measured one.
 
-    They use the same threads, and so the same connections and concurrency.
+    They use the same threads, and therefore the same connections and the same concurrency.
     """
     send: Callable[..., Any] = client.live if mode == "realtime" else client.transcribe
     for row in pool.map(functools.partial(send, part=0), clips):

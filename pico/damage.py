@@ -1,9 +1,9 @@
-"""How much damage shows: the reference model with one thing wrong at a time, on the same clips.
+"""Measure the sensitivity of the benchmark: score the reference model with one error at a time, on the same clips.
 
     python -m pico.damage --samples 200 --out bench/results/pico-damage.json
 
-Each row is a mistake that a serving stack can make. What it does to the word error rate, and in how many clips it
-changes the text at all, tells how sharp the benchmark is, and where comparing texts sees more than the error rate.
+Each row is an error that a serving stack can make. The row has the word error rate and the number of clips with a
+changed text. Errors that change texts but not the error rate are found only by a comparison of texts.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def window(net: model.Voxtral, frames: int) -> None:
 
 
 def shift_rows(net: model.Voxtral, tokens: int) -> None:
-    """Audio late by `tokens` of 80 ms against the text."""
+    """Delay the audio by `tokens` tokens of 80 ms relative to the text."""
     embed = net.embed_audio
 
     def embed_audio(mel: torch.Tensor, n_rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -45,7 +45,7 @@ def lose_rows(net: model.Voxtral, every: int) -> None:
 
 
 def unpair_rotation(net: model.Voxtral, layer: int) -> None:
-    """Queries and keys ordered by halves, as Hugging Face layouts have them."""
+    """Reorder the rows of queries and keys as in Hugging Face's layout (first half, second half)."""
     attention = net.encoder.layers[layer].attention
     for linear in (attention.wq, attention.wk):
         for p in linear.parameters():

@@ -1,9 +1,9 @@
-"""Clips of generated speech, each of one voice, with the times and tokens of its words: what recordings are made of.
+"""Generate clips of synthetic speech, each of one voice, with the times and tokens of their words.
 
-    python -m pico.data OUT_DIR --hours 100 --seed 0      # shards of 30 minutes, one process a core
+    python -m pico.data OUT_DIR --hours 100 --seed 0      # shards of 30 minutes, one process per core
 
-A shard that is there is kept, so a run that was ended goes on. pico.recordings joins clips to recordings and says
-what the model should write.
+Existing shards are kept, so an interrupted run can be continued. pico.recordings joins clips to recordings and defines
+the target tokens.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from pico.recordings import shard_path
 from pico.tokenizer import TextTokenizer
 
 SHORTEST_S, LONGEST_S = 1.0, 36.0
-NOT_SPEECH_SHARE = 0.05  # of the clips, for pauses and background
+NOT_SPEECH_SHARE = 0.05  # share of clips without speech, which are used for pauses and background
 NOT_SPEECH_S = (5.0, 32.0)
-# White noise weaker than this lies below the floor of the log-mel (8 decades under LOG_MEL_MAX), where the model
-# cannot tell it from the silence that pads a clip.
+# White noise with a lower RMS is below the floor of the log-mel (8 decades under LOG_MEL_MAX). The model cannot
+# distinguish it from the silence that pads a clip.
 AUDIBLE_RMS = 3e-4
 
 
@@ -42,10 +42,10 @@ class Clip:
 
 
 def settle_end(audio: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Make the end of a clip audible as such.
+    """Make the end of a clip detectable.
 
-    A quiet tail is cut off, or the whole clip gets a noise floor that can be heard; the latter always where a pause
-    inside the clip is so long and quiet that it would pass for the end. Long silence is for pico.recordings to add.
+    Either a quiet tail is cut off, or the whole clip gets an audible noise floor. A clip with a pause that is so long
+    and quiet that it looks like the end always gets a noise floor. pico.recordings adds long silence later.
     """
     n = len(audio) // SAMPLES_PER_TOKEN
     frames = audio[: n * SAMPLES_PER_TOKEN].reshape(n, -1)
@@ -70,7 +70,7 @@ def clip(
     strength: float = 1.0,
     longest_s: float = LONGEST_S,
 ) -> Clip:
-    """One clip of 1 to `longest_s` seconds: about half of them have one or two sentences."""
+    """One clip of 1 to `longest_s` seconds. About half of the clips have one or two sentences."""
     while True:
         n_sentences = int(rng.choice([1, 2, 3, 4, 5, 6, 7, 8], p=[0.34, 0.24, 0.14, 0.09, 0.07, 0.05, 0.04, 0.03]))
         sentences = text.passage(Random(int(rng.integers(2**62))), n_sentences, held_out=held_out)
@@ -88,7 +88,7 @@ def not_speech(rng: np.random.Generator) -> Clip:
 
 
 def shard(rng: np.random.Generator, hours: float, tokenizer: TextTokenizer) -> dict[str, np.ndarray]:
-    """The arrays of one shard; all clips' audio and words one after the other, times in samples of the clip."""
+    """The arrays of one shard: audio and words of all clips, concatenated. Times are in samples of the clip."""
     clips: list[Clip] = []
     while sum(len(c.audio) for c in clips) < hours * 3600 * SAMPLE_RATE:
         clips.append(not_speech(rng) if rng.random() < NOT_SPEECH_SHARE else clip(rng, speech.TRAIN_VOICES))
@@ -101,7 +101,7 @@ def shard(rng: np.random.Generator, hours: float, tokenizer: TextTokenizer) -> d
         "level": np.array([sounds.speech_rms(c.audio) for c in clips], np.float32),
         "n_words": np.array([len(c.words) for c in clips]),
         "start": np.array([int(start * SAMPLE_RATE) for _, start, _ in words], np.int32),
-        # the last word's echo may be cut by some samples
+        # some samples of the last word's echo may be cut off
         "end": np.array([min(int(end * SAMPLE_RATE), len(c.audio)) for c in clips for _, _, end in c.words], np.int32),
         "ends_sentence": np.array([word[-1] in ".?" for word, _, _ in words]),
         "n_tokens": np.array([len(ids) for ids in tokens]),

@@ -1,9 +1,9 @@
-"""Transcribe a dataset with the reference model and score it as the benchmark scores a server.
+"""Transcribe a dataset with the reference model, and score it with the metrics of the benchmark.
 
     python -m pico.evaluate --dataset bench/data --out results/reference
 
-Writes wer.json, and the rows that it was made from as `python -m bench run` writes them, so that the two can be laid
-side by side. The times in the rows are those of one batch of clips, not of requests, and say nothing about serving.
+Writes wer.json and the rows in the format of `python -m bench run`, so that both can be compared. The times in the rows
+are those of a batch of clips, not of requests, so they say nothing about serving.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pico import model
 from pico.tokenizer import TextTokenizer
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-BATCH_S = {"cpu": 240, "cuda": 6000}  # seconds of padded audio at once, and at least one clip
+BATCH_S = {"cpu": 240, "cuda": 6000}  # seconds of padded audio per batch, which has at least one clip
 
 
 def read_audio(path: Path) -> np.ndarray:
@@ -35,7 +35,7 @@ def read_audio(path: Path) -> np.ndarray:
 def transcribe(
     net: model.Voxtral, tokenizer: TextTokenizer, clips: list[dataset.Clip], delay: int = model.DELAY_TOKENS
 ) -> list[Row]:
-    """One row per clip, in the clips' order; `delay` in tokens."""
+    """One row per clip, in the order of the clips. `delay` is in tokens."""
     rows: dict[str, Row] = {}
     batch_s = BATCH_S[net.tok_embeddings.weight.device.type]
     pending = sorted(clips, key=lambda c: c.duration_s)
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--dataset", type=Path, default=Path("bench/data"))
     parser.add_argument("--samples", type=int)
     parser.add_argument("--delay-ms", type=int, default=DELAY_MS)
-    parser.add_argument("--out", type=Path, help="directory for the files; without it the WER is only printed")
+    parser.add_argument("--out", type=Path, help="directory for the files (default: only print the WER)")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     args = parser.parse_args()
     clips = dataset.select(dataset.load(args.dataset)[0], args.samples, seed=0)

@@ -1,15 +1,15 @@
-"""What pico hears: its word error rate on clips, long recordings and sound without speech, at any delay.
+"""Measure pico's word error rate on clips, long recordings and sound without speech, at any delay.
 
-    python -m pico.hearing                                       # the reference model; on a GPU where there is one
-    python -m pico.hearing --url http://127.0.0.1:8000 --delay-ms 480      # a server, with the delay that it states
+    python -m pico.hearing                                       # the reference model, on a GPU if there is one
+    python -m pico.hearing --url http://127.0.0.1:8000 --delay-ms 480      # a server, with its configured delay
 
-Fills bench/results/pico-hearing.json: `rows` of set, delay_ms, where (reference or vllm), wer, words and inserted
-(words said that were not spoken), measured now in place of older ones of the same set, delay and place; and `texts`,
-ten transcripts of the live set beside what was said.
+Updates bench/results/pico-hearing.json. `rows` have set, delay_ms, where (reference or vllm), wer, words, and inserted
+(words in the transcript that were not spoken). A new row replaces the row with the same set, delay and where. `texts`
+has ten transcripts of the live set with their references.
 
-clips      the 500 of the benchmark
-joined     the same, joined to recordings of up to ten minutes with nothing between
-pauses     the same, with 2 to 20 s of silence, room noise, hum, music or far murmur between, in recordings of 5 minutes
+clips      the 500 clips of the benchmark
+joined     the same clips, joined without pauses to recordings of up to ten minutes
+pauses     the same clips, joined with 2 to 20 s of silence, noise, hum, music or murmur to recordings of 5 minutes
 no-speech  three recordings of ten minutes of such sounds
 live       bench/data/live.jsonl
 """
@@ -45,8 +45,10 @@ REQUESTS = 16  # to a server, at the same time
 
 
 def joined(clips: list[dataset.Clip], longest_s: float, rng: np.random.Generator | None) -> Iterator[list[Any]]:
-    """Lists of clips and pauses (arrays) in random order, each at most `longest_s` long; with `rng` there are pauses,
-    also before the first clip and after the last."""
+    """Yield recordings of at most `longest_s` seconds, as lists of pauses (arrays) and clips in random order.
+
+    Each clip has a pause before it, which is empty without `rng`.
+    """
     order = random.Random(0).sample(clips, len(clips))
     pieces: list[Any] = []
     seconds = 0.0
@@ -73,7 +75,7 @@ def no_speech(rng: np.random.Generator) -> np.ndarray:
 
 
 def recordings_of(name: str, clips: list[dataset.Clip], folder: Path) -> list[dataset.Clip]:
-    """The recordings of a set made of clips, written to `folder`."""
+    """The recordings of a set, made from the clips and written to `folder`."""
     rng = np.random.default_rng(0)
     made: list[tuple[np.ndarray, str]] = []
     if name == "no-speech":
@@ -113,10 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", type=Path, default=Path("bench/data"))
     parser.add_argument("--checkpoint", type=Path, default=evaluate.CHECKPOINT)
-    parser.add_argument("--url", help="of a server, in place of the reference model")
-    parser.add_argument("--delay-ms", type=int, nargs="+", default=DELAYS_MS, help="other sets than clips: 480 alone")
+    parser.add_argument("--url", help="URL of a server, in place of the reference model")
+    parser.add_argument(
+        "--delay-ms", type=int, nargs="+", default=DELAYS_MS, help="delays for clips; other sets: 480 only"
+    )
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
-    parser.add_argument("--samples", type=int, help="of the 500 clips")
+    parser.add_argument("--samples", type=int, help="number of clips (default: all 500)")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     clips = dataset.select(dataset.load(args.dataset)[0], args.samples, seed=0)

@@ -1,10 +1,10 @@
-"""Write pico as transformers' `save_pretrained` does: config.json, model.safetensors, tekken.json, processor files.
+"""Write pico in Hugging Face's layout: config.json, model.safetensors, tekken.json, processor files.
 
     python -m pico.huggingface DIR
 
-A checkpoint that was fine-tuned with transformers has this layout. The arithmetic differs in one point: transformers
-rotates the first half of a head against the second, Mistral each even element against the odd one after it, so the
-rows of the query and key projections stand in another order.
+Checkpoints that were fine-tuned with transformers have this layout. Its rotary embedding differs from Mistral's:
+transformers rotates the first half of a head with the second half, Mistral rotates each even element with the next odd
+one. The rows of the query and key projections are therefore reordered.
 """
 
 import argparse
@@ -44,12 +44,12 @@ _OTHER = {
 
 
 def to_halves(rows: Tensor, head_dim: int) -> Tensor:
-    """[heads * head_dim, ...]: each head's rows from neighbouring pairs to first halves, then second halves."""
+    """Reorder the rows of each head in [heads * head_dim, ...] from interleaved pairs to (first half, second half)."""
     return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def hf_name(name: str) -> str:
-    """Hugging Face's name of a tensor of consolidated.safetensors. Raises KeyError for one that the model has not."""
+    """The Hugging Face name of a tensor of consolidated.safetensors. Raises KeyError for an unknown tensor."""
     module, kind = name.rsplit(".", 1)
     if module in _OTHER:
         return f"{_OTHER[module]}.{kind}"
@@ -60,14 +60,14 @@ def hf_name(name: str) -> str:
 
 
 def write(directory: Path, source: Path = PICO) -> None:
-    """`source`, a Mistral-layout directory, into `directory`, by the classes of the transformers that is installed."""
+    """Convert `source`, a directory in Mistral's layout, to `directory` with the installed transformers."""
     model, processor = load(source)
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
 
 
 def load(source: Path = PICO, device: str = "cpu") -> tuple[Any, Any]:
-    """transformers' model, in bfloat16, and processor of `source`, a Mistral-layout directory."""
+    """(model in bfloat16, processor) of transformers, loaded from `source`, a directory in Mistral's layout."""
     from transformers import VoxtralRealtimeConfig, VoxtralRealtimeForConditionalGeneration, VoxtralRealtimeProcessor
     from transformers.models.voxtral_realtime.feature_extraction_voxtral_realtime import VoxtralRealtimeFeatureExtractor
     from transformers.tokenization_mistral_common import MistralCommonBackend
@@ -111,7 +111,7 @@ def load(source: Path = PICO, device: str = "cpu") -> tuple[Any, Any]:
         tensors[hf_name(name)] = to_halves(tensor, block["head_dim"]) if in_halves else tensor
     with torch.device(device):
         model = VoxtralRealtimeForConditionalGeneration(config).to(torch.bfloat16)
-    # The modules' names are those of the file up to transformers 5.6, and others since; the file's stayed.
+    # Up to transformers 5.6, the modules have the names of the file. Later versions renamed the modules only.
     own = {_in_file(name): name for name in model.state_dict()}
     tensors["language_model.lm_head.weight"] = tensors["language_model.model.embed_tokens.weight"]  # tied
     model.load_state_dict({own[name]: tensor for name, tensor in tensors.items()}, strict=True)

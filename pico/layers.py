@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CHUNK = 256  # queries that windowed attention takes at once, in a sequence of several times as many
-FLASH = True  # where there is it: `windowed_attention`
+CHUNK = 256  # number of queries per block of windowed attention
+FLASH = True  # use FlashAttention in `windowed_attention` if it is available
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,17 @@ class Block:
 
 
 def rope_table(n: int, block: Block, device: torch.device, first: int = 0) -> Tensor:
-    """float32 [2, n - first, head_dim / 2] of positions `first` to n, cosines and sines, for neighbouring pairs
-    (interleaved) as in Mistral's weights."""
+    """Cosines and sines of positions `first` to n - 1, float32 [2, n - first, head_dim / 2].
+
+    For interleaved pairs, as in Mistral's weights.
+    """
     inv_freq = block.theta ** (-torch.arange(0, block.head_dim, 2, device=device).float() / block.head_dim)
     angle = torch.arange(first, n, device=device).float()[:, None] * inv_freq
     return torch.stack((angle.cos(), angle.sin()))
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """x [batch, heads, n, head_dim], table [2, n, head_dim / 2]."""
+    """Apply the rotary `table` [2, n, head_dim / 2] to x [batch, heads, n, head_dim]."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = table
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).type_as(x)
@@ -53,14 +55,14 @@ class RMSNorm(nn.Module):
 
 
 class Cache:
-    """Keys and values of one layer, with room for `room` positions."""
+    """Keys and values of one layer, with space for `room` positions."""
 
     def __init__(self, room: int):
         self.room, self.length = room, 0
         self.kept: list[Tensor] = []
 
     def append(self, *new: Tensor) -> list[Tensor]:
-        """All keys and all values, [batch, heads, length, head_dim], with the new ones at the end."""
+        """Append new keys and values. Returns all keys and all values, [batch, heads, length, head_dim] each."""
         if not self.kept:
             self.kept = [x.new_zeros(*x.shape[:2], self.room, x.shape[3]) for x in new]
         first, self.length = self.length, self.length + new[0].shape[2]
@@ -70,8 +72,11 @@ class Cache:
 
 
 class Windows(NamedTuple):
-    """A mask for a sequence of many windows: each chunk of queries sees its own keys and those of the chunks that the
-    window reaches back to, so a position costs the same however long the sequence."""
+    """A mask for sequences that are much longer than the window.
+
+    A chunk of queries attends to the keys of its own chunk and of the previous chunks within the window. The cost per
+    position is therefore independent of the length of the sequence.
+    """
 
     size: int  # a position attends to itself and to size - 1 positions before it
     mask: Tensor  # bool [chunks, CHUNK, keys]
@@ -82,16 +87,16 @@ Mask: TypeAlias = Tensor | Windows | None
 
 @torch.compiler.disable
 def windowed_attention(q: Tensor, k: Tensor, v: Tensor, windows: Windows) -> Tensor:
-    """q [batch, heads, n, head_dim], k and v with as many or fewer heads, n a multiple of CHUNK.
+    """Attention of q [batch, heads, n, head_dim] to k and v with as many or fewer heads. n is a multiple of CHUNK.
 
-    In bfloat16 on a GPU by FlashAttention, which takes half the time; it has no float32. Not compiled: with symbolic
-    lengths its shapes take the compiler minutes.
+    Uses FlashAttention for bfloat16 on a GPU, which takes half the time; it does not support float32. Excluded from
+    compilation, which takes minutes for its symbolic shapes.
     """
     heads, n = q.shape[1:3]
     if k.shape[1] != heads:
         k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     if FLASH and q.is_cuda and q.dtype == torch.bfloat16:
-        from torch.nn.attention.varlen import varlen_attn  # torch >= 2.11 has windows
+        from torch.nn.attention.varlen import varlen_attn  # supports windows since torch 2.11
 
         begins = torch.arange(0, len(q) * n + 1, n, dtype=torch.int32, device=q.device)
         packed = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
@@ -143,7 +148,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer; with `t_cond_dim` the decoder's, whose feed-forward input is scaled by the delay."""
+    """One transformer layer. With `t_cond_dim`, the delay scales the input of the feed-forward, as in the decoder."""
 
     def __init__(self, b: Block, biases: bool = False, t_cond_dim: int = 0):
         super().__init__()
@@ -173,9 +178,9 @@ class Layer(nn.Module):
 
 @lru_cache(16)
 def causal_mask(n_queries: int, n_keys: int, window: int, device: torch.device) -> Mask:
-    """True where a query may look: bool [n_queries, n_keys]; None where plain causal attention says the same.
+    """The attention mask, bool [n_queries, n_keys], True if a query attends to a key.
 
-    For a whole sequence of many windows `Windows`.
+    None if plain causal attention is equivalent. `Windows` for a whole sequence that is much longer than the window.
     """
     if n_keys <= window and n_queries in (1, n_keys):
         return None

@@ -1,15 +1,16 @@
-"""Make the benchmark sets, of sentences and voices that training never had, in Ogg/Opus with a manifest.
+"""Make the benchmark sets from sentences and voices that are not in the training data, in Ogg/Opus with a manifest.
 
-    python -m pico.make_benchmark --out DIR             # a new directory; bench/data was made so
-    python -m pico.make_benchmark --live --out DIR      # live.jsonl and live/ in DIR; so were bench/data's
+    python -m pico.make_benchmark --out DIR             # clips/ and manifest.jsonl in the new directory DIR
+    python -m pico.make_benchmark --live --out DIR      # live/ and live.jsonl in DIR
 
-The first is 500 clips of 2 to 30 s, half of them under about 8 s. Noise, rooms and microphones are as in training but
-milder (`STRENGTH`), so that the word error rate of an undamaged model is between 1 and 2 %: low enough that nothing
-hides in it, high enough that damage shows. Very quiet clips are made louder: under about -30 dBFS the log-mel's
-floor, not the model, decides what is heard.
+bench/data was made with these commands. The first makes 500 clips of 2 to 30 s, half of them under about 8 s. Noise,
+rooms and microphones are as in training but milder (`STRENGTH`), so that the word error rate of the undamaged model is
+between 1 and 2 %. At this rate, errors of a serving stack are visible. Very quiet clips are amplified: under about
+-30 dBFS, the result depends on the floor of the log-mel, not on the model.
 
-The second is recordings of 1 to 5 minutes like live speech: one to four voices at their own levels, joined without a
-pause or with one of up to 30 s of a named kind; some begin or end inside a word, which then is not in the text.
+The second makes recordings of 1 to 5 minutes that resemble live speech: one to four voices with different levels,
+joined with pauses of up to 30 s of a named kind or without pauses. Some recordings start or end inside a word, which is
+then not in the text.
 """
 
 import argparse
@@ -26,20 +27,20 @@ from pico import data, model, sounds, speech
 N_CLIPS, SEED = 500, 20_260_101
 STRENGTH = 0.5
 SHORTEST_S, LONGEST_S = 2.0, 30.0
-SHORT_S, SHORT_SHARE = 5.0, 0.5  # of the clips under 5 s only every other is kept, for a median of about 8 s
+SHORT_S, SHORT_SHARE = 5.0, 0.5  # half of the clips under 5 s are dropped, so that the median is about 8 s
 QUIETEST_DBFS, RAISED_DBFS = (
     -28.0,
     (-28.0, -10.0),
-)  # peak; quieter clips are raised to some level in the range
+)  # peak; quieter clips are raised to a random level in the range
 OPUS_LEVEL = 0.935  # libsndfile's 0 (best) to 1 (smallest): about 22 kbit/s
 
 
 LIVE_SEED = 20_260_102
 LIVE_S = (62, 75, 90, 105, 120, 135, 150, 180, 210, 240, 270, 300)
 LIVE_PAUSES = ("silence", "pink", "brown", "hum", "music", "murmur")
-LIVE_CLIP_S = 15.0  # at most; so voices alternate
-LONGEST_LEAD_S = 50.0  # that may be cut from the beginning: a pause and some words
-CUT_SHARE = 0.3  # of beginnings, and of ends that fall into a word, that stay inside a word
+LIVE_CLIP_S = 15.0  # the longest clip, so that voices alternate
+LONGEST_LEAD_S = 50.0  # the most that is cut from the beginning: a pause and some words
+CUT_SHARE = 0.3  # share of starts inside a word, and of ends inside a word that are not moved
 
 
 def opus(path: Path, audio: np.ndarray) -> str:
@@ -87,12 +88,12 @@ def clips(out: Path, strength: float) -> None:
 
 @dataclass
 class Live:
-    """A recording in the making; times in seconds."""
+    """A recording while it is assembled. Times are in seconds."""
 
     pieces: list[np.ndarray] = field(default_factory=list)
     seconds: float = 0.0
     words: list[tuple[str, float, float]] = field(default_factory=list)
-    turns: list[tuple[str, float, float]] = field(default_factory=list)  # voice, from its clip's start to its end
+    turns: list[tuple[str, float, float]] = field(default_factory=list)  # voice, start and end of its clip
     pauses: list[tuple[str, float, float]] = field(default_factory=list)  # kind, start, end
 
     def add(self, audio: np.ndarray) -> None:
@@ -100,7 +101,7 @@ class Live:
         self.seconds += len(audio) / model.SAMPLE_RATE
 
     def cut(self, start: float, end: float) -> np.ndarray:
-        """The audio from `start` to `end`; words and pauses that are not whole are dropped, turns are shortened."""
+        """Cut the audio to `start` to `end`. Incomplete words are dropped; turns and pauses are shortened."""
         inside = [w for w in self.words if w[1] >= start and w[2] <= end]
         self.words = [(word, a - start, b - start) for word, a, b in inside]
         shortened = [(name, max(a, start), min(b, end)) for name, a, b in self.turns]
@@ -158,7 +159,7 @@ def live_set(out: Path, strength: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--live", action="store_true", help="the recordings in place of the clips")
+    parser.add_argument("--live", action="store_true", help="make the recordings in place of the clips")
     parser.add_argument("--strength", type=float, default=STRENGTH, help="of noise, rooms and microphones, 0 to 1.5")
     args = parser.parse_args()
     (live_set if args.live else clips)(args.out, args.strength)

@@ -1,4 +1,4 @@
-"""The front end: padding, and the log-mel spectrogram as transformers and mistral-common make it."""
+"""The front end: padding, and the log-mel spectrogram of transformers and mistral-common."""
 
 from functools import lru_cache
 
@@ -16,13 +16,12 @@ from mistral_layout.audio import (
 )
 
 MEL_BINS, HOP, N_FFT = SPECTROGRAM["num_mel_bins"], SPECTROGRAM["hop_length"], SPECTROGRAM["window_size"]
-LOG_MEL_MAX = 1.5  # log10; everything 8 below it is the floor
-LOG_MEL_FLOOR = (LOG_MEL_MAX - 8 + 4) / 4  # as log_mel gives it
+LOG_MEL_MAX = 1.5  # log10; the floor is 8 below
+LOG_MEL_FLOOR = (LOG_MEL_MAX - 8 + 4) / 4  # in the output of log_mel
 
 
 def pad_audio(audio: np.ndarray, delay: int = DELAY_TOKENS) -> np.ndarray:
-    """float [n] -> float32 [n_tokens(n, delay) * 1280]: silence left and right, as mistral-common's offline streaming
-    mode."""
+    """float [n] -> float32 [n_tokens(n, delay) * 1280], padded as in mistral-common's offline streaming mode."""
     out = np.zeros(n_tokens(len(audio), delay) * SAMPLES_PER_TOKEN, np.float32)
     out[LEFT_PAD_TOKENS * SAMPLES_PER_TOKEN :][: len(audio)] = audio
     return out
@@ -48,9 +47,9 @@ def mel_filters() -> Tensor:
 
 
 def warped_filters(warp: float) -> Tensor:
-    """[201, 128], the mel filters for a spectrum whose frequencies are first multiplied by `warp`.
+    """Mel filters [201, 128] for a spectrum whose frequencies are multiplied by `warp`.
 
-    A voice then sounds as from a shorter (above 1) or longer vocal tract, at the same pace (Jaitly and Hinton 2013).
+    A voice then has a shorter (above 1) or longer vocal tract at the same speed (Jaitly and Hinton 2013).
     """
     n = N_FFT // 2 + 1
     source = np.arange(n) / warp
@@ -63,7 +62,7 @@ def warped_filters(warp: float) -> Tensor:
 
 
 def log_mel(audio: Tensor, filters: Tensor | None = None) -> Tensor:
-    """float32 [..., n] -> [..., 128, n / 160], about -0.6 (floor) to 1.4; `filters` [..., 201, 128] or the usual."""
+    """float32 [..., n] -> [..., 128, n / 160], about -0.6 (floor) to 1.4. `filters`: [..., 201, 128]."""
     filters = mel_filters().to(audio.device) if filters is None else filters
     window = torch.hann_window(N_FFT, device=audio.device)
     power = torch.stft(audio, N_FFT, HOP, window=window, return_complex=True)[..., :-1].abs() ** 2

@@ -1,14 +1,14 @@
-"""Voxtral Realtime in plain PyTorch: what pico is trained with, and the reference that a served model is compared to.
+"""Voxtral Realtime in plain PyTorch: the model for the training of pico, and the reference for served models.
 
-Written from the published architecture (params.json of Voxtral-Mini-4B-Realtime-2602 and its technical report); it
-shares no code with vLLM, so that an error in either shows as a difference.
+Implements the published architecture (params.json of Voxtral-Mini-4B-Realtime-2602 and its technical report). It shares
+no code with vLLM, so an error in either one causes a difference.
 
     waveform --log-mel--> [128, 8 n] --conv stem, stride 2--> [4 n, dim] --causal encoder--> [4 n, dim]
-             --4 frames concatenated, adapter--> [n, lm dim], one row for every 80 ms: one row per text token
+             --4 frames concatenated, adapter--> [n, lm dim], one row per 80 ms and per text token
 
-At position p the decoder reads the sum of row p and the embedding of token p, and predicts token p + 1. A clip is
-padded with 32 tokens of silence on its left and, for a delay of d tokens, at least d + 11 on its right; the prompt is
-BOS and 32 + d pads.
+At position p, the input of the decoder is the sum of row p and the embedding of token p; it predicts token p + 1. A
+clip is padded with 32 tokens of silence on the left and, for a delay of d tokens, with at least d + 11 on the right.
+The prompt is BOS and 32 + d pads.
 """
 
 import json
@@ -35,7 +35,7 @@ from mistral_layout.tensors import EMBEDDINGS, ENCODER
 from pico.layers import CHUNK, Block, Cache, Layer, RMSNorm, causal_mask, rope_table, rotate
 from pico.mel import MEL_BINS, log_mel, mel_filters, pad_audio
 
-__all__ = [  # with what callers find here beside the model
+__all__ = [  # includes names that callers import from here
     "BOS",
     "DELAY_TOKENS",
     "EOS",
@@ -105,9 +105,9 @@ class Encoder(nn.Module):
         self.norm = RMSNorm(b.dim, b.norm_eps)
 
     def forward(self, mel: Tensor, n_frames: Tensor | None = None) -> Tensor:
-        """[batch, 128, 2 n] -> [batch, n, dim]. The convolutions look back only: all padding is on the left.
+        """[batch, 128, 2 n] -> [batch, n, dim]. The convolutions are causal, with padding on the left only.
 
-        From frame `n_frames` [batch] on there is no audio; as in vLLM, the layers then get zeros.
+        From frame `n_frames` [batch] on, the layers get zeros, as in vLLM.
         """
         x = F.gelu(self.conv_layers[0](F.pad(mel, (2, 0))))
         x = F.gelu(self.conv_layers[1](F.pad(x, (1, 0)))).transpose(1, 2)
@@ -124,7 +124,7 @@ class Encoder(nn.Module):
 
 
 class Voxtral(nn.Module):
-    """The whole model; parameters named as in the Mistral checkpoint but for the prefixes of `_checkpoint_name`."""
+    """The whole model. `_checkpoint_name` converts the names of its parameters to those of the checkpoint."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -141,12 +141,12 @@ class Voxtral(nn.Module):
         self.norm = RMSNorm(lm.dim, lm.norm_eps)
 
     def embed_audio(self, mel: Tensor, n_rows: Tensor | None = None) -> Tensor:
-        """[batch, 128, 8 n] -> [batch, n, lm dim]: one row for every 80 ms, with audio in the first `n_rows`."""
+        """[batch, 128, 8 n] -> [batch, n, lm dim], one row per 80 ms. The first `n_rows` rows have audio."""
         frames = self.encoder(mel, None if n_rows is None else n_rows * FRAMES_PER_TOKEN)
         return self.audio_language_projection(frames.unflatten(1, (-1, FRAMES_PER_TOKEN)).flatten(2))
 
     def t_cond(self, delay: Tensor) -> Tensor:
-        """[batch] -> [batch, 1, lm dim]: cosines, then sines, of the delay in tokens."""
+        """Delay in tokens [batch] -> its embedding [batch, 1, lm dim], cosines and then sines."""
         half = self.config.lm.dim // 2
         angle = torch.exp(-math.log(10000.0) * torch.arange(half, device=delay.device).float() / half)
         angle = delay.float()[:, None, None] * angle
@@ -160,9 +160,9 @@ class Voxtral(nn.Module):
         delay: Tensor | int = DELAY_TOKENS,
         window: int | None = None,
     ) -> Tensor:
-        """Logits [batch, n, vocab] for rows [batch, n, dim] and tokens [batch, n]; caches hold what came before.
+        """Logits [batch, n, vocab] for rows [batch, n, dim] and tokens [batch, n]. `caches` have earlier positions.
 
-        `delay` in tokens, of all or of each; `window` in tokens if not the configured one.
+        `delay` in tokens, for all clips or for each. `window` in tokens overrides the configured one.
         """
         x = audio_rows + self.tok_embeddings(tokens)
         past = caches[0].length if caches else 0
@@ -176,7 +176,7 @@ class Voxtral(nn.Module):
 
     @torch.no_grad()
     def transcribe(self, clips: list[np.ndarray], delay: int = DELAY_TOKENS) -> list[list[int]]:
-        """Greedy tokens of each 16 kHz clip, prompt and EOS left out; never more than the clip has audio rows."""
+        """Greedy tokens of each 16 kHz clip without prompt and EOS, at most as many as the clip has audio rows."""
         device = self.tok_embeddings.weight.device
         lengths = [n_tokens(len(clip), delay) for clip in clips]
         end, first = max(lengths), prompt_tokens(delay)
@@ -208,7 +208,7 @@ def _checkpoint_name(name: str) -> str:
 
 
 def save(model: Voxtral, path: Path) -> None:
-    """Write `consolidated.safetensors`: bfloat16, Mistral's names."""
+    """Write `consolidated.safetensors` in bfloat16 with Mistral's names."""
     save_file(
         {_checkpoint_name(k): v.to(torch.bfloat16).contiguous().cpu() for k, v in model.state_dict().items()},
         path,
@@ -221,5 +221,5 @@ def load(directory: Path, device: str = "cpu", dtype: torch.dtype = torch.float3
     tensors = load_file(directory / "consolidated.safetensors")
     model.load_state_dict({k: tensors.pop(_checkpoint_name(k)) for k in model.state_dict()})
     if tensors:
-        raise ValueError(f"{directory}/consolidated.safetensors holds tensors that the model lacks: {sorted(tensors)}")
+        raise ValueError(f"{directory}/consolidated.safetensors has unknown tensors: {sorted(tensors)}")
     return model.to(device, dtype).eval()

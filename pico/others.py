@@ -1,11 +1,11 @@
-"""Tiny checkpoints of the other two models that the profiles serve, with random weights: what they say means nothing.
+"""Write tiny checkpoints of the other two models with profiles. The weights are random, so the texts are meaningless.
 
     python -m pico.others voxtral-3b DIR
     python -m pico.others whisper DIR
 
-They are for what does not depend on the weights: that vLLM starts with the profile and answers in the right form.
-Files, keys and names of tensors are those of Voxtral-Mini-3B-2507 in Mistral's layout and of OpenAI's Whisper in
-Hugging Face's. What comes out are words, or letters: their rows of the output are larger than the others'.
+They are for tests that do not depend on the weights: that vLLM starts with the profile and that its responses have the
+right format. Files, keys and tensor names are those of Voxtral-Mini-3B-2507 in Mistral's layout and of OpenAI's Whisper
+in Hugging Face's. The output rows of words (Voxtral) or letters (Whisper) are scaled up, so that the models emit these.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from pico import tokenizer
 
 PICO = Path(__file__).parent / "checkpoint"
 SEED = 0
-LOUD = 4.0  # the rows of what may come out, against the others'
-FRAMES = 1500  # of the encoder, in 30 s
+LOUD = 4.0  # scale of the output rows of words or letters
+FRAMES = 1500  # encoder frames in 30 s
 MISTRAL_AUDIO = {"sampling_rate": SAMPLE_RATE, **SPECTROGRAM}
 
 # ---- Voxtral-Mini-3B-2507
@@ -68,7 +68,7 @@ def write_voxtral_3b(directory: Path) -> None:
     _write_json(directory / "params.json", PARAMS)
     tekken = json.loads((PICO / "tekken.json").read_text(encoding="utf-8"))
     for token in tekken["special_tokens"]:
-        if "STREAMING" in token["token_str"]:  # which that generation has not
+        if "STREAMING" in token["token_str"]:  # this model does not have these tokens
             token["token_str"] = f"<SPECIAL_{token['rank']}>"
     tekken["audio"] = {
         "sampling_rate": SAMPLE_RATE,
@@ -113,12 +113,12 @@ def voxtral_3b_shapes(params: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _words(name: str, tensor: Tensor) -> None:
     if name == "output.weight":
-        tensor[N_SPECIAL + 256 :] *= LOUD  # bytes by themselves are mostly no text
+        tensor[N_SPECIAL + 256 :] *= LOUD  # not the single bytes, which are rarely valid text
 
 
 # ---- Whisper
 
-# In the order of its tokens
+# In the order of Whisper's tokens
 LANGUAGES = re.findall(
     r"\w+",
     """
@@ -217,7 +217,7 @@ def _write_tokenizer(directory: Path) -> None:
 
 
 def whisper_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor of model.safetensors, by its name. The output is the embedding."""
+    """The shape of each tensor of model.safetensors, by its name. The output layer is the embedding."""
     dim, mels = config["d_model"], config["num_mel_bins"]
     shapes: dict[str, tuple[int, ...]] = {
         "model.encoder.embed_positions.weight": (config["max_source_positions"], dim),
@@ -259,7 +259,7 @@ def _write_json(path: Path, content: Any) -> None:
 def _write_weights(
     path: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, change: Callable[[str, Tensor], None]
 ) -> None:
-    """Random ones; norms that leave their input as large as it is, no biases."""
+    """Write random weights; norms are 1, biases 0. `change` may modify each tensor in place."""
     dice = torch.Generator().manual_seed(SEED)
     tensors = {}
     for name, shape in sorted(shapes.items()):

@@ -1,6 +1,6 @@
-"""Batches of audio on the GPU: the clips as int16 in its memory, and plans of pico.recordings made ready in processes.
+"""Batches of audio on the GPU: clips as int16 in GPU memory, plans of pico.recordings prepared in other processes.
 
-Shards may still be written while training runs: they are taken in as they appear, in the order of their numbers.
+Shards may still be written during training. They are loaded as they appear, in the order of their numbers.
 """
 
 import multiprocessing
@@ -24,8 +24,13 @@ SCAN_S = 0.5
 
 
 class Loaded(NamedTuple):
-    """Audio float32 [rows, length * 1280], padded left and right with zeros; targets int64 [rows, length]; delays in
-    tokens and lengths in samples, int64 [rows]."""
+    """A batch on the device.
+
+    audio      float32 [rows, length * 1280], padded with zeros on both sides
+    targets    int64 [rows, length]
+    delays     in tokens, int64 [rows]
+    n_samples  lengths in samples, int64 [rows]
+    """
 
     audio: Tensor
     targets: Tensor
@@ -34,10 +39,10 @@ class Loaded(NamedTuple):
 
 
 class Pool:
-    """The audio of all shards that are there, one after the other, as int16 on the device."""
+    """The audio of all existing shards, concatenated, as int16 on the device."""
 
     def __init__(self, directory: Path, hours: float, device: str):
-        """`hours` is an upper bound of what the directory will hold."""
+        """`hours` is an upper bound for the audio in the directory."""
         self.directory, self.device = directory, device
         self.audio = torch.zeros(int((hours + 1) * 1.05 * 3600 * SAMPLE_RATE), dtype=torch.int16, device=device)
         self.shards = self.samples = 0
@@ -52,7 +57,7 @@ class Pool:
         self._stop.set()
 
     def wait(self, shards: int, coming: Callable[[], bool]) -> None:
-        """Until so many shards are in memory. Raises FileNotFoundError when no more are `coming`."""
+        """Wait until `shards` shards are in memory. Raises FileNotFoundError if no more are `coming`."""
         while self.shards < shards:
             if self._error is not None:
                 raise self._error
@@ -61,7 +66,7 @@ class Pool:
             time.sleep(0.1)
 
     def take_in(self) -> bool:
-        """Copy the next shard to the device if it is there."""
+        """Copy the next shard to the device if it exists."""
         path = recordings.shard_path(self.directory, self.shards)
         if not path.exists():
             return False
@@ -84,7 +89,7 @@ class Pool:
     def load(self, plan: recordings.Batch) -> "Loaded":
         rows, width = len(plan.delays), plan.length * SAMPLES_PER_TOKEN
         left = LEFT_PAD_TOKENS * SAMPLES_PER_TOKEN
-        # The padding is made of silent pieces, so that the pieces cover every sample of the batch, and none is empty.
+        # The padding consists of silent pieces, so that pieces cover every sample of the batch and none is empty.
         row, first, source, _ = plan.pieces.T
         row_at = np.arange(rows) * width
         start = np.concatenate((row * width + left + first, row_at, row_at + left + plan.n_samples))
@@ -102,7 +107,7 @@ class Pool:
         return Loaded(audio, self._send(plan.targets).long(), self._send(plan.delays), self._send(plan.n_samples))
 
     def _send(self, array: np.ndarray) -> Tensor:
-        """To the device; from pinned memory, since another copy would wait for all work in flight."""
+        """Copy to the device from pinned memory; another copy would wait for all work in flight."""
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else tensor
 
@@ -116,8 +121,8 @@ class Pool:
         return audio.clamp_(-1, 1)
 
 
-_words: list[dict[str, np.ndarray]] = []  # of a planning process: what it has read of each shard
-_clips: dict[int, recordings.Clips] = {}  # the same, joined, by the number of shards
+_words: list[dict[str, np.ndarray]] = []  # in a planning process: the words of each shard that it has read
+_clips: dict[int, recordings.Clips] = {}  # the same, concatenated, by number of shards
 
 
 def _plan(directory: Path, seed: int, tokens: int, step: int, shards: int) -> recordings.Batch:
@@ -129,7 +134,7 @@ def _plan(directory: Path, seed: int, tokens: int, step: int, shards: int) -> re
 
 
 class Plans:
-    """The plan of each step, made ahead in processes. Start it before CUDA: the processes are forked."""
+    """The plan of each step, prepared in other processes. Start it before CUDA, because the processes are forked."""
 
     def __init__(self, directory: Path, *, seed: int, tokens: int, workers: int):
         self._what = (directory, seed, tokens)
@@ -138,14 +143,14 @@ class Plans:
         self._ahead: deque[Future[recordings.Batch]] = deque()
 
     def next(self, step: int, shards: int) -> recordings.Batch:
-        """The plan of `step`; call it with consecutive steps. `shards` are in memory."""
+        """The plan of `step`. Call it with consecutive steps. `shards` is the number of shards in memory."""
         while len(self._ahead) < PLANS_AHEAD:
             ahead = step + len(self._ahead)
             self._ahead.append(self._pool.submit(_plan, *self._what, ahead, self._rounded(shards)))
         return self._ahead.popleft().result()
 
     def _rounded(self, shards: int) -> int:
-        """A process joins the words of all shards again when it is told of more, so it is told seldom."""
+        """The number of shards, rounded down: a process concatenates all shards again for each new number."""
         return shards if shards < 16 else shards // 16 * 16
 
     def close(self) -> None:

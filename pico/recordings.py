@@ -1,13 +1,13 @@
-"""Recordings like live speech, put together anew for every batch, and what the model should write at each position.
+"""Plan random recordings that resemble live speech for each batch, with the target token of each position.
 
-A recording is a row of pieces of clips: whole clips, some of their sentences, sounds without speech, silence. It has
-one to four voices at their own levels, joined with and without pauses, and may begin or end inside a word. What comes
-out of here is a plan (where each piece lies, and the targets); pico.pool makes the audio, on the GPU.
+A recording is a sequence of pieces: whole clips, some of their sentences, sounds without speech, silence. It has one to
+four voices with different levels, joined with and without pauses, and may start or end inside a word. A plan has the
+place of each piece and the targets. pico.pool makes the audio on the GPU.
 
-A word's tokens, led by `[STREAMING_WORD]`, are due from the first position that has heard `delay` tokens past the
-frame in which the word ended. Crowded words queue up. Every other position says `[STREAMING_PAD]`, however long the
-silence: a pause of zeros cannot be told from the padding of a clip's end. EOS is due only where there is no audio any
-more, at the position after the clip's last.
+`[STREAMING_WORD]` and the tokens of a word are due from the first position that has received `delay` tokens of audio
+after the frame in which the word ended. If words follow each other quickly, their tokens are queued. The target of all
+other positions is `[STREAMING_PAD]`, for any length of silence: the model cannot distinguish a pause of zeros from the
+padding at the end of a clip. EOS is due at the position after the last one of the padded clip.
 """
 
 from dataclasses import dataclass, field
@@ -26,22 +26,22 @@ from mistral_layout.audio import (
 )
 from mistral_layout.tekken import EOS, STREAMING_PAD, STREAMING_WORD
 
-UNTRAINED = -1  # target of a position that the loss leaves out
+UNTRAINED = -1  # target of a position that is not in the loss
 
-# Tokens of a batch, about 1,230 s; tokens of its rows, and how often each length is drawn. A row's encoder frames, four
-# a token, fit into one window or are a multiple of the chunks of its attention. The longest row is ten minutes, since
-# a rotation by more positions than were trained does not have to work.
+# Tokens of a batch, about 1,230 s. Then lengths of rows in tokens -> probability. The encoder frames of a row, four per
+# token, fit into one window or are a multiple of the chunks of the attention. The longest row is ten minutes, because
+# rotary positions beyond the trained ones may not work.
 BATCH_TOKENS = 15_360
 LENGTHS = {184: 0.32, 448: 0.32, 1024: 0.16, 2560: 0.12, 7680: 0.08}
-ONE_CLIP_SHARE = 0.6  # of the rows of up to ONE_CLIP_TOKENS: a single whole clip, as the benchmark's are
+ONE_CLIP_SHARE = 0.6  # share of rows of up to ONE_CLIP_TOKENS that are a single whole clip, as in the benchmark
 ONE_CLIP_TOKENS = 448
-SHORTEST = SAMPLE_RATE // 2  # of a piece, in samples
+SHORTEST = SAMPLE_RATE // 2  # shortest piece in samples
 LONGEST_DELAY = 30
-# 480 ms is what tekken.json states; the next are the ones that are measured; the rest of the weight is spread evenly.
+# The delay of tekken.json (480 ms), then the other delays that are measured. All delays share the rest evenly.
 DELAY_SHARES = {DELAY_TOKENS: 0.4, 2: 0.06, 3: 0.06, 12: 0.06, 30: 0.06}
 
 
-# Of the arrays of a shard of pico.data, all but the audio.
+# The arrays of a shard of pico.data without the audio
 WORDS = ("n_samples", "voice", "level", "n_words", "start", "end", "ends_sentence", "n_tokens", "tokens")
 
 
@@ -56,12 +56,12 @@ def read_words(path: Path) -> dict[str, np.ndarray]:
 
 @dataclass
 class Clips:
-    """Lengths and words of all clips of the shards, in the shards' order; audio positions count through all shards."""
+    """Lengths and words of all clips, in the order of the shards. Audio positions are counted over all shards."""
 
     n_samples: np.ndarray
     audio_at: np.ndarray
     voice: np.ndarray  # -1: no speech
-    level: np.ndarray  # RMS of what sounds
+    level: np.ndarray  # RMS without pauses
     words_at: np.ndarray  # [clips + 1]
     start: np.ndarray  # of words, in samples of the clip
     end: np.ndarray
@@ -71,7 +71,7 @@ class Clips:
 
     @classmethod
     def of(cls, shards: list[dict[str, np.ndarray]]) -> "Clips":
-        """From what `read_words` gives for each shard."""
+        """From the results of `read_words` for each shard."""
         joined = {name: np.concatenate([shard[name] for shard in shards]) for name in WORDS}
         first = {name: np.concatenate(([0], np.cumsum(joined[name]))) for name in ("n_samples", "n_words", "n_tokens")}
         return cls(
@@ -98,14 +98,18 @@ class Clips:
 
 @dataclass
 class Recording:
-    """Pieces as (first sample in the recording, in the pool or -1 for silence, samples, gain); words as indices into
-    Clips with the sample of the recording at which each ends."""
+    """A recording while it is assembled.
+
+    pieces  (first sample in the recording, first sample in the pool or -1 for silence, samples, gain)
+    words   indices into Clips
+    ends    the sample of the recording at which each word ends
+    """
 
     n_samples: int = 0
     pieces: list[tuple[int, int, int, float]] = field(default_factory=list)
     words: list[np.ndarray] = field(default_factory=list)
     ends: list[np.ndarray] = field(default_factory=list)
-    loudest_noise: float = 1.0  # RMS that a background may have so that the quietest piece stays clear of it
+    loudest_noise: float = 1.0  # RMS of the quietest piece: a background must be quieter
     background: tuple[int, int, float] = (0, 1, 0.0)  # first sample in the pool, samples, gain
 
     def add(self, source: int, n: int, gain: float) -> None:
@@ -117,9 +121,9 @@ class Recording:
 class Batch:
     """The plan of one batch: rows of `length` tokens.
 
-    `pieces`: int64 [pieces, 4] of row, first sample in the row, in the pool (-1: silence) and samples, in order and
-    without gap from a row's first sample of audio to its last. `background`: int64 [rows, 2], first sample in the pool
-    and samples. `n_samples`, `delays`: [rows]. `targets`: int16 [rows, length], at p what follows position p.
+    `pieces`: int64 [pieces, 4] with row, first sample in the row, first sample in the pool (-1: silence) and samples.
+    They are in order and cover the audio of a row without gaps. `background`: int64 [rows, 2] with first sample in the
+    pool and samples. `n_samples`, `delays`: [rows]. `targets`: int16 [rows, length]; the target at p is token p + 1.
     """
 
     length: int
@@ -135,9 +139,10 @@ class Batch:
 def targets(
     ends: np.ndarray, counts: np.ndarray, tokens: np.ndarray, *, n_samples: int, delay: int, length: int
 ) -> np.ndarray:
-    """int16 [length] from each word's last sample, its number of tokens, and all their tokens in a row.
+    """Target tokens, int16 [length].
 
-    Words that do not fit before the end of the right padding are cut off, as they are when the model says them.
+    `ends` has the last sample of each word, `counts` its number of tokens, `tokens` the tokens of all words. Tokens
+    that do not fit before the end of the right padding are cut off, as in the output of the model.
     """
     n = n_tokens(n_samples, delay)
     out = np.full(max(length, n) + 1, UNTRAINED, np.int16)
@@ -164,7 +169,7 @@ def draw_delay(rng: np.random.Generator) -> int:
 
 
 def _part(rng: np.random.Generator, clips: Clips, clip: int, inside: bool) -> tuple[int, int]:
-    """First and last sample of the clip to take: all, some sentences, or from inside a word where `inside`."""
+    """(first, last) sample of a random part: the whole clip or some sentences. `inside`: it starts inside a word."""
     a, b = clips.words_at[clip : clip + 2]
     start, end = clips.start[a:b], clips.end[a:b]
     if inside and b > a:
@@ -179,7 +184,7 @@ def _part(rng: np.random.Generator, clips: Clips, clip: int, inside: bool) -> tu
 
 
 def _end_before(clips: Clips, clip: int, first: int, longest: int) -> int | None:
-    """The last sample between two words with which the piece is at most `longest` long."""
+    """The latest sample between two words at which the piece has at most `longest` samples; None if there is none."""
     a, b = clips.words_at[clip : clip + 2]
     edges = (clips.end[a : b - 1] + clips.start[a + 1 : b]) // 2
     fitting = edges[(edges >= first + SHORTEST) & (edges <= first + longest)]
@@ -187,7 +192,7 @@ def _end_before(clips: Clips, clip: int, first: int, longest: int) -> int | None
 
 
 def _say(recording: Recording, clips: Clips, clip: int, first: int, last: int, gain: float) -> None:
-    """Add samples `first` to `last` of a clip; a word that is cut has no target."""
+    """Add samples `first` to `last` of a clip. Words that are cut have no target."""
     a, b = clips.words_at[clip : clip + 2]
     whole = np.flatnonzero((clips.start[a:b] >= first) & (clips.end[a:b] <= last)) + a
     recording.words.append(whole)
@@ -197,7 +202,7 @@ def _say(recording: Recording, clips: Clips, clip: int, first: int, last: int, g
 
 
 def _pause(rng: np.random.Generator, recording: Recording, clips: Clips, n: int, room: int) -> None:
-    """`n` samples of silence, of some sound, or of the sound of the recording's own room, all without words."""
+    """Add `n` samples without words: silence, a random sound, or `room`, the background sound of the recording."""
     kind = rng.random()
     while n > 0:
         if kind < 0.4 or not len(clips.sounds):
@@ -212,7 +217,7 @@ def _pause(rng: np.random.Generator, recording: Recording, clips: Clips, n: int,
 
 
 def _pause_samples(rng: np.random.Generator, long_share: float) -> int:
-    """Up to 2 s; with `long_share` 2 to 30 s, seldom 100 s."""
+    """A random length of up to 2 s. A share of `long_share` has 2 to 30 s, rarely up to 100 s."""
     seconds = rng.uniform(0, 2)
     if rng.random() < long_share:
         seconds = 10 ** rng.uniform(0.3, 2.0 if rng.random() < 0.05 else 1.48)
@@ -220,7 +225,7 @@ def _pause_samples(rng: np.random.Generator, long_share: float) -> int:
 
 
 def _turns(rng: np.random.Generator, clips: Clips, longest: int) -> Recording:
-    """One to four voices by turns."""
+    """A recording of one to four alternating voices."""
     recording = Recording()
     n_voices = int(rng.choice([1, 2, 3, 4], p=[0.4, 0.25, 0.2, 0.15]))
     voices = [clips.of_voice[i] for i in rng.integers(len(clips.of_voice), size=n_voices)]
@@ -250,7 +255,7 @@ def _turns(rng: np.random.Generator, clips: Clips, longest: int) -> Recording:
 
 
 def _one_clip(rng: np.random.Generator, clips: Clips, longest: int) -> Recording:
-    """A whole clip, mostly of more than half of the length."""
+    """A recording of one whole clip, mostly longer than half of `longest`."""
     recording = Recording()
     low, high = np.searchsorted(clips.lengths, [longest // 2 if rng.random() < 0.8 else 0, longest + 1])
     if low < high:
@@ -269,7 +274,7 @@ def _no_speech(rng: np.random.Generator, clips: Clips, longest: int) -> Recordin
 
 
 def recording(rng: np.random.Generator, clips: Clips, longest: int, tokens: int) -> Recording:
-    """A recording of at most `longest` samples, for a row of so many tokens."""
+    """A random recording of at most `longest` samples, for a row of `tokens` tokens."""
     if rng.random() < 0.03 and len(clips.sounds):
         made = _no_speech(rng, clips, longest)
     elif tokens <= ONE_CLIP_TOKENS and rng.random() < ONE_CLIP_SHARE:
@@ -284,7 +289,7 @@ def recording(rng: np.random.Generator, clips: Clips, longest: int, tokens: int)
 
 
 def batch(rng: np.random.Generator, clips: Clips, tokens: int = BATCH_TOKENS) -> Batch:
-    """The plan of a batch of at most `tokens` tokens, all rows of one length."""
+    """The plan of a batch of at most `tokens` tokens. All rows have the same length."""
     shares = {length: share for length, share in LENGTHS.items() if length <= tokens}
     length = int(rng.choice(list(shares), p=np.array(list(shares.values())) / sum(shares.values())))
     delays = np.array([draw_delay(rng) for _ in range(tokens // length)])

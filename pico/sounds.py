@@ -1,11 +1,11 @@
-"""What happens to speech on its way to a microphone, and the sounds that are not speech.
+"""Audio augmentation (rooms, microphones, noise, loudness), and sounds without speech.
 
-Everything is 16 kHz mono float32 and a function of the `numpy.random.Generator` given.
+All audio is 16 kHz mono float32. All results are determined by the `numpy.random.Generator` argument.
 """
 
 import numpy as np
 
-SAMPLE_RATE = 16_000  # Hz, of everything here
+SAMPLE_RATE = 16_000  # Hz
 
 NOT_SPEECH = ("silence", "faint", "white", "pink", "brown", "hum", "tone", "sweep", "clicks", "music", "murmur")
 LOUDNESS_DBFS = (-40.0, -3.0)  # peak
@@ -19,10 +19,10 @@ def fast_size(n: int) -> int:
 
 
 def augment(audio: np.ndarray, rng: np.random.Generator, strength: float = 1.0) -> np.ndarray:
-    """A room, a microphone, noise, clipping and loudness, each by chance: float32 [n], 16 kHz -> the same.
+    """Apply a room, a microphone, noise, clipping and loudness, each at random: float32 [n], 16 kHz -> the same.
 
-    The direct sound keeps its time: the room adds only later copies and the filter is zero-phase. `strength`
-    (0 to 1.5) multiplies the chances and how bad it gets; 0 returns a copy, and so does silence. Peak <= 1.
+    Word times do not change: the room adds only later copies, and the filter is zero-phase. `strength` (0 to 1.5)
+    multiplies the probabilities and the intensities. With 0, and for silence, the result is a copy. Peak <= 1.
     """
     n, y = len(audio), np.array(audio, np.float32)
     if strength <= 0 or not y.any():
@@ -61,7 +61,7 @@ def _room(rng: np.random.Generator, strength: float) -> np.ndarray:
 
 
 def _microphone(rng: np.random.Generator, bins: int, strength: float) -> np.ndarray:
-    """Gain, float32 [bins] from 0 to 8 kHz: a tilt, three bumps, sometimes a telephone's or a narrow band."""
+    """Gain, float32 [bins] from 0 to 8 kHz: a tilt, three peaks, sometimes a band limit, as of a telephone."""
     octaves = np.linspace(-5, 3, 65)  # around 1 kHz
     db = rng.uniform(-2, 2) * strength * octaves
     for centre, height in zip(rng.uniform(-3, 3, 3), rng.uniform(-5, 5, 3) * strength, strict=True):
@@ -91,7 +91,7 @@ def _noise(rng: np.random.Generator, n: int, kind: str) -> np.ndarray:
 
 
 def speech_rms(x: np.ndarray) -> float:
-    """RMS of the 20 ms frames within 30 dB of the loudest one, so that pauses do not count."""
+    """RMS of the 20 ms frames within 30 dB of the loudest one, which excludes pauses."""
     frames = x[: len(x) // 320 * 320].reshape(-1, 320) if len(x) >= 320 else x[None]
     power = np.mean(np.square(frames), axis=1)
     return float(np.sqrt(power[power >= 1e-3 * power.max()].mean()))
@@ -102,9 +102,10 @@ def to_peak(y: np.ndarray, dbfs: float) -> np.ndarray:
 
 
 def not_speech(rng: np.random.Generator, seconds: float, kind: str | None = None) -> np.ndarray:
-    """Sound without words, float32 [seconds * 16000]: one of NOT_SPEECH, random unless `kind` names it.
+    """Sound without words, float32 [seconds * 16000]. `kind` is one of NOT_SPEECH, by default a random one.
 
-    Peak -40 to -3 dBFS; "silence" is zeros, "faint" is noise at -85 to -50 dBFS. ValueError: unknown kind.
+    The peak is -40 to -3 dBFS. "silence" is zeros, "faint" is noise at -85 to -50 dBFS. Raises ValueError for another
+    kind.
     """
     n = round(seconds * SAMPLE_RATE)
     kind = kind or str(rng.choice(NOT_SPEECH))
@@ -138,7 +139,7 @@ def not_speech(rng: np.random.Generator, seconds: float, kind: str | None = None
 
 
 def _music(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Notes of one scale with overtones that decay, one to three at once, and perhaps a beat: [n]."""
+    """Music, [n]: chords of one to three notes of a scale with decaying overtones, sometimes with drums."""
     y = np.zeros(n + SAMPLE_RATE)
     beat_s, root_hz = rng.uniform(0.15, 0.6), 110 * 2 ** rng.uniform(0, 1.5)
     overtones = rng.uniform(0.1, 1, rng.integers(1, 7))
@@ -161,7 +162,7 @@ def _music(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def _murmur(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Talk too far away to be understood: noise of speech's long-term spectrum, in syllables, with an echo: [n]."""
+    """Distant, unintelligible speech, [n]: noise with the long-term spectrum and the syllables of speech."""
     size = fast_size(n)
     spectrum = np.fft.rfft(rng.standard_normal(size, np.float32))
     hertz = np.arange(len(spectrum)) * (SAMPLE_RATE / size)

@@ -1,20 +1,20 @@
-"""Synthetic English speech with exact word times, to train and test a tiny speech recogniser.
+"""Synthetic English speech with exact word times, for training and tests of a tiny speech recogniser.
 
-espeak-ng (the library and voices inside the `espeakng-loader` wheel) speaks; its own events say when each
-word starts and ends. Everything is 16 kHz mono float32 and a function of the `numpy.random.Generator` given.
+The synthesiser is espeak-ng (library and voices of the `espeakng-loader` wheel). Word times are from its events. All
+audio is 16 kHz mono float32. All results are determined by the `numpy.random.Generator` argument.
 
     words = speak(["the cat sat, then it left.", "did it?"], rng, "en-us+f3").words
 
-What the library (1.52.0) does, and what this file does about it:
-- A WORD event marks a word's first sound. Nothing marks its last, but phoneme events do: a word ends at the
-  event after its last sounding phoneme (the next WORD, a pause phoneme `_` or `_:`, or END).
-- Phrases in its dictionary ("in the", "of the", "there are", "would have") become one word with one event.
-  A no-break space between words prevents that; after punctuation it would spoil the clause, so not there.
-- ". " before a lower-case letter is no sentence end to it: what it gets to read has a capital there.
-- Flutter, gain and wave phase live in C statics that no call resets, and its noise is seeded with the clock.
-  So every utterance loads a fresh copy of the library (4 ms with its voice) and seeds it. Its helper thread
-  ends with the utterance: forking workers is safe.
-- It ignores an unknown variant ("en-us+zz"): names are checked here. Its voice for en-gb is called "en".
+Properties of the library (1.52.0), and how this file handles them:
+- A WORD event marks the first sound of a word. No event marks its end. A word ends at the event after its last
+  sounding phoneme: the next WORD, a pause phoneme (`_` or `_:`), or END.
+- Phrases in its dictionary ("in the", "of the", "there are", "would have") become one word with one event. A
+  no-break space between the words prevents this. It is not used after punctuation, where it would change the prosody.
+- It does not treat ". " before a lower-case letter as the end of a sentence, so the text has a capital there.
+- Flutter, gain and wave phase are in C statics that no call resets, and its noise is seeded with the clock.
+  Therefore every utterance loads a new copy of the library (4 ms including the voice) and seeds it. The library's
+  helper thread ends with the utterance, so forking workers is safe.
+- It ignores unknown variants ("en-us+zz"), so names are checked here. Its voice for en-gb is called "en".
 """
 
 import _ctypes
@@ -34,25 +34,25 @@ import numpy as np
 
 from pico.sounds import SAMPLE_RATE, fast_size
 
-NATIVE_RATE = 22_050  # Hz, of espeak-ng
-SPEED_WPM = (130, 230)  # espeak's words per minute, before the speaker factor; short words make it more
+NATIVE_RATE = 22_050  # Hz, output of espeak-ng
+SPEED_WPM = (130, 230)  # espeak's words per minute, before the speaker factor; higher with short words
 PITCH = (30, 70)  # espeak's scale 0-99: 50 is the voice's own, 30 is 0.75 times, 70 is 1.3 times
 PITCH_RANGE = (25, 85)  # espeak's scale 0-99: 50 is the voice's own
-VOLUME = 80  # espeak's scale, default 100, at which some voices clip
+VOLUME = 80  # espeak's scale; at the default of 100, some voices clip
 WORD_GAP = (1, 4)  # units of about 10 ms of silence between words, in WORD_GAP_SHARE of utterances
 WORD_GAP_SHARE = 0.2
-PAUSE_S = (0.15, 1.2)  # between sentences: last word's end to the next one's start
+PAUSE_S = (0.15, 1.2)  # between sentences: from the end of the last word to the start of the next
 EDGE_S = (0.0, 0.6)  # silence before the first and after the last word
-# Output samples per 441 native ones: 320 is the true 16 kHz; the others make the speaker slower and deeper
-# (1.09 times at most) or faster and higher (0.92). Their prime factors are small, which keeps the FFTs fast.
+# Output samples per 441 native samples. 320 gives the original voice; more give a slower and deeper one (at most 1.09
+# times), fewer a faster and higher one (at least 0.92 times). Their small prime factors keep the FFTs fast.
 RATIOS = (294, 297, 300, 308, 315, 320, 324, 330, 336, 343, 350)
 
 LANGUAGES = (
     "en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029"
 )  # fmt: skip
 TRAIN_VARIANTS = ("", "+f2", "+f3", "+f4", "+f5", "+m2", "+m4", "+m5", "+m6", "+m7", "+m8")
-BENCH_VARIANTS = ("+f1", "+m1", "+m3")  # ordinary voices, unlike the rest; never trained with any language
-HELD_OUT = (  # a pair per language whose halves are trained, but not together
+BENCH_VARIANTS = ("+f1", "+m1", "+m3")  # ordinary voices, unlike the other variants; never used in training
+HELD_OUT = (  # one combination per language whose language and variant are trained only separately
     "en-us+f2", "en-gb+m6", "en-gb-scotland+f4", "en-gb-x-rp+m7", "en-gb-x-gbclan+f3", "en-gb-x-gbcwmd+m4",
     "en-029+m2",
 )  # fmt: skip
@@ -69,7 +69,7 @@ _TOKEN = re.compile(r"(?=[^A-Za-z]*[A-Za-z])[A-Za-z']+[,.?]*")
 
 
 class UnknownVoiceError(ValueError):
-    """The voice does not exist."""
+    """The requested voice does not exist."""
 
 
 class EspeakError(RuntimeError):
@@ -77,7 +77,7 @@ class EspeakError(RuntimeError):
 
 
 class WordTimingError(RuntimeError):
-    """espeak-ng's events do not give exactly one stretch of sound for some word."""
+    """The events of espeak-ng do not give exactly one interval for each word."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class _Event(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("type", "identifier", "text_position", "length", "ms", "sample")),
         ("user_data", ctypes.c_void_p),
-        ("id", ctypes.c_char * 8),  # of a phoneme event: its name
+        ("id", ctypes.c_char * 8),  # the name of the phoneme in a phoneme event
     ]
 
 
@@ -102,10 +102,10 @@ _LOCK_TIMEOUT_S = 60
 
 
 class Espeak:
-    """A fresh espeak-ng with one voice, as a context manager; another thread waits until this one closes it.
+    """A new espeak-ng with one voice, as a context manager. Other threads wait until it is closed.
 
-    `seed` is its noise's; `parameters` are named in _PARAMETERS, on the scales above, or espeak's defaults.
-    Raises UnknownVoiceError; EspeakError, also when something else in this process has the library loaded.
+    `seed` is for its noise. `parameters` have the names in _PARAMETERS and the scales above; the default is espeak's.
+    Raises UnknownVoiceError, and EspeakError, for example if the library is already loaded in this process.
     """
 
     def __init__(self, voice: str, seed: int = 1, **parameters: int) -> None:
@@ -136,16 +136,16 @@ class Espeak:
 
     def __exit__(self, *exc: object) -> None:
         if self._lib is not None:
-            self._lib.espeak_Terminate()  # joins its thread, without which unloading would crash
+            self._lib.espeak_Terminate()  # joins its thread; without this, unloading would crash
             _ctypes.dlclose(self._lib._handle)
             self._lib = None
         _LOCK.release()
 
     def _load(self) -> None:
         path, data = espeakng_loader.get_library_path(), espeakng_loader.get_data_path()
-        with contextlib.suppress(OSError):  # which is the good case
+        with contextlib.suppress(OSError):  # not loaded yet, as required
             _ctypes.dlclose(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle)
-            raise EspeakError(f"{path} is already loaded in this process: its state cannot be made fresh")
+            raise EspeakError(f"{path} is already loaded in this process: its state cannot be reset")
         self._lib = lib = ctypes.CDLL(path)
         rate = lib.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, data.encode(), _PHONEME_EVENTS | _DONT_EXIT)
         if rate != NATIVE_RATE:
@@ -169,10 +169,10 @@ class Espeak:
         return 0
 
     def say(self, text: str) -> tuple[np.ndarray, list[tuple[str, int, int]]]:
-        """Speak words of a-z and apostrophes, each followed by any of `,.?`.
+        """Speak words of a-z and apostrophes. A word may be followed by `,`, `.` or `?`.
 
-        Returns samples (float32 [n], 22,050 Hz, in [-1, 1]) and (word as written, start, end) in samples for
-        every whitespace-split word. Raises ValueError (the text), EspeakError, WordTimingError.
+        Returns samples (float32 [n], 22,050 Hz, in [-1, 1]) and, for every word, (word as written, start, end) in
+        samples. Raises ValueError for an invalid text, EspeakError, WordTimingError.
         """
         tokens = text.split()
         odd = [token for token in tokens if not _TOKEN.fullmatch(token)]
@@ -198,7 +198,7 @@ class Espeak:
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
         word = -1  # of the latest WORD event
-        sounding = False  # since the previous event
+        sounding = False  # whether the previous event was a sounding phoneme
         for kind, position, sample, phoneme in [*self._events, (0, 0, n, b"")]:
             if sounding:
                 ends[word] = sample
@@ -214,9 +214,9 @@ class Espeak:
 
 
 def speak(text_sentences: Sequence[str], rng: np.random.Generator, voice: str) -> Utterance:
-    """Speak sentences with one random manner (speed, pitch, word gap, speaker factor) and random pauses.
+    """Speak sentences with random speed, pitch, word gap and speaker factor, and random pauses.
 
-    Raises ValueError (no sentence, or not words of a-z), UnknownVoiceError, EspeakError, WordTimingError.
+    Raises ValueError (no sentence, or other characters), UnknownVoiceError, EspeakError, WordTimingError.
     """
     if not text_sentences:
         raise ValueError("text_sentences is empty: expected at least one sentence")
@@ -239,7 +239,7 @@ def speak(text_sentences: Sequence[str], rng: np.random.Generator, voice: str) -
         words += [(w, (offset + a) / per_second, (offset + b) / per_second) for w, a, b in times]
         end = offset + times[-1][2]
     audio = np.zeros(end + int(per_second * rng.uniform(*EDGE_S)), np.float32)
-    for offset, samples in placed:  # added, since a voice's echo may reach over a short pause
+    for offset, samples in placed:  # added, because the echo of a voice may be longer than a short pause
         room = audio[offset : offset + len(samples)]
         room += samples[: len(room)]
     audio = _resample(audio, ratio)
@@ -247,10 +247,10 @@ def speak(text_sentences: Sequence[str], rng: np.random.Generator, voice: str) -
 
 
 def _resample(x: np.ndarray, ratio: int) -> np.ndarray:
-    """float32 [n] -> float32 [ceil(n * ratio / 441)], exactly that ratio and no delay.
+    """Resample float32 [n] to float32 [ceil(n * ratio / 441)], with this exact ratio and without delay.
 
-    Cuts the spectrum at the new Nyquist frequency, with a raised-cosine edge from 94 % of it so that sharp
-    sounds do not ring. The padding keeps the FFT's wrap-around away from the sound.
+    Cuts the spectrum at the new Nyquist frequency. A raised-cosine edge from 94 % of it on prevents ringing. The
+    padding prevents the FFT from wrapping around into the sound.
     """
     blocks = fast_size(-(-(len(x) + 1024) // 441))
     spectrum = np.fft.rfft(x, 441 * blocks)[: ratio * blocks // 2 + 1]

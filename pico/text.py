@@ -1,22 +1,22 @@
-"""English sentences for a speech synthesiser to speak and a tiny recogniser to learn.
+"""Generate English sentences for a speech synthesiser, to train a tiny recogniser.
 
-Real transcripts bring rare words that a small model never learns, and a licence. These sentences come
-from a grammar instead: everyday English in about three thousand words, each common enough in 200,000
-sentences to be learned, with numbers spelled out and homophones kept apart by their context.
+Real transcripts have a licence and rare words that a small model cannot learn. These sentences are generated from
+a grammar: everyday English with about three thousand words. Each word is frequent enough in 200,000 sentences to
+be learned. Numbers are spelled out, and the context distinguishes homophones.
 
     python -m pico.text 20 --seed 0          # print twenty sentences
     python -m pico.text 200000 --stats       # word counts of 200,000 sentences
 
 How the grammar is written
-    {name}       any entry of LISTS["name"] or RULES["name"]; an entry may hold slots itself
+    {name}       any entry of LISTS["name"] or RULES["name"]; an entry may have slots itself
     {a:fruit}    the same, with "a" or "an" before it
     {fruit.pl}   plural of the entry's last word; {uncle.own}: uncle's
     {do.ed}      the entry's first word as a verb: .s .ed .ing .en (takes, took, taking, taken)
-    [this|that]  one of the alternatives, here and now
-LISTS hold plain entries (between commas if there is a comma, otherwise between blanks), RULES entries
-between slashes, SENTENCES one to a line, VERBS "several verbs: what follows them". An entry given twice is
-drawn twice as often. A sentence's last character says what may be put before it: "." a statement, "?" a
-question, "!" a request or greeting (spoken as ".").
+    [this|that]  one of the alternatives
+LISTS have plain entries, separated by commas if there is a comma, otherwise by spaces. RULES have entries separated
+by slashes, SENTENCES one entry per line, VERBS lines of "several verbs: the phrase after them". An entry that occurs
+twice is drawn twice as often. The last character of a sentence determines which OPENERS may precede it: "." for a
+statement, "?" for a question, "!" for a request or greeting (spoken as ".").
 """
 
 from __future__ import annotations
@@ -1384,7 +1384,7 @@ SENTENCES: dict[str, str] = {
 }
 
 
-# What may come before a sentence, by its last character in SENTENCES.
+# Phrases that may precede a sentence, by the last character of the sentence in SENTENCES
 OPENERS: dict[str, str] = {
     ".": """
         well, / by the way, / honestly, / actually, / apparently, / you know, / of course, / to be honest, /
@@ -1395,9 +1395,9 @@ OPENERS: dict[str, str] = {
 }
 OPENER_SHARE = 0.12
 SHORT_OPENER_SHARE = 0.5
-ENOUGH = 2_500  # a template that can say less than this is drawn less often, and opened more often
+ENOUGH = 2_500  # templates with fewer texts are drawn less often, and get an opener more often
 
-# Base, past, participle of the verbs used here that don't just take "-ed".
+# Base, past and participle of the irregular verbs
 IRREGULAR_VERBS = """
     bend bent bent, break broke broken, build built built, buy bought bought, catch caught caught, choose
     chose chosen, cut cut cut, dig dug dug, draw drew drawn, drink drank drunk, drive drove driven, eat
@@ -1438,7 +1438,7 @@ def _with_s(word: str) -> str:
 
 
 def _stem(verb: str, ending: str) -> str:
-    """The verb as it is spelled before "ed" or "ing": stop, stopp; bake, bak; carry, carri."""
+    """The spelling of the verb before "ed" or "ing": stop, stopp; bake, bak; carry, carri."""
     if verb in DOUBLED or re.fullmatch(r"[^aeiou]*[aeiou][^aeiouwxy]", verb):
         return verb + verb[-1]
     if ending == "ing":
@@ -1447,7 +1447,7 @@ def _stem(verb: str, ending: str) -> str:
 
 
 def inflect(entry: str, form: str) -> str:
-    """The entry in a form that the module's docstring names."""
+    """The entry in one of the forms in the docstring of this module."""
     if form == "own":
         return entry + "'s"
     if form == "pl":
@@ -1483,7 +1483,7 @@ def _entries(text: str, separator: str | None) -> list[str]:
 
 
 def _grammar() -> dict[str, list[str]]:
-    """Everything that a slot can name, as lists of entries."""
+    """The entries of each name that a slot can have."""
     grammar = {key: _entries(text, "/") for key, text in RULES.items()}
     grammar |= {key: _entries(text, "," if "," in text else None) for key, text in LISTS.items()}
     rows = [row.split(": ") for row in _lines(VERBS)]
@@ -1497,7 +1497,7 @@ _GRAMMAR = _grammar()
 
 
 def _parts(text: str) -> Parts:
-    """Literal text and slots by turns; each [choice] becomes a nameless entry of the grammar."""
+    """Split a text into literals and slots. Each [choice] becomes a new entry of the grammar."""
     while match := _CHOICE.search(text):
         key = f"choice{len(_GRAMMAR)}"
         _GRAMMAR[key] = match[1].split("|")
@@ -1535,7 +1535,7 @@ def _expand(parts: Parts, rng: random.Random, used: set[Parts]) -> str:
 
 
 def _size(parts: Parts) -> int:
-    """The number of texts that the parts can become, repetitions counted."""
+    """The number of texts that the parts can expand to, including repetitions."""
     return prod(_slot_size(part.key, part.form) for part in parts if isinstance(part, Slot))
 
 
@@ -1555,7 +1555,7 @@ def _template(line: str) -> Template:
     parts = _parts(line[:-1])
     size = _size(parts)
     share = OPENER_SHARE if size >= ENOUGH else SHORT_OPENER_SHARE
-    if line.startswith(("{name},", "hello ")) or ", {name}" in line:  # it addresses somebody already
+    if line.startswith(("{name},", "hello ")) or ", {name}" in line:  # it already addresses somebody
         share = 0.0
     return Template(line[-1], parts, min(1, size / ENOUGH) ** 0.5, share)
 
@@ -1567,7 +1567,7 @@ _OPENERS = {kind: [_parts(entry) for entry in _entries(text, "/")] for kind, tex
 
 
 def _draw(rng: random.Random) -> str:
-    """A sentence of any length, from either side of the split."""
+    """A random sentence of any length, for training or held out."""
     domain = rng.choices(range(len(_TEMPLATES)), cum_weights=_CUMULATIVE)[0]
     template = rng.choices(_TEMPLATES[domain], cum_weights=_TEMPLATE_CUMULATIVE[domain])[0]
     used: set[Parts] = set()
@@ -1580,17 +1580,17 @@ def _draw(rng: random.Random) -> str:
 
 
 def words(text: str) -> list[str]:
-    """The words of a sentence as the recogniser knows them: lower case, apostrophes kept."""
+    """The words of a sentence in lower case, with apostrophes."""
     return re.findall(r"[a-z']+", text.lower())
 
 
 def is_held_out(text: str) -> bool:
-    """True for the sentences, one in forty, that training never sees; case and punctuation don't count."""
+    """Whether training never uses the sentence (one in forty). Case and punctuation are ignored."""
     return zlib.crc32(" ".join(words(text)).encode()) % HELD_OUT_SHARE == 0
 
 
 def sentence(rng: random.Random, held_out: bool = False) -> str:
-    """One sentence from the training side of the split, or from the benchmark's (forty times slower)."""
+    """One random sentence for training, or one that is held out for the benchmark (forty times slower)."""
     while True:
         text = _draw(rng)
         if text.count(" ") < MAX_WORDS and is_held_out(text) == held_out:
@@ -1598,12 +1598,12 @@ def sentence(rng: random.Random, held_out: bool = False) -> str:
 
 
 def passage(rng: random.Random, n_sentences: int, held_out: bool = False) -> list[str]:
-    """Sentences to be spoken one after the other; they share no topic."""
+    """Sentences of one clip. They have no common topic."""
     return [sentence(rng, held_out) for _ in range(n_sentences)]
 
 
 def vocabulary() -> list[str]:
-    """Every word that a sentence can hold, in alphabetical order."""
+    """All words that sentences can have, in alphabetical order."""
     found = {"a", "an"}
     seen: set[Slot] = set()
     pending = [template.parts for domain in _TEMPLATES for template in domain]
@@ -1636,7 +1636,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Print generated sentences, or statistics of them.")
     parser.add_argument("count", type=int, nargs="?", default=20, help="number of sentences (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the generator (default 0)")
-    parser.add_argument("--held-out", action="store_true", help="sentences of the benchmark's side")
+    parser.add_argument("--held-out", action="store_true", help="sentences that are held out for the benchmark")
     parser.add_argument("--stats", action="store_true", help="print statistics in place of the sentences")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)

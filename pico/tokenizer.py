@@ -1,8 +1,8 @@
-"""Learn the vocabulary of a small tekken.json (see mistral_layout/tekken.py), and read it without mistral-common.
+"""Train the vocabulary of a small tekken.json (see mistral_layout/tekken.py), and read it without mistral-common.
 
-The vocabulary is byte-pair encoding learned from pico's own sentences, of a size that makes a word take about 1.3
-tokens with its punctuation, as the real 131,072-token vocabulary does for English. That keeps the share of
-`[STREAMING_PAD]` in the output true to life.
+The vocabulary is byte-pair encoding, trained on pico's own sentences. Its size is chosen so that a word with its
+punctuation has about 1.3 tokens, as English has with the real vocabulary of 131,072 tokens. Therefore the share of
+`[STREAMING_PAD]` in the output is realistic.
 """
 
 import base64
@@ -15,12 +15,12 @@ import tiktoken
 from mistral_layout import tekken
 from mistral_layout.tekken import N_SPECIAL
 
-# A word with the space before it, a run of punctuation, or space: what no token may span.
+# No token spans several of these: a word with the space before it, a run of punctuation, white space.
 PATTERN = r" ?[A-Za-z']+| ?[^\sA-Za-z']+|\s+"
 
 
 def train(sentences: Iterable[str], n_tokens: int) -> dict:
-    """A tekken.json of `n_tokens` text tokens (the 256 bytes among them) learned from `sentences`."""
+    """A tekken.json with `n_tokens` text tokens, including the 256 bytes, trained on `sentences`. Raises ValueError."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
     bpe = Tokenizer(models.BPE())
@@ -41,7 +41,7 @@ def train(sentences: Iterable[str], n_tokens: int) -> dict:
         dict.fromkeys([bytes([b]) for b in range(256)] + [bytes(to_byte[c] for c in a + b) for a, b in merges])
     )
     if len(tokens) != n_tokens:
-        raise ValueError(f"{n_tokens} text tokens were asked for, and the sentences gave {len(tokens)}")
+        raise ValueError(f"expected {n_tokens} text tokens, but the sentences gave {len(tokens)}")
     vocabulary = [
         {"rank": i, "token_bytes": base64.b64encode(t).decode(), "token_str": t.decode("utf-8", "replace")}
         for i, t in enumerate(tokens)
@@ -50,17 +50,17 @@ def train(sentences: Iterable[str], n_tokens: int) -> dict:
 
 
 def byte_level_characters() -> dict[int, str]:
-    """Byte -> the printable character that stands for it in GPT-2's byte-level alphabet."""
+    """Byte -> its printable character in GPT-2's byte-level alphabet."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
 
 
 class TextTokenizer:
-    """Words to token ids and back, from the text part of a tekken.json (mistral-common is not needed to train)."""
+    """Encodes and decodes text with the vocabulary of a tekken.json. Training needs no mistral-common."""
 
     def __init__(self, content: dict):
-        """`content` is that of a tekken.json."""
+        """`content` is the content of a tekken.json."""
         ranks = {base64.b64decode(t["token_bytes"]): t["rank"] for t in content["vocab"]}
         self._bpe = tiktoken.Encoding(
             "pico", pat_str=content["config"]["pattern"], mergeable_ranks=ranks, special_tokens={}
@@ -75,5 +75,5 @@ class TextTokenizer:
         return [N_SPECIAL + t for t in self._bpe.encode_ordinary(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids; special tokens leave no trace."""
+        """The text of the ids, without special tokens."""
         return self._bpe.decode([i - N_SPECIAL for i in ids if i >= N_SPECIAL])

@@ -1,10 +1,10 @@
-"""Train pico, on one GPU, from nothing: make the speech, learn the vocabulary, train, write the checkpoint.
+"""Train pico from scratch on one GPU: generate speech, train the vocabulary and the model, write the checkpoint.
 
     python -m pico.train --out pico/checkpoint
 
-`--out` holds params.json, which gives the model's shape; tekken.json, training.jsonl and consolidated.safetensors are
-written there. The same command goes on where it was ended, whether by --stop-after or by a kill: speech and the state
-of training are kept in `--data`. pico/README.md says what one run cost and how the loss fell.
+`--out` must have params.json with the shape of the model. tekken.json, training.jsonl and consolidated.safetensors are
+written there. The same command continues a run that ended, by --stop-after or by a kill: `--data` keeps the speech and
+the training state. pico/README.md has the cost and the loss of one run.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from mistral_layout.tekken import N_SPECIAL
 from pico import layers, mel, model, recordings, text, tokenizer
 from pico.pool import Loaded, Plans, Pool
 
-PAD_WEIGHT = 0.5  # weight of [STREAMING_PAD] in the loss: more than half of all targets, and the easy half
-INPUT_DROPOUT = 0.1  # share of text tokens in the input replaced by pads, so that the model listens and does not guess
+PAD_WEIGHT = 0.5  # weight of [STREAMING_PAD] in the loss: pads are more than half of all targets, and easy to predict
+INPUT_DROPOUT = 0.1  # share of input text tokens replaced by pads, so that the model relies on the audio
 PEAK_LR, WARMUP, WEIGHT_DECAY, EMA = 2e-3, 500, 0.05, 0.999
-WARPS = tuple(i / 100 for i in range(92, 109))  # of the frequency axis; 1 in the middle
+WARPS = tuple(i / 100 for i in range(92, 109))  # factors of the frequency axis; 1 in the middle
 WARPED_SHARE = 0.6
-# In a share of the long batches the decoder sees 61 s only, so that nothing depends on the prompt: after 8,192
-# positions the window of a served model has left it behind.
+# In a share of the long batches the window of the decoder is 61 s, so that the model does not depend on the prompt: in
+# a served model, the prompt leaves the window after 8,192 positions.
 SHORT_WINDOW, SHORT_WINDOW_SHARE, LONG_TOKENS = 768, 0.25, 2560
 SHARDS_TO_BEGIN = 8
 PLANNERS = 4  # processes
@@ -43,7 +43,7 @@ SAVE_EVERY_S = 100
 
 
 def inputs_of(targets: Tensor, generator: torch.Generator) -> Tensor:
-    """The tokens that the decoder reads: BOS, the prompt's pads, then the targets one position later, some dropped."""
+    """Input tokens of the decoder: BOS, the prompt's pads, then the targets shifted by one, some replaced by pads."""
     tokens = torch.full_like(targets, model.STREAMING_PAD)
     tokens[:, 1:] = torch.where(targets[:, :-1] == recordings.UNTRAINED, model.STREAMING_PAD, targets[:, :-1])
     dropped = torch.rand(tokens.shape, device=tokens.device, generator=generator) < INPUT_DROPOUT
@@ -62,7 +62,7 @@ def mask_bands(log_mel: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class Loss:
-    """Mean cross-entropy, nats per (weighted) token after the prompt."""
+    """Weighted mean of the cross-entropy over the tokens after the prompt, in nats per token."""
 
     def __init__(self, device: str):
         self.device = device
@@ -83,7 +83,7 @@ class Loss:
 
 
 def initialise(net: model.Voxtral) -> None:
-    """Normal weights; what writes to the residual stream smaller, the deeper the stack (GPT-2's scheme)."""
+    """Normal weights. Projections to the residual stream are scaled down with the depth (GPT-2's scheme)."""
     for name, p in net.named_parameters():
         if p.ndim > 1:
             depth = net.config.lm.n_layers if name.startswith("layers") else net.config.encoder.n_layers
@@ -100,7 +100,7 @@ def schedule(progress: float, step: int) -> float:
 
 
 class Trainer:
-    """The model, its average, the optimizer and how far they are: all that a run needs to go on."""
+    """The training state: the model, its average, the optimizer and the progress."""
 
     def __init__(self, params: dict, seed: int, device: str):
         torch.manual_seed(seed)
@@ -125,7 +125,7 @@ class Trainer:
             layer.compile(dynamic=True)
 
     def window(self, length: int) -> int | None:
-        """Of the decoder at this step, None for the configured one."""
+        """The window of the decoder at this step; None for the configured one."""
         drawn = Random(f"{self.seed} {self.steps}").random()
         return SHORT_WINDOW if length >= LONG_TOKENS and drawn < SHORT_WINDOW_SHARE else None
 
@@ -166,7 +166,7 @@ class Trainer:
         self.steps, self.elapsed_s, self.heard_s = state["progress"]
 
     def write(self, path: Path) -> None:
-        """The averaged weights as a checkpoint."""
+        """Write the averaged weights as a checkpoint."""
         averaged = model.Voxtral(self.net.config)
         for p, average in zip(averaged.parameters(), self.average, strict=True):
             p.data.copy_(average)
@@ -174,7 +174,7 @@ class Trainer:
 
 
 class Log:
-    """training.jsonl: a row for every 100 steps. What a run wrote after the state that is resumed is dropped."""
+    """training.jsonl, one row per 100 steps. On resume, rows after the saved state are dropped."""
 
     def __init__(self, path: Path, steps: int):
         rows = path.read_text().splitlines(keepends=True) if steps and path.exists() else []
@@ -198,9 +198,9 @@ class Log:
 
 
 def train(trainer: Trainer, pool: Pool, plans: Plans, *, minutes: float, until: float, out: Path) -> bool:
-    """Train until `minutes` in all, or until the time `until`; then write the checkpoint. True when it is done.
+    """Train for `minutes` in total or until the time `until`, then write the checkpoint. Returns whether it is done.
 
-    The length is given as time because the machine is what is scarce; the log has the number of steps that it made.
+    The length is a time, because machine time is limited. The log has the number of steps.
     """
     state, log = pool.directory / "state.pt", Log(out / "training.jsonl", trainer.steps)
     last = saved = time.time()
@@ -222,7 +222,7 @@ def train(trainer: Trainer, pool: Pool, plans: Plans, *, minutes: float, until: 
 
 @contextlib.contextmanager
 def generation(directory: Path, hours: float, seed: int, tekken: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The speech is made beside training, at lower priority; what is missing then, the next run makes."""
+    """Generate speech during training, at lower priority. Missing shards are generated in the next run."""
     what = ["--hours", hours, "--seed", seed, "--tekken", tekken, "--workers", max(1, (os.cpu_count() or 4) - 3)]
     command = ["nice", "-n", "10", sys.executable, "-m", "pico.data", directory, *what]
     process = subprocess.Popen(list(map(str, command)), start_new_session=True)
@@ -238,14 +238,14 @@ def generation(directory: Path, hours: float, seed: int, tekken: Path) -> Iterat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "checkpoint")
-    parser.add_argument("--data", type=Path, default=Path("pico-data"), help="where speech and state go, or are")
-    parser.add_argument("--hours", type=float, default=300, help="speech to generate")
-    parser.add_argument("--minutes", type=float, default=10, help="time to train, in all runs together")
+    parser.add_argument("--data", type=Path, default=Path("pico-data"), help="directory of speech and training state")
+    parser.add_argument("--hours", type=float, default=300, help="hours of speech to generate")
+    parser.add_argument("--minutes", type=float, default=10, help="training time of all runs together")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds after which this run ends")
     parser.add_argument("--batch-tokens", type=int, default=recordings.BATCH_TOKENS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-flash", action="store_true", help="attention within windows by PyTorch's own kernels")
-    parser.add_argument("--no-compile", action="store_true", help="layers as they are, slower")
+    parser.add_argument("--no-flash", action="store_true", help="windowed attention with PyTorch's own kernels")
+    parser.add_argument("--no-compile", action="store_true", help="do not compile the layers; slower")
     args = parser.parse_args()
     layers.FLASH = not args.no_flash
     until = time.time() + args.stop_after
@@ -258,7 +258,7 @@ def main() -> None:
     plans = Plans(args.data, seed=args.seed, tokens=args.batch_tokens, workers=PLANNERS)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans 0.3 s for every new shape
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it needs 0.3 s for each new shape
     with generation(args.data, args.hours, args.seed, tekken) as made:
         trainer = Trainer(params, args.seed, device)
         if (args.data / "state.pt").exists():

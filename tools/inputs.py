@@ -322,10 +322,10 @@ def forms(samples: np.ndarray) -> Iterator[Input]:
     kind = "multipart/form-data"
     yield Input("no boundary", data=clip, headers={"Content-Type": kind}, pattern="no boundary", **bad)
     other = {"Content-Type": f"{kind}; boundary=other"}
-    yield Input("another boundary", data=b"--x\r\n" + clip, headers=other, pattern="no multipart form", **bad)
+    yield Input("another boundary", data=b"--x\r\n" + clip, headers=other, pattern="not a valid multipart form", **bad)
     cut = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n' + clip
     yield Input(
-        "a form cut short", data=cut, headers={"Content-Type": f"{kind}; boundary=x"}, pattern="cut short", **bad
+        "a form cut short", data=cut, headers={"Content-Type": f"{kind}; boundary=x"}, pattern="incomplete", **bad
     )
     packed = {"Content-Type": f"{kind}; boundary=x", "Content-Encoding": "gzip"}
     yield Input("a gzipped form", data=gzip.compress(cut), headers=packed, status=415, pattern="Content-Encoding")
@@ -354,7 +354,7 @@ def options(samples: np.ndarray) -> Iterator[Input]:
         ("vtt", 1),
     ):  # words that are none of the clip's
         yield option("response_format", form, 200, wrong=heading)
-    yield option("timestamp_granularities[]", "word", pattern="is for verbose_json")
+    yield option("timestamp_granularities[]", "word", pattern="needs response_format verbose_json")
     yield option("timestamp_granularities[]", "sentence", pattern="expected word or segment")
     yield option("response_format", "nonsense", pattern="expected one of json, text, verbose_json, srt, vtt")
     for name, value in (("temperature", "-1"), ("temperature", "hot"), ("temperature", "nan"), ("temperature", "inf")):
@@ -368,7 +368,7 @@ def options(samples: np.ndarray) -> Iterator[Input]:
     for name, value in (("hotwords", "kebab"), ("prompt", "word " * 10_000)):
         yield option(name, value, 200)
     yield option("max_completion_tokens", "999999999", 200)
-    yield option("use_beam_search", "true", pattern="use_beam_search is not served")
+    yield option("use_beam_search", "true", pattern="use_beam_search is not supported")
     yield option("to_language", "xx", pattern="xx")
     yield option("max_completion_tokens", "-1", pattern="max_tokens|max_completion_tokens")
     yield option("unknown_field", "x", 200, wrong=0)
@@ -425,17 +425,19 @@ def chats(samples: np.ndarray) -> Iterator[Input]:
         return raw(name, json.dumps(asked).encode(), pattern)
 
     def url(address: str) -> Input:
-        return parts(f"url {address[:40]!r}", {"type": "audio_url", "audio_url": {"url": address}}, "takes data: URLs")
+        return parts(
+            f"url {address[:40]!r}", {"type": "audio_url", "audio_url": {"url": address}}, "accepts data: URLs"
+        )
 
-    yield raw("no JSON", b"{", "no JSON")
-    yield raw("empty", b"", "no JSON")
+    yield raw("no JSON", b"{", "not valid JSON")
+    yield raw("empty", b"", "not valid JSON")
     yield raw("a list", b"[]", "messages")
     yield raw("no messages", b'{"model": "voxtral"}', "messages")
-    yield raw("binary", b"\xff\xfe\x00", "no JSON")
+    yield raw("binary", b"\xff\xfe\x00", "not valid JSON")
     yield raw("NaN", b'{"messages": [], "temperature": NaN}', "NaN")
-    yield raw("nested 100000 deep", b"[" * 100_000, "no JSON")
+    yield raw("nested 100000 deep", b"[" * 100_000, "not valid JSON")
     yield raw("half a surrogate pair", rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "Unicode")
-    yield raw("no messages in the list", b'{"model": "voxtral", "messages": []}', "empty one")
+    yield raw("no messages in the list", b'{"model": "voxtral", "messages": []}', "non-empty list")
     for address in (
         "http://169.254.169.254/latest/meta-data/",
         "http://localhost:8000/x",
@@ -463,18 +465,20 @@ def chats(samples: np.ndarray) -> Iterator[Input]:
         " data:,",
     ):
         yield url(address)
-    yield parts("url as text", {"type": "audio_url", "audio_url": "http://127.0.0.1/"}, "takes data: URLs")
-    yield parts("url with no type", {"audio_url": {"url": "http://127.0.0.1/"}}, "takes data: URLs")
+    yield parts("url as text", {"type": "audio_url", "audio_url": "http://127.0.0.1/"}, "accepts data: URLs")
+    yield parts("url with no type", {"audio_url": {"url": "http://127.0.0.1/"}}, "accepts data: URLs")
     yield parts(
-        "url in a text part", {"type": "text", "text": "a", "audio_url": "http://127.0.0.1/"}, "takes data: URLs"
+        "url in a text part", {"type": "text", "text": "a", "audio_url": "http://127.0.0.1/"}, "accepts data: URLs"
     )
     for kind in ("image_url", "video_url"):
-        yield parts(kind, {"type": kind, kind: {"url": "http://127.0.0.1/a"}}, f"has {kind}: this server takes")
+        yield parts(kind, {"type": kind, kind: {"url": "http://127.0.0.1/a"}}, f"has {kind}: this server accepts")
         inline = f"data:{kind[:5]}/png;base64,AAAA"
-        yield parts(f"{kind} inline", {"type": kind, kind: {"url": inline}}, f"has {kind}: this server takes")
+        yield parts(f"{kind} inline", {"type": kind, kind: {"url": inline}}, f"has {kind}: this server accepts")
     for kind in ("audio_embeds", "image_embeds", "input_image", "file"):
-        yield parts(kind, {"type": kind, kind: "AAAA"}, f"has {kind}: this server takes")
-    yield parts("no base64", {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,!!"}}, "no base64")
+        yield parts(kind, {"type": kind, kind: "AAAA"}, f"has {kind}: this server accepts")
+    yield parts(
+        "no base64", {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,!!"}}, "not valid base64"
+    )
     yield parts("plain data url", {"type": "audio_url", "audio_url": {"url": "data:audio/wav,abc"}}, "in base64")
     html = base64.b64encode(b"<html>" * 100).decode()
     yield parts("HTML", {"type": "audio_url", "audio_url": {"url": f"DATA:audio/wav;base64,{html}"}}, "no audio")

@@ -2,6 +2,7 @@
 
 python3.11 tools/setup_venv.py            # what `make demo` needs
 python3.11 tools/setup_venv.py --dev      # and what `make test` needs on top
+python3.11 tools/setup_venv.py --clients  # .venv-clients: published clients of live speech, for `make test-clients`
 python3.12 tools/setup_venv.py --pinned   # .venv-pinned: the vLLM that GPUs get, for `make test-pinned`
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PINNED = ROOT / ".venv-pinned"
+CLIENTS = ROOT / ".venv-clients"
 REQUIREMENTS = ROOT / "requirements"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -105,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--dev", action="store_true", help="also what the tests and checks need")
+    which.add_argument("--clients", action="store_true", help="instead .venv-clients, with published live clients")
     which.add_argument("--pinned", action="store_true", help="instead .venv-pinned, with vLLM 0.20.0")
     arguments = parser.parse_args()
     if arguments.pinned:
@@ -116,6 +119,12 @@ def main() -> None:
             (PINNED / "ready").touch()
         return
     check_machine("3.11", "Name one with `make PYTHON=/path/to/python3.11`, or serve on a GPU: see README.md.")
+    if arguments.clients:
+        if not (CLIENTS / "ready").exists():
+            create(CLIENTS)
+            install_or_exit(CLIENTS, "live clients", REQUIREMENTS / "clients.txt")
+            (CLIENTS / "ready").touch()
+        return
     if not (VENV / "ready").exists():
         create(VENV)
         install_torch(VENV)

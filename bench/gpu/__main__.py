@@ -1,7 +1,7 @@
 """The command line: `python -m bench.gpu run|live --out FILE` and `python -m bench.gpu merge FILE... --out FILE`.
 
-Exit status: 0 all rows measured without a failed request; 1 a server did not start or a request failed; 2 a mistake in
-the usage. The file is written after every row, so a machine that is taken away leaves what was measured until then.
+Exit status: 0 if all rows were measured without a failed request, 1 if a server did not start or a request failed, 2
+for a usage error. The file is written after every row, so an interrupted run keeps the rows measured until then.
 """
 
 import json
@@ -16,7 +16,7 @@ from bench.gpu.run import run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command line (default: this process's) and return the exit status."""
+    """Run a command line (default: that of this process) and return the exit status."""
     plan = parse(sys.argv[1:] if arguments is None else arguments)
     try:
         if isinstance(plan, MergePlan):

@@ -1,4 +1,4 @@
-"""The command line of `python -m bench.gpu`, parsed into a plan. A wrong one ends the program with status 2."""
+"""Parse the command line of `python -m bench.gpu` into a plan. An invalid one ends the program with status 2."""
 
 import argparse
 import dataclasses
@@ -16,7 +16,7 @@ from bench.gpu.plan import GpuPlan, LivePlan, MergePlan, Trial
 PROFILES = {
     "stock": "profiles/realtime-stock.yaml",
     "live": "profiles/fast.yaml",
-}  # name of the rows -> its usual profile
+}  # name of the rows -> default profile
 TRIAL = {"sessions": int, "seconds": float, "age": float, "uploads": int, "find": int}
 
 
@@ -26,7 +26,7 @@ def parse(arguments: Sequence[str]) -> GpuPlan | LivePlan | MergePlan:
     commands = parser.add_subparsers(dest="command_name", required=True)
     _add_run(commands)
     _add_live(commands)
-    merge = commands.add_parser("merge", help="one file of several; the last one's rows count").add_argument
+    merge = commands.add_parser("merge", help="merge several files; the last file with a row wins").add_argument
     merge("files", type=Path, nargs="+", metavar="FILE")
     merge("--out", type=Path, required=True)
     flags = parser.parse_args(arguments)
@@ -63,27 +63,27 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser("run", help="serve and measure", formatter_class=argparse.RawDescriptionHelpFormatter)
     run.description = "Rows:\n\n" + (rows.__doc__ or "").partition("\n\n")[2]
     add = run.add_argument
-    add("--out", type=Path, required=True, help="JSON file to write; rows that it has already are kept")
+    add("--out", type=Path, required=True, help="JSON file to write; existing rows are kept")
     add("--rows", type=_words, default=["stock-eager", "stock-piecewise", "fast"], metavar="NAME,...", help="see above")
     add("--concurrency", type=_whole, default=[1, 16, 64], metavar="N,...", help="requests in flight (1,16,64)")
-    add("--clips", type=_whole, default=[12, 48, 128], metavar="N,...", help="clips at each of these (12,48,128)")
-    add("--together", action="store_true", help="start all servers at once: faster, but then start_s says less")
+    add("--clips", type=_whole, default=[12, 48, 128], metavar="N,...", help="clips at each concurrency (12,48,128)")
+    add("--together", action="store_true", help="start all servers at once: faster, but start_s is less accurate")
     add("--alone", action="store_true", help="stop each server before the next one starts")
     add("--restart", action="store_true", help="start each server twice, to time empty and filled caches")
-    add("--cache", type=Path, metavar="DIR", help="keep the servers' caches (default: empty ones, removed at the end)")
+    add("--cache", type=Path, metavar="DIR", help="keep the servers' caches (default: empty, removed at the end)")
     add("--logs", type=Path, metavar="DIR", help="keep the servers' logs")
     add("--model", type=Path, metavar="DIR", help="checkpoint (default: of full size, with random weights)")
-    add("--kv", type=_sizes, default={}, metavar="NAME=GIB,...", help="KV cache of a server")
-    rates = "rates at which drafts are accepted, by position, for fast-spec (0.8,0.6)"
+    add("--kv", type=_sizes, default={}, metavar="NAME=GIB,...", help="size of a server's KV cache in GiB")
+    rates = "acceptance rates of drafts by position, for fast-spec (such as 0.8,0.6)"
     add("--acceptance", type=lambda text: [float(rate) for rate in _words(text)], metavar="RATE,...", help=rates)
     engine = shlex.join([sys.executable, "-m", "vllm.entrypoints.cli.main"])
-    add("--command", default=engine, help="what stands for `vllm` (default: this Python's)")
-    add("--plan", action="store_true", help="only say what would be sent")
+    add("--command", default=engine, help="command to run as `vllm` (default: that of this Python)")
+    add("--plan", action="store_true", help="print the plan and exit")
 
 
 def _live_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace, arguments: Sequence[str]) -> LivePlan:
     if flags.profile is None and flags.name not in PROFILES:
-        parser.error(f"--name {flags.name!r}: give its --profile; only {' and '.join(PROFILES)} have one of their own")
+        parser.error(f"--name {flags.name!r} has no default profile (only {' and '.join(PROFILES)} do): add --profile")
     return LivePlan(
         out=flags.out,
         name=flags.name,
@@ -105,30 +105,27 @@ def _live_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace, argum
 def _add_live(commands: Any) -> None:
     live = commands.add_parser("live", help="serve one configuration and measure live sessions")
     live.description = (
-        "Each trial is sessions=N with any of seconds=S (60, at the pace of speech), age=S (0, sent faster before), "
-        "uploads=N (0, clips in flight meanwhile) and find=N (search the most sessions, from `sessions` up to N). "
-        "sessions=0 measures uploads alone. max_num_seqs is raised to the most sessions and uploads of a trial."
+        "A trial is sessions=N with any of these: seconds=S of audio at the pace of speech (60), age=S of audio sent "
+        "before, faster than speech (0), uploads=N clips in flight during the sessions (0), and find=N, which searches "
+        "the most sessions that the server holds, from `sessions` up to N. sessions=0 measures uploads only. "
+        "max_num_seqs is raised to the largest sum of sessions and uploads of a trial."
     )
     add = live.add_argument
-    add("--out", type=Path, required=True, help="JSON file to write; rows that it has already are kept")
-    add("--name", default="live", help="of the rows: live, stock or another one (default: live)")
+    add("--out", type=Path, required=True, help="JSON file to write; existing rows are kept")
+    add("--name", default="live", help="name of the rows: live, stock or another one (default: live)")
     usual = ", ".join(f"{profile} for {name}" for name, profile in PROFILES.items())
     add("--profile", type=Path, metavar="YAML", help=f"vLLM config (default: {usual})")
-    add(
-        "--set", dest="changes", type=_change, nargs="+", default=[], metavar="KEY=VALUE", help="in the config, in YAML"
-    )
+    add("--set", dest="changes", type=_change, nargs="+", default=[], metavar="KEY=VALUE", help="changes of the config")
     add("--trials", type=_trial, nargs="+", required=True, metavar="KEY=VALUE,...", help="see above")
-    cores = "cores of this machine for the client and the uploads, the server has the others (default: 4; 0: all share)"
+    cores = "CPU cores for the client and the uploads; the server gets the others (default: 4; 0: no division)"
     add("--client-cores", type=int, default=4, metavar="N", help=cores)
-    add("--timeout", type=int, default=120, metavar="S", help="of the client: longest silence of the server (120)")
-    add("--results", type=Path, metavar="DIR", help="keep the client's results, a directory for each trial")
-    add(
-        "--cache", type=Path, metavar="DIR", help="keep the server's caches (default: an empty one, removed at the end)"
-    )
+    add("--timeout", type=int, default=120, metavar="S", help="longest wait of the client for data, in seconds (120)")
+    add("--results", type=Path, metavar="DIR", help="keep the client's results, one directory per trial")
+    add("--cache", type=Path, metavar="DIR", help="keep the server's caches (default: empty, removed at the end)")
     add("--logs", type=Path, metavar="DIR", help="keep the server's log")
     add("--model", type=Path, metavar="DIR", help="checkpoint (default: of full size, with random weights)")
     engine = shlex.join([sys.executable, "-m", "vllm.entrypoints.cli.main"])
-    add("--command", default=engine, help="what stands for `vllm` (default: this Python's)")
+    add("--command", default=engine, help="command to run as `vllm` (default: that of this Python)")
 
 
 def _trial(text: str) -> Trial:
@@ -140,9 +137,9 @@ def _trial(text: str) -> Trial:
         raise argparse.ArgumentTypeError(f"{text!r}: expected sessions=N and any of {', '.join(TRIAL)}") from None
     numbers = [value for value in dataclasses.astuple(found) if value is not None]
     if min(numbers) < 0 or not found.seconds or not (found.sessions or found.uploads):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected sessions or uploads, and no number below 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected sessions or uploads, and no negative number")
     if found.find is not None and found.find < max(1, found.sessions):
-        raise argparse.ArgumentTypeError(f"{text!r}: find is the most sessions to try")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected find to be at least 1 and at least sessions")
     return found
 
 
@@ -153,7 +150,7 @@ def _change(text: str) -> tuple[str, Any]:
     except yaml.YAMLError:
         equals = ""
     if not key or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected KEY=VALUE, the value in YAML")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected KEY=VALUE with a value in YAML")
     return key, read
 
 
@@ -164,7 +161,7 @@ def _words(text: str) -> list[str]:
 def _whole(text: str) -> list[int]:
     numbers = [int(word) for word in _words(text)]
     if min(numbers, default=0) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers from 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers of at least 1")
     return numbers
 
 

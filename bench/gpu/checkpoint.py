@@ -1,8 +1,7 @@
-"""A checkpoint of Voxtral-Mini-4B-Realtime's shapes in Mistral's layout, with random weights: 8.9 GB.
+"""Write a checkpoint with the shapes of Voxtral-Mini-4B-Realtime and random weights, in Mistral's layout: 8.9 GB.
 
-Written, rather than left to vLLM's `load_format: dummy`, whose random numbers take GPU memory that real weights do not.
-The vocabulary is the one that mistral-common packages. Which text a token stands for has no part in the speed; that
-there are 131,072 of them has.
+vLLM's `load_format: dummy` is not used, because its random numbers need GPU memory that real weights do not need. The
+vocabulary is the one in the mistral-common package. The speed depends on its size, 131,072 tokens, not on its texts.
 """
 
 import copy
@@ -71,10 +70,10 @@ PARAMS: dict[str, Any] = {
 
 
 def write(directory: Path, layers: int | None = None) -> None:
-    """Write params.json, tekken.json and consolidated.safetensors into `directory`, which is made where it is missing.
+    """Write params.json, tekken.json and consolidated.safetensors into `directory`, which is created if needed.
 
-    With `layers`, the encoder and the language model have that many layers each, for a trial. Raises
-    ModuleNotFoundError without mistral_common, whose vocabulary it takes.
+    `layers` sets the number of layers of the encoder and of the language model, for tests. Raises ModuleNotFoundError
+    if mistral_common, which has the vocabulary, is not installed.
     """
     directory.mkdir(parents=True, exist_ok=True)
     params = copy.deepcopy(PARAMS)
@@ -86,16 +85,16 @@ def write(directory: Path, layers: int | None = None) -> None:
 
 
 def _write_weights(path: Path, shapes: dict[str, tensors.Shape]) -> None:
-    """Write the tensors one after the other, so that 8.9 GB are never in memory at once, as save_file would have them.
+    """Write one tensor after the other. safetensors' save_file would need all 8.9 GB in memory at once.
 
-    https://huggingface.co/docs/safetensors: the header's length, the header, the tensors without gaps.
+    Format: the length of the header, the header, the tensors without gaps (https://huggingface.co/docs/safetensors).
     """
     header, end = {}, 0
     for name, shape in shapes.items():
         begin, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    # bfloat16 is the upper half of float32. The same 16 MB over and over: what counts is that no two rows are alike.
+    # bfloat16 is the upper half of float32. The same 16 MB are repeated; their odd length makes all rows different.
     numbers = np.random.default_rng(0).normal(0, 0.02, 2**23 - 1).astype(np.float32)
     block = (numbers.view(np.uint32) >> 16).astype("<u2").tobytes()
     with path.open("wb") as file:

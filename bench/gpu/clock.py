@@ -1,11 +1,11 @@
-"""Say on stderr what happens, and when."""
+"""Progress messages with times on stderr."""
 
 import sys
 import time
 
 
 class Clock:
-    """Prints each line with the seconds since the clock was made."""
+    """Prints each message with the seconds since this object was created."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()

@@ -1,7 +1,7 @@
-"""A whole `bench.gpu live`: one server up, its trials of live sessions in turn, the file written after each.
+"""The command `bench.gpu live`: start one server, run the trials of live sessions, write the file after each trial.
 
-The sessions are those of `python -m bench run --realtime --sessions`, in a process of its own, on cores of its own
-where there are enough. Random weights never end a text; a live session ends with its audio.
+The client is `python -m bench run --realtime --sessions` in a separate process, on separate CPU cores if there are
+enough. A model with random weights never ends its text; a live session ends with its audio.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ from bench.gpu.servers import Server
 from bench.memory import Gpus
 
 CLIENT = ("jiwer", "soundfile", "soxr", "websockets", "whisper_normalizer")  # modules that `bench run` needs
-UPLOADED = 128  # clips that uploads take turns with
+UPLOADED = 128  # number of different clips that the uploads send in turn
 WARM_UP = (6, 1)  # live clips sent before the first trial, and before each further one
-MARGIN_S = 1.5  # samples go on for so long after the last text
+MARGIN_S = 1.5  # sampling continues for this time after the last text
 
 
 def run(plan: LivePlan) -> dict[str, Any]:
-    """Measure every trial. Returns the content of the file. Raises BenchError for a plan that cannot be carried out."""
+    """Measure every trial. Returns the content of the file. Raises BenchError for an invalid plan."""
     if missing := [name for name in CLIENT if importlib.util.find_spec(name) is None]:
         raise BenchError(f"no module {missing[0]}: the client needs `pip install -e '.[bench]'`")
     clock, gpus, content = Clock(), Gpus(), config_of(plan)
@@ -67,7 +67,7 @@ def run(plan: LivePlan) -> dict[str, Any]:
             said = server.client.get("/version")
             record["vllm"] = said["version"] if isinstance(said, dict) and "version" in said else None
         own["configs"][server.sha256] = server.text
-        os.sched_setaffinity(0, cores["client"])  # of this thread and all that it starts from now on
+        os.sched_setaffinity(0, cores["client"])  # of this thread and of all threads and processes that it starts later
         for number, trial in enumerate(plan.trials):
             clock.say(f"{plan.name}: {trial}")
             out = (plan.results or places) / f"{plan.name}-{time.time():.0f}-{number}"
@@ -85,7 +85,7 @@ def run(plan: LivePlan) -> dict[str, Any]:
 
 
 def config_of(plan: LivePlan) -> dict[str, Any]:
-    """What the profile says, with the plan's changes and room for all that is in flight in any trial."""
+    """The profile with the changes of the plan; max_num_seqs is large enough for every trial. Raises BenchError."""
     try:
         content: dict[str, Any] = yaml.safe_load(plan.profile.read_text(encoding="utf-8"))
     except OSError as error:
@@ -106,8 +106,10 @@ def _start(
 
 @contextlib.contextmanager
 def _cores(count: int) -> Iterator[dict[str, list[int]]]:
-    """Run on the server's cores within the `with`. The result names them and the client's: all, where `count` is 0 or
-    more than a third of them."""
+    """Run on the server's cores inside the `with` block. Yields the cores of the server and of the client.
+
+    Both get all cores if `count`, the number of the client's cores, is 0 or more than a third of all.
+    """
     every = sorted(os.sched_getaffinity(0))
     apart = 0 < count <= len(every) // 3
     cores = {"server": every[:-count], "client": every[-count:]} if apart else {"server": every, "client": every}
@@ -121,7 +123,7 @@ def _cores(count: int) -> Iterator[dict[str, list[int]]]:
 def _measure(
     plan: LivePlan, trial: Trial, server: Server, gpus: Gpus, clips: list[Clip], out: Path, warm_up: int
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of one trial: several where it is a search."""
+    """Yield the row of one trial, or the rows if it is a search."""
     samples = Samples(gpus, server.pid)
     samples.start()
     uploads = Uploads(server.client, clips, trial.uploads) if trial.uploads else None
@@ -148,7 +150,7 @@ def _measure(
 
 
 def _run_client(plan: LivePlan, trial: Trial, server: Server, out: Path, warm_up: int) -> None:
-    """Run `bench run` until it ends. Raises BenchError where it leaves no summary; failed sessions are in its rows."""
+    """Run `bench run` to its end. Raises BenchError if it writes no summary. Failed sessions are in its rows."""
     flags = {
         "--url": server.url,
         "--sessions": trial.sessions,
@@ -167,7 +169,7 @@ def _run_client(plan: LivePlan, trial: Trial, server: Server, out: Path, warm_up
 
 
 def _decoded(places: Path) -> list[Clip]:
-    """The clips of the uploads as WAV."""
+    """The clips of the uploads, decoded to WAV."""
     everything = dataset.load(rows.ROOT / "bench/data").clips
     chosen = random.Random(tasks.SEED).sample(everything, UPLOADED)
     directory = places / "clips"
@@ -176,7 +178,7 @@ def _decoded(places: Path) -> list[Clip]:
 
 
 def _command(plan: LivePlan) -> str:
-    """The command line, its files by their names: where they lie is this machine's own affair."""
+    """The command line. Absolute paths are shortened to names, so that results contain no local directories."""
     words = list(plan.arguments)
     for path in (plan.out, plan.cache, plan.logs, plan.model, plan.results, plan.profile):
         if path is not None and path.is_absolute():

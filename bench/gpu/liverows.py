@@ -1,19 +1,19 @@
-"""The rows of bench/results/live.json, and the file. Nothing runs here.
+"""The format of bench/results/live.json and of its rows. This module runs nothing.
 
-name, vllm              of the configuration: stock, live or another one
-sessions, seconds_each  live sessions at once, and how long each of them spoke at the pace of speech
-age_s                   seconds of audio that each had sent before, faster than speech
-uploads                 clips in flight meanwhile
-lag_ms                  P50 and P99 over all tokens that were measured (bench/lag.py); null where none is known
+name, vllm              name of the configuration (stock, live or another one), version of vLLM
+sessions, seconds_each  concurrent live sessions, and the seconds of audio that each sent at the pace of speech
+age_s                   seconds of audio that each session had sent before, faster than speech
+uploads                 clips in flight during the sessions
+lag_ms                  P50 and P99 over all tokens with a known lag (bench/lag.py); null if there are none
 lag_in_audio_ms         the same without the tokens that need the end of the audio
-final_ms                from the end of the audio to the final text
+final_ms                time from the end of the audio to the final text
 fell_behind             sessions with a lag above 500 ms in their last 5 s, or without text for part of their audio
-failed, errors          sessions that ended otherwise than with a text
-joules_per_audio_second of all GPUs of the machine over the time of the sessions / seconds of audio, live and uploaded
-upload_rtfx             seconds of audio of the uploads that ended in that time / that time
-host_bytes              resident bytes of the server's processes at the end of that time, at its beginning in
-                        host_bytes_before; pages that processes share count in each
-client_*                what the client itself took: CPU seconds for each second of a session, and how late it sent
+failed, errors          sessions that ended without a text, and error messages
+joules_per_audio_second energy of all GPUs of the machine during the sessions / seconds of audio, live and uploaded
+upload_rtfx             seconds of audio of the uploads that ended during the sessions / duration of the sessions
+host_bytes              resident bytes of the server's processes at the end of the sessions; host_bytes_before: at
+                        the beginning. A shared page counts in each process
+client_*                CPU seconds of the client per second of a session, and how late it sent its audio
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,10 @@ SHOWN_ERRORS = 5
 def row(
     trial: Trial, load: Mapping[str, Any], sessions: Sequence[Row], uploads: Sequence[Row], samples: Samples
 ) -> dict[str, Any]:
-    """A row without its name and versions. `load` is of the client's summary.json, `sessions` are its rows at this
-    load; `uploads` all that ended during the trial. Of uploads alone, `load` is empty but for `begin` and `end`."""
+    """A row without name and version. `load` is from the client's summary.json; `sessions` are its rows at this load.
+
+    `uploads` are all uploads that ended during the trial. Without sessions, `load` has only `begin` and `end`.
+    """
     begin = min((each.start for each in sessions), default=load.get("begin"))
     end = max((each.end for each in sessions), default=load.get("end"))
     assert begin is not None and end is not None
@@ -69,7 +71,7 @@ def _two(spread: Mapping[str, Any] | None) -> dict[str, float] | None:
 
 
 def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """One file of several: of rows with the same name, vLLM, sessions, seconds, age and uploads the last counts."""
+    """Merge several files. Of rows with the same values in KEY, the last one is kept."""
     runs: list[dict[str, Any]] = []
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for part in parts:
@@ -84,7 +86,7 @@ def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(outcome: Mapping[str, Any]) -> str:
-    """The rows for people."""
+    """The rows as a text table."""
     titles = ["name", "vllm", "sessions", "seconds", "age s", "uploads", "lag P50", "P99", "final P50", "P99"]
     titles += ["behind", "failed", "J/s", "RTFx", "host GB", "client late P99"]
     body = [titles]

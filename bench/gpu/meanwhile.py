@@ -1,4 +1,4 @@
-"""What goes on beside live sessions: uploads in flight, and the energy and host memory over time."""
+"""Parallel to live sessions: uploads in flight, and samples of energy and host memory."""
 
 import contextlib
 import itertools
@@ -19,8 +19,11 @@ INTERVAL_S = 0.5  # between two samples
 
 
 class Sample(NamedTuple):
-    """At the unix time `at`: joules since the driver was loaded, null without a counter; resident bytes, summed over
-    the server's processes, in each of which the pages that they share count."""
+    """A sample at the Unix time `at`.
+
+    `joules` since the driver was loaded, null without a counter. `host_bytes`: sum of the resident bytes of the
+    server's processes; a shared page counts in each process.
+    """
 
     at: float
     joules: float | None
@@ -28,7 +31,7 @@ class Sample(NamedTuple):
 
 
 class Samples(threading.Thread):
-    """Samples the GPUs' energy and the memory of a process and all that come of it, until `stop`."""
+    """Samples the energy of the GPUs and the memory of a process and its descendants, until `stop`."""
 
     def __init__(self, gpus: Gpus, pid: int) -> None:
         super().__init__(daemon=True, name="samples")
@@ -37,7 +40,7 @@ class Samples(threading.Thread):
 
     def run(self) -> None:
         while True:
-            with contextlib.suppress(psutil.Error):  # it ended: its requests will say so
+            with contextlib.suppress(psutil.Error):  # it has ended, so its requests fail
                 resident = 0
                 for pid in processes(self._pid):
                     with contextlib.suppress(psutil.NoSuchProcess):
@@ -51,13 +54,13 @@ class Samples(threading.Thread):
         self.join()
 
     def joules(self, begin: float, end: float) -> float | None:
-        """Energy between two unix times, linearly between samples; null where it is not counted or not known then."""
+        """Energy between two Unix times, interpolated linearly between samples; null if it is not known."""
         known = [(sample.at, sample.joules) for sample in self._samples if sample.joules is not None]
         first, last = _at(known, begin), _at(known, end)
         return None if first is None or last is None else last - first
 
     def host_bytes(self, begin: float, end: float) -> tuple[int | None, int | None]:
-        """Memory at the beginning and at the end of this time; null where there is no sample in it."""
+        """Memory in the first and in the last sample between two Unix times; null without a sample."""
         found = [sample.host_bytes for sample in self._samples if begin <= sample.at <= end]
         return (found[0], found[-1]) if found else (None, None)
 
@@ -70,7 +73,7 @@ def _at(known: Sequence[tuple[float, float]], at: float) -> float | None:
 
 
 class Uploads:
-    """Keeps so many clips in flight until `stop`, over and over in their order."""
+    """Keeps `in_flight` clips in flight until `stop`. The clips are sent in their order, repeatedly."""
 
     def __init__(self, client: Client, clips: Sequence[Clip], in_flight: int) -> None:
         """`clips` are those of bench.gpu.tasks.decode."""
@@ -89,14 +92,14 @@ class Uploads:
             with self._lock:
                 self.rows.append(row)
             if row.error is not None:
-                self._done.wait(1)  # a server that is down is not asked thousands of times
+                self._done.wait(1)  # do not send thousands of requests to a server that is down
 
     def stop(self) -> None:
-        """Wait for what is in flight."""
+        """Send no further clips, and wait for those in flight."""
         self._done.set()
         for thread in self._threads:
             thread.join()
 
     def done(self, begin: float, end: float) -> list[Row]:
-        """The rows that ended between two unix times."""
+        """The rows that ended between two Unix times."""
         return [row for row in self.rows if begin <= row.end <= end]

@@ -16,11 +16,11 @@ from bench.gpu.servers import Server
 from bench.gpu.tasks import Task
 from bench.memory import Gpus
 
-SETTLE_S = 0.2  # the server's counters follow its answers
+SETTLE_S = 0.2  # the server updates its counters after its responses
 
 
 def measure(server: Server, task: Task, gpus: Gpus, vllm: str) -> dict[str, Any]:
-    """Warm up, send the clips with `task.concurrency` in flight, and return the row as gpu.json has it.
+    """Warm up, send the clips with `task.concurrency` in flight, and return the row in the form of gpu.json.
 
     The clips are those of bench.gpu.tasks.decode; `vllm` is the server's version.
     """
@@ -30,7 +30,7 @@ def measure(server: Server, task: Task, gpus: Gpus, vllm: str) -> dict[str, Any]
 
     drafts = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
     pids: set[int] = set()
-    with contextlib.suppress(psutil.Error):  # it ended: its requests will say so
+    with contextlib.suppress(psutil.Error):  # it has ended, so its requests fail
         pids = processes(server.pid)
     watch = MemoryWatch(gpus, lambda: pids)
     watch.start()
@@ -70,11 +70,11 @@ def _difference(before: float | None, after: float | None) -> float | None:
 
 
 def memory(server: Server, watch: MemoryWatch, gpus: Gpus) -> dict[str, Any]:
-    """`peak_vram_bytes`, from the server's start on, and where it is from.
+    """`peak_vram_bytes`, the peak GPU memory since the start of the server, and its source.
 
-    `nvml_process_tree`: what NVML counts for the server's processes. Where it names none, as in many containers,
-    `nvml_growth`: by how much the memory in use grew when the server started, alone, and while it was measured;
-    `nvml_device`, where servers started together: all that is in use, theirs included.
+    `nvml_process_tree`: the memory of the server's processes according to NVML. In many containers NVML reports no
+    processes. Then `nvml_growth`: the growth of the memory in use during the start of the server, if no other server
+    started at the same time, and during its measurements. Otherwise `nvml_device`: all memory in use.
     """
     if not watch.whole:
         return {"peak_vram_bytes": None, "peak_vram_source": None}

@@ -1,4 +1,4 @@
-"""What each command of `python -m bench.gpu` is to do: made of its command line by bench/gpu/arguments.py."""
+"""The plans of the commands of `python -m bench.gpu`. bench/gpu/arguments.py makes them from the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class StartPlan:
-    """How servers are started: see GpuPlan."""
+    """How servers are started. GpuPlan describes the fields."""
 
     together: bool
     cache: Path | None
@@ -19,12 +19,17 @@ class StartPlan:
 class GpuPlan(StartPlan):
     """`bench.gpu run`: serve the configurations of `rows`, measure them, and add their figures to the file `out`.
 
-    `clips` gives the number of clips by concurrency. Servers start all at once with `together`, and with `alone` each
-    ends before the next one starts; with `restart` each starts twice. `cache` and `logs` are the directories of the
-    servers' caches and logs, null for ones that are removed at the end. `model` is the checkpoint's directory, null for
-    one of full size with random weights. `kv_gib` is the KV cache in GiB by server, where it is not the usual one.
-    `acceptance` gives the rates at which drafts are accepted, by position, null where the weights decide. `command`
-    stands in for `vllm`; `arguments` is the command line. With `only_plan` nothing is started.
+    clips       number of clips by concurrency
+    together    start all servers at once
+    alone       stop each server before the next one starts
+    restart     start each server twice
+    cache, logs directories of the servers' caches and logs; null for temporary ones
+    model       directory of the checkpoint; null for one of full size with random weights
+    kv_gib      KV cache in GiB by server, if it is not the default
+    acceptance  acceptance rates of drafts by position; null if the weights decide
+    command     the command to run as `vllm`
+    arguments   the command line
+    only_plan   print the plan, start nothing
     """
 
     out: Path
@@ -41,10 +46,11 @@ class GpuPlan(StartPlan):
 
 @dataclass(frozen=True)
 class Trial:
-    """Live sessions at once, each of `seconds` at the pace of speech after `age_s` seconds sent faster than that.
+    """Concurrent live sessions.
 
-    `uploads` clips are in flight meanwhile. Without sessions, uploads alone are measured for `seconds`. With `find`,
-    the most sessions that the server holds are searched, from `sessions` on and up to this number.
+    Each sends `age_s` seconds of audio faster than speech and then `seconds` at the pace of speech. During this time,
+    `uploads` clips are in flight. Without sessions, uploads are measured for `seconds`. With `find`, the largest number
+    of sessions that the server holds is searched, between `sessions` and `find`.
     """
 
     sessions: int
@@ -56,11 +62,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class LivePlan(StartPlan):
-    """`bench.gpu live`: serve `profile`, with `changes` to its config, and write a row of each trial to `out` at once.
+    """`bench.gpu live`: serve `profile` with `changes` to its config, and add the row of each trial to the file `out`.
 
-    `name` is that of the rows, such as stock or live. `model` is as for GpuPlan. `cores` of this machine are for the
-    client and the uploads, and the others for the server; 0 for no such division. `timeout_s` is the client's, and
-    `results` the directory where its own results are kept, null for none.
+    name       name of the rows, such as stock or live
+    model      as in GpuPlan
+    cores      number of CPU cores for the client and the uploads; the server gets the others. 0: no division
+    timeout_s  timeout of the client
+    results    directory for the results of the client; null to discard them
     """
 
     out: Path
@@ -77,7 +85,7 @@ class LivePlan(StartPlan):
 
 @dataclass(frozen=True)
 class MergePlan:
-    """`bench.gpu merge`: put `files` together into `out`; of a row that several have, the last one counts."""
+    """`bench.gpu merge`: merge `files` into `out`. If several files have a row, that of the last file is kept."""
 
     files: tuple[Path, ...]
     out: Path

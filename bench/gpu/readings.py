@@ -1,4 +1,4 @@
-"""What NVML tells of the machine's GPUs: energy, power when idle, and memory while a server starts or works."""
+"""NVML's readings of the GPUs of the machine: energy, power, and memory over time."""
 
 import contextlib
 import threading
@@ -11,17 +11,17 @@ import pynvml  # type: ignore[import-untyped,unused-ignore]
 from bench import memory
 from bench.memory import Gpus
 
-INTERVAL_S = 0.1  # between two looks at the memory
-IDLE_S = 3  # over which the power of idle GPUs is taken
+INTERVAL_S = 0.1  # between two samples of the memory
+IDLE_S = 3  # duration of the measurement of idle power
 
 
 def joules(gpus: Gpus) -> float | None:
-    """Energy that the machine's GPUs took since their driver was loaded; null without one that counts it."""
+    """Energy of the machine's GPUs since their driver was loaded; null if there are none or one does not measure it."""
     return memory.joules(gpus.handles.values())
 
 
 def watts(gpus: Gpus) -> float | None:
-    """Power that the GPUs take now, over IDLE_S seconds; null where `joules` is."""
+    """Mean power of the GPUs over the next IDLE_S seconds; null if `joules` is null."""
     before, start = joules(gpus), time.monotonic()
     time.sleep(IDLE_S if before is not None else 0)
     after = joules(gpus)
@@ -29,7 +29,7 @@ def watts(gpus: Gpus) -> float | None:
 
 
 class MemoryWatch(threading.Thread):
-    """The highest GPU memory, in bytes, of some processes (`theirs`; 0 where NVML names none) and of all (`whole`)."""
+    """Peak GPU memory in bytes: `theirs` of some processes (0 if NVML reports none), `whole` of all processes."""
 
     def __init__(self, gpus: Gpus, pids: Callable[[], set[int]]) -> None:
         super().__init__(daemon=True, name="gpu-memory")
@@ -52,11 +52,11 @@ class MemoryWatch(threading.Thread):
 
 
 def in_use(gpus: Gpus) -> int:
-    """Bytes in use on all GPUs, by whomever."""
+    """Bytes in use on all GPUs, by any process."""
     return gpus.in_use(set(gpus.handles))
 
 
 def processes(pid: int) -> set[int]:
-    """The process and all that come of it. Raises psutil.Error where it has ended."""
+    """The process and its descendants. Raises psutil.Error if the process has ended."""
     parent = psutil.Process(pid)
     return {pid, *(child.pid for child in parent.children(recursive=True))}

@@ -1,17 +1,17 @@
-"""What a row is: the configuration it serves, its tokens, its figures, and how rows compare. Nothing runs here.
+"""Rows of gpu.json: their configurations, tokens, figures and ratios. This module runs nothing.
 
-stock-eager      vllm_config.yaml, as the contest serves it
+stock-eager      vllm_config.yaml, as in the contest
 stock-piecewise  the same with piecewise CUDA graphs and 64 sequences
-stock-full       the same with full decode graphs, which vLLM 0.20.0 refuses
-stock-vram       vllm_config.yaml with no more KV cache than it starts with
+stock-full       the same with full decode graphs, which vLLM 0.20.0 does not support
+stock-vram       vllm_config.yaml with the smallest KV cache with which it starts
 fast             profiles/fast.yaml
 fast-spec        profiles/fast-spec.yaml
 fast-spec-0.20.0 profiles/fast-spec-0.20.0.yaml
-fast-vram        fast with a context of 512, one sequence, and no more KV cache than it starts with
+fast-vram        fast with a context of 512, one sequence, and the smallest KV cache with which it starts
 fast-fp8         profiles/fast-fp8.yaml
-long-N           profiles/long.yaml with clips of N minutes, such as long-10; all of them share one server
-NAME:KEY=VALUE   any of these with another value in the config, in YAML; null for vLLM's default. More follow after
-                 further colons. With gpu_memory_utilization, no size of the KV cache is set: this needs --alone
+long-N           profiles/long.yaml with clips of N minutes, such as long-10; all long rows share one server
+NAME:KEY=VALUE   any of these with a change of its config. VALUE is YAML; null means vLLM's default. Separate several
+                 changes with colons. With gpu_memory_utilization, the size of the KV cache is not set: add --alone
 """
 
 import re
@@ -29,10 +29,10 @@ from mistral_layout.audio import PROMPT_TOKENS, n_tokens
 ROOT = Path(__file__).resolve().parents[2]
 CONTEST = "vllm_config.yaml"
 SEQUENCES = 64
-# fast.yaml's graphs, as far as one sequence needs them.
+# The CUDA graphs of fast.yaml that one sequence needs
 ONE_SEQUENCE = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1], "compile_sizes": [1]}
-# Name -> file, GiB of KV cache, and what differs from the file. Without a cache of fixed size, vLLM would take what the
-# servers before it left. Stock needs about 3 MB a token, and the fast path 0.1 MB.
+# Name -> file, GiB of KV cache, changes of the file. Without a fixed size, the KV cache would take all memory that the
+# earlier servers left. The stock model needs about 3 MB of KV cache per token, the fast path 0.1 MB.
 SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "stock-eager": (CONTEST, 2, {}),
     "stock-piecewise": (CONTEST, 40, {"enforce_eager": False, "max_num_seqs": SEQUENCES}),
@@ -60,13 +60,16 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
 LONG = re.compile(r"long-(\d+)$")
 SHARE = "gpu_memory_utilization"
 
-# What is compared, and whether more is better.
+# Figures that are compared -> whether higher is better
 COMPARED = {"p50_ms": False, "p90_ms": False, "p95_ms": False, "rtfx": True, "joules_per_audio_second": False}
 
 
 def tokens(samples: int) -> int:
-    """Tokens that a clip of so many samples at 16 kHz gets: its audio tokens N, as mistral-common pads and vLLM counts
-    them, less the prompt's P positions, and one more, since position P - 1 gives the first: N - P + 1."""
+    """Number of tokens that are generated for a clip of `samples` at 16 kHz: N - P + 1.
+
+    N is the number of audio tokens with mistral-common's padding, as vLLM counts them. P is the number of prompt
+    positions. Position P - 1 gives the first token.
+    """
     return n_tokens(samples) - PROMPT_TOKENS + 1
 
 
@@ -74,19 +77,19 @@ def tokens(samples: int) -> int:
 
 
 def server_of(name: str) -> tuple[str, int | None]:
-    """The server that a row is measured on, and the minutes of its clips where it has clips of its own."""
+    """(server of a row, minutes of its clips). The minutes are null for the clips of the dataset. Raises BenchError."""
     base, colon, changes = name.partition(":")
     _changes(name)
     if match := LONG.match(base):
         return "long" + colon + changes, int(match[1])
     if base not in SERVERS or base == "long":
         known = ", ".join([*(known for known in SERVERS if known != "long"), "long-MINUTES"])
-        raise BenchError(f"--rows: {base!r} is no known row: expected one of {known}, or NAME:KEY=VALUE")
+        raise BenchError(f"--rows: {base!r} is not a known row: expected one of {known}, or NAME:KEY=VALUE")
     return name, None
 
 
 def _changes(name: str) -> dict[str, Any]:
-    """The values that a row's name gives to keys of its config."""
+    """The changes of the config in the name of a row. Raises BenchError."""
     changes = {}
     for word in name.split(":")[1:]:
         key, equals, value = word.partition("=")
@@ -95,12 +98,12 @@ def _changes(name: str) -> dict[str, Any]:
         try:
             changes[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise BenchError(f"--rows: {value!r} in {name!r} is no YAML") from None
+            raise BenchError(f"--rows: {value!r} in {name!r} is not valid YAML") from None
     return changes
 
 
 def needs_alone(server: str) -> bool:
-    """Whether it takes a share of the GPU, of which vLLM subtracts what other servers hold."""
+    """Whether the server takes a share of the GPU. vLLM subtracts the memory of other servers from this share."""
     return SHARE in _changes(server)
 
 
@@ -110,10 +113,10 @@ def config(
     kv_gib: float | None = None,
     acceptance: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """What the server's file says, with what its name and the measuring ask for on top.
+    """The vLLM config of a server: its file with the changes of its name and of this benchmark. Raises BenchError.
 
-    `acceptance` is the share of drafts that are accepted at each position, for vLLM's synthetic rejection sampling:
-    random weights repeat one token, and would accept every draft.
+    `acceptance` is the share of accepted drafts at each position, for vLLM's synthetic rejection sampling. Random
+    weights repeat one token, so all drafts would be accepted.
     """
     file, gib, differences = SERVERS[server.partition(":")[0]]
     try:
@@ -127,7 +130,7 @@ def config(
             rates = {"synthetic_acceptance_rates": list(acceptance)}
             drafts |= {"rejection_sample_method": "synthetic", "num_speculative_tokens": len(acceptance), **rates}
     content |= {"model": ".", "served_model_name": "voxtral"}
-    # With the cache's size given, vLLM only checks that this share of the GPU is free.
+    # If the size of the cache is given, vLLM only checks that this share of the GPU is free.
     content |= {"kv_cache_memory_bytes": int((gib if kv_gib is None else kv_gib) * 2**30), SHARE: 0.04}
     if needs_alone(server):
         del content["kv_cache_memory_bytes"]
@@ -136,7 +139,7 @@ def config(
 
 
 def acceptance_of(content: Mapping[str, Any]) -> list[float] | None:
-    """The rates that the config gives for drafts to be accepted, by position; null where the weights decide."""
+    """The acceptance rates of drafts in the config, by position; null if the weights decide."""
     return (content.get("speculative_config") or {}).get("synthetic_acceptance_rates")
 
 
@@ -146,15 +149,15 @@ def acceptance_of(content: Mapping[str, Any]) -> list[float] | None:
 def figures(
     answers: Sequence[Row], clip_tokens: Mapping[str, int], counted: float | None, joules: float | None
 ) -> dict[str, Any]:
-    """The figures of one configuration at one concurrency; what was not measured is null.
+    """The figures of one configuration at one concurrency; null if not measured.
 
     `p50_ms`, `p90_ms`, `p95_ms`: latency of the completed requests, by linear interpolation.
-    `tokens`: generated, as the server's counter says (`counted`); of the completed clips by their length where there
-    is no counter, or where failed requests are in it. `tokens_by` names which.
-    `ms_per_token`: the completed requests' latencies, summed, over `tokens`. At concurrency 1 that is the time for a
-    token with everything in it (upload, encoder, HTTP); above, the time that each request waits for one of its own.
-    `rtfx`: completed audio seconds over `wall_s`, from the first request's start to the last one's end.
-    `joules_per_audio_second`: the whole GPU's energy in that time, what it takes when idle included.
+    `tokens`: generated tokens. `tokens_by` is their source: the server's counter (`counted`), or the length of the
+    completed clips if there is no counter or a request failed.
+    `ms_per_token`: sum of the latencies of the completed requests / `tokens`. At concurrency 1, this is the time per
+    token including upload, encoder and HTTP. Above, it is the time that a request waits for each of its tokens.
+    `rtfx`: seconds of completed audio / `wall_s`, the time from the start of the first request to the end of the last.
+    `joules_per_audio_second`: energy of the whole GPU in this time, including idle power, / seconds of audio.
     """
     done = [row for row in answers if row.error is None and row.latency_ms is not None]
     latencies = [row.latency_ms for row in done if row.latency_ms is not None]
@@ -189,13 +192,13 @@ def key(row: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """One outcome of several: of rows with the same name, vLLM and concurrency the last counts; ratios made anew."""
+    """Merge several files and compute the ratios. Of rows with equal name, vLLM and concurrency, the last is kept."""
     runs: list[dict[str, Any]] = []
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
     for part in parts:
         rows |= {key(row): {**row, "run": row["run"] + len(runs)} for row in part["rows"]}
         runs += part["runs"]
-    # Runs of which nothing is left go, unless they say of a server why it has no row.
+    # Runs without remaining rows are removed, unless they have the reason why a server has no row.
     measured = {(row["vllm"], server_of(row["name"])[0]) for row in rows.values()}
     lacking = {
         n for n, run in enumerate(runs) for server in run["not_measured"] if (run["vllm"], server) not in measured
@@ -214,11 +217,11 @@ def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How many times better each fast row is than stock-eager, and than the best stock row, figure by figure.
+    """Ratios of each fast row to stock-eager and to the best stock row, for each figure in COMPARED.
 
-    On the same vLLM at the same concurrency; above 1 is better, for joules and milliseconds as well. `best` names the
-    stock row that is best in that figure, so no figure is compared with a slower one. A row with failures is left out,
-    and one with changes in its name: it may serve other weights, or shorter clips.
+    Rows are compared at the same vLLM and concurrency. A ratio above 1 means that the fast row is better, also for
+    joules and milliseconds. `best` has the stock row that is best in each figure. Rows with failures are left out, and
+    rows with changes in their names, because they may serve other weights or shorter clips.
     """
     whole = [row for row in rows if row["failed"] == 0 and "-vram" not in row["name"] and ":" not in row["name"]]
     found = []
@@ -248,7 +251,7 @@ def _ratio(
 
 
 def table(outcome: Mapping[str, Any]) -> str:
-    """Rows and ratios for people."""
+    """Rows and ratios as text tables."""
 
     def line(cells: Sequence[Any], widths: Sequence[int]) -> str:
         shown = (f"{cell:.2f}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in cells)

@@ -1,4 +1,4 @@
-"""A whole `bench.gpu run`: servers up, rows measured in turn, the file written after each."""
+"""The command `bench.gpu run`: start the servers, measure the rows in turn, write the file after each row."""
 
 import contextlib
 import json
@@ -22,20 +22,20 @@ from mistral_layout.audio import SAMPLE_RATE
 
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "triton", "nvidia-ml-py", "requests")
 STARTED = {False: "started one after the other", True: "started together"}
-RANDOM = "Weights are random, so no text is right, and no draft is refused unless the config gives an acceptance."
+RANDOM = "The weights are random: all texts are wrong, and all drafts are accepted unless the config sets a rate."
 NOTES = (
-    "Clips were decoded from Opus to 16 kHz WAV before: 11 ms for 12 s that no row has in it.",
-    "Every clip is sent to a server once: none is answered from a cache.",
-    "joules_per_audio_second has in it what the GPU takes when idle, with all servers that are up at that time.",
-    "start_s: until /health answers, looked at every 0.3 s; random weights are read from a file that was just written.",
+    "Clips are decoded from Opus to 16 kHz WAV before the run. The rows do not include this: 11 ms for a clip of 12 s.",
+    "Every clip is sent to a server once, so no answer comes from a cache.",
+    "joules_per_audio_second includes the idle power of the GPU with all servers that are up at that time.",
+    "start_s: time until /health answers, polled every 0.3 s. Random weights are read from a file just written.",
 )
 
 
 class Outcome:
-    """The file that a run writes: what it held before, and what this run adds to it."""
+    """The file that a run writes: its earlier content and the rows of this run."""
 
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
-        """`record` is what the file says of this run, and may grow until the last `save`."""
+        """`record` describes this run in the file. It may be extended until the last `save`."""
         self._path = path
         self._earlier = json.loads(path.read_bytes()) if path.exists() else rows.merge()
         self._own: dict[str, Any] = {"runs": [record], "configs": {}, "rows": []}
@@ -52,9 +52,9 @@ class Outcome:
 
 
 def run(plan: GpuPlan) -> dict[str, Any]:
-    """Measure every row. Returns the content of the file; an empty one where the plan is only to be printed.
+    """Measure every row. Returns the content of the file, which is empty if the plan is only printed.
 
-    Raises BenchError for a plan that cannot be carried out.
+    Raises BenchError for an invalid plan.
     """
     clock, gpus = Clock(), Gpus()
     configs = configs_of(plan)
@@ -94,14 +94,14 @@ def configs_of(plan: GpuPlan) -> dict[str, dict[str, Any]]:
     """The vLLM config of each server that the plan's rows need, by its name. Raises BenchError."""
     names = dict.fromkeys(rows.server_of(name)[0] for name in plan.rows)
     if unknown := set(plan.kv_gib) - set(names):
-        raise BenchError(f"--kv: {min(unknown)!r} is no server of --rows: expected one of {', '.join(names)}")
+        raise BenchError(f"--kv: {min(unknown)!r} is not a server of --rows: expected one of {', '.join(names)}")
     if not plan.alone and (shares := list(filter(rows.needs_alone, names))):
-        raise BenchError(f"--rows: {shares[0]!r} takes a share of the GPU that no other server holds: add --alone")
+        raise BenchError(f"--rows: {shares[0]!r} takes a share of the GPU, so no other server may be up: add --alone")
     return {name: rows.config(name, kv_gib=plan.kv_gib.get(name), acceptance=plan.acceptance) for name in names}
 
 
 def _record(plan: GpuPlan, gpus: Gpus) -> dict[str, Any]:
-    """What the file says of this run: machine, versions, settings."""
+    """The description of this run for the file: machine, versions, settings."""
     return {
         **environment.describe(None, LIBRARIES),
         "vllm": None,
@@ -124,7 +124,7 @@ def _start(
     clock: Clock,
     record: dict[str, Any],
 ) -> dict[str, Server]:
-    """Start servers, twice where the plan says so; note in `record` their vLLM, and those that did not come up."""
+    """Start the servers, twice with `restart`. Adds their vLLM version and failed starts to `record`."""
     colds: dict[str, float] = {}
     if plan.restart:
         with contextlib.ExitStack() as first:
@@ -165,7 +165,7 @@ def _print_plan(tasks: Sequence[Task], configs: dict[str, dict[str, Any]]) -> No
 
 
 def _command(plan: GpuPlan) -> str:
-    """The command line, its files by their names: where they lie is this machine's own affair."""
+    """The command line. Absolute paths are shortened to names, so that results contain no local directories."""
     words = list(plan.arguments)
     for path in (plan.out, plan.cache, plan.logs, plan.model):
         if path is not None and path.is_absolute():

@@ -1,4 +1,4 @@
-"""Start a `vllm serve` for each configuration, and time it."""
+"""Start one `vllm serve` per configuration, and measure the time that it takes."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ from bench.gpu.plan import StartPlan
 from bench.gpu.readings import MemoryWatch, in_use, processes
 from bench.memory import Gpus
 
-# Each cache that a start can find filled: vLLM's graphs, Triton's and PyTorch's kernels, what the driver compiled.
+# Caches that speed up a start: vLLM's compiled graphs, kernels of Triton, PyTorch, FlashInfer and the CUDA driver
 CACHES = (
     "VLLM_CACHE_ROOT",
     "TRITON_CACHE_DIR",
@@ -35,15 +35,18 @@ CACHES = (
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1024",  # an hour of WAV is 115 MB, and vLLM takes 25 by default
-    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3601",  # 0.32.0 takes 600 by default
+    "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1024",  # an hour of WAV has 115 MB; vLLM's default limit is 25
+    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3601",  # the default limit of vLLM 0.32.0 is 600
 }
 
 
 @dataclass
 class Server:
-    """One `vllm serve`. `held` is the GPU memory that came with its start and its own measurements, where it started
-    alone; `peak` is the most that its start took, by NVML's count of its processes and else in that way."""
+    """One `vllm serve`.
+
+    `held`: growth of the used GPU memory during its start and its measurements, in bytes; null if another server
+    started at the same time. `peak`: peak GPU memory of its start, according to NVML or else from this growth.
+    """
 
     name: str
     config: dict[str, Any]
@@ -70,17 +73,17 @@ class Server:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def counter(self, name: str) -> float | None:
-        """A counter of vLLM's /metrics; null where there is none."""
+        """A counter of vLLM's /metrics; null if it is missing."""
         try:
             text = serve.get(f"{self.url}/metrics", timeout_s=10).text
-        except OSError:  # as all of requests' are
+        except OSError:  # the base class of all errors of requests
             return None
         return prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")
 
 
 @dataclass(frozen=True)
 class _Started:
-    """A server that was started and may not answer yet. `begun` is the time of its start, by time.monotonic."""
+    """A server that may not be ready yet. `begun` is the time of its start, from time.monotonic."""
 
     server: Server
     process: subprocess.Popen[bytes]
@@ -90,10 +93,10 @@ class _Started:
 
 
 def variables() -> dict[str, str]:
-    """The servers' environment variables; what is set already stays."""
+    """The environment variables of the servers. Variables that are already set keep their values."""
     settings = dict(SETTINGS)
     if importlib.util.find_spec("flashinfer") is None:
-        settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM 0.32.0 takes it for granted
+        settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM 0.32.0 assumes that it is installed
     settings |= {name: os.environ[name] for name in ("PYTORCH_CUDA_ALLOC_CONF",) if name in os.environ}
     return {name: os.environ.get(name, value) for name, value in settings.items()}
 
@@ -107,10 +110,10 @@ def start(
     clock: Clock,
     commands: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[dict[str, Server], dict[str, str]]:
-    """Start a server for each config; returns those that are up, and why the others are not, both by their names.
+    """Start a server for each config. Returns (servers that are up, reasons of the failed ones), both by name.
 
-    `model` is the checkpoint's directory, `places` one for files that need not stay. `up` ends the servers. `commands`
-    are those of servers that do not have the plan's, by name.
+    `model` is the directory of the checkpoint, `places` one for temporary files. Closing `up` ends the servers.
+    `commands` has the commands, by name, of servers with another command than that of the plan.
     """
     gpus = Gpus()
     apart = not plan.together or len(configs) == 1
@@ -141,7 +144,7 @@ def _start(
     up: contextlib.ExitStack,
     gpus: Gpus,
 ) -> _Started:
-    plain = re.sub(r"[^\w.-]", "_", name)  # a colon would part it in two in a list of paths
+    plain = re.sub(r"[^\w.-]", "_", name)  # a colon separates the paths of a list
     cache = (plan.cache or places / "cache").resolve() / plain
     caches = {variable: str(cache / variable.lower()) for variable in CACHES}
     port, log = serve.free_port(), (plan.logs or places) / f"{plain}.log"
@@ -160,9 +163,9 @@ def _start(
 
 
 def _wait(started: _Started, gpus: Gpus, apart: bool, clock: Clock) -> str | None:
-    """Wait until it answers, and note its time and memory. Returns why it never will, else null.
+    """Wait until the server is ready; set its start-up time and memory. Returns the reason of a failure, else null.
 
-    `apart`: no other server started meanwhile, so that what the GPUs hold more is this one's.
+    `apart`: no other server starts at the same time, so the growth of the used GPU memory belongs to this one.
     """
     server, watch = started.server, started.watch
     try:

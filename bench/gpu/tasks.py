@@ -1,4 +1,4 @@
-"""Which clips each row sends to which server, in what order, and the clips as WAV."""
+"""The clips that each row sends to its server, the order of the rows, and the clips decoded to WAV."""
 
 import dataclasses
 import random
@@ -13,12 +13,12 @@ from bench.gpu import rows
 from mistral_layout.audio import SAMPLE_RATE
 
 SEED = 0
-WARM_UPS = 3  # requests before each measurement, at least
+WARM_UPS = 3  # minimum number of warm-up requests before each measurement
 
 
 @dataclass(frozen=True)
 class Task:
-    """One measurement: the clips that it sends, after those that warm the server up."""
+    """One measurement: the clips of the warm-up, then those that are measured."""
 
     row: str
     server: str
@@ -28,19 +28,19 @@ class Task:
 
 
 def tasks_of(names: Sequence[str], counts: Mapping[int, int], configs: Mapping[str, Mapping[str, Any]]) -> list[Task]:
-    """Every measurement in order: a concurrency for all servers in turn, then the next; long clips last.
+    """All measurements in order: for each concurrency, all servers in turn. Long clips come last. Raises BenchError.
 
-    A config is not measured with more requests in flight than it takes sequences: the others would only wait.
+    A config is not measured with more requests in flight than its max_num_seqs, because the others would only wait.
     """
     everything = dataset.load(rows.ROOT / "bench/data").clips
     warming = {concurrency: max(WARM_UPS, concurrency) for concurrency in counts}
     if (needed := sum(counts.values()) + sum(warming.values())) > len(everything):
-        raise BenchError(f"--clips: {needed} clips with the warm-ups, and the dataset has {len(everything)}")
+        raise BenchError(f"--clips needs {needed} clips including the warm-ups, but the dataset has {len(everything)}")
     order = random.Random(SEED).sample(everything, len(everything))
     chosen: dict[int, list[Clip]] = {}
     for concurrency, count in counts.items():
         chosen[concurrency], order = order[:count], order[count:]
-    # The shortest of the rest: a warm-up is there for code and caches, not for a figure.
+    # Warm-ups use the shortest of the other clips: they only load code and fill caches.
     order.sort(key=lambda clip: clip.duration_s, reverse=True)
     warm = {concurrency: [order.pop() for _ in range(count)] for concurrency, count in warming.items()}
     tasks, long = [], []
@@ -57,14 +57,14 @@ def tasks_of(names: Sequence[str], counts: Mapping[int, int], configs: Mapping[s
 
 
 def decode(clip: Clip, directory: Path, sources: Sequence[Clip]) -> Clip:
-    """The clip as 16 kHz 16-bit WAV in `directory`; one without a file is made of the sources, over and over."""
+    """The clip as 16 kHz 16-bit WAV in `directory`. One without a file is made by repeating the sources."""
     import numpy as np
     import soundfile
 
     def read(path: Path) -> Any:
         samples, rate = soundfile.read(path, dtype="int16")
         if rate != SAMPLE_RATE or samples.ndim != 1:
-            raise BenchError(f"{path.name} has {rate} Hz: expected mono of {SAMPLE_RATE} Hz")
+            raise BenchError(f"{path.name} has {rate} Hz: expected mono at {SAMPLE_RATE} Hz")
         return samples
 
     if clip.path.is_absolute():
@@ -81,7 +81,7 @@ def decode(clip: Clip, directory: Path, sources: Sequence[Clip]) -> Clip:
 
 
 def decoded(tasks: Sequence[Task], directory: Path) -> list[Task]:
-    """The tasks with every clip of theirs decoded into `directory`, which is made."""
+    """The tasks with all their clips decoded into `directory`, which is created."""
     directory.mkdir()
     needed = {clip.id: clip for task in tasks for clip in (*task.warm_up, *task.clips)}
     sources = [clip for clip in needed.values() if clip.path.is_absolute()]

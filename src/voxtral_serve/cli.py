@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from voxtral_serve.client.jobs import FORMATS, FilesJob, LiveJob
+from voxtral_serve.client.jobs import DELAYS_MS, FORMATS, LIVE_FORMATS, FilesJob, LiveJob
 
 
 def main() -> NoReturn:
@@ -90,7 +90,7 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
         "transcribe",
         help="send audio files, or a microphone, to a server that is up",
         usage="voxtral-serve transcribe FILE... [--out DIR] [OPTION ...]\n"
-        "       voxtral-serve transcribe --live [FILE] [--url URL] [--model NAME]",
+        "       voxtral-serve transcribe --live [FILE] [--out DIR] [--format text|srt] [--delay MS] [OPTION ...]",
         description="Transcribe files, and the audio files in folders, with a server that is up. The server's key is "
         "in the environment variable OPENAI_API_KEY. Exit status: 0; 1 if something failed; 2 for arguments that "
         "cannot be used; 130 for Ctrl-C.",
@@ -108,6 +108,8 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
     add("--jobs", type=int, default=4, metavar="N", help="files in flight at a time (default: %(default)s)")
     live = "print words as they arrive, from the microphone or from one file; Ctrl-C ends the audio"
     add("--live", action="store_true", help=live)
+    delay = "with --live: how far the text is behind the speech: %(choices)s ms (default: the server's)"
+    add("--delay", type=int, choices=DELAYS_MS, metavar="MS", help=delay)
     return command
 
 
@@ -115,11 +117,15 @@ def _transcribe(given: argparse.Namespace, command: argparse.ArgumentParser) -> 
     if given.live:
         if len(given.files) > 1:
             command.error("--live takes one FILE, or none for the microphone")
-        for name in ("format", "out", "again", "language", "jobs"):
+        for name in ("language", "jobs"):
             if getattr(given, name) != command.get_default(name):
                 command.error(f"--{name} is not for --live")
+        if given.format not in LIVE_FORMATS:
+            command.error(f"--format {given.format} is not for --live, which has {' and '.join(LIVE_FORMATS)}")
     elif not given.files:
         command.error("name a FILE, or --live for the microphone")
+    elif given.delay is not None:
+        command.error("--delay is for --live")
     if given.again and not given.out:
         command.error("--again: only with --out")
     if given.jobs < 1:
@@ -137,7 +143,17 @@ def _transcribe(given: argparse.Namespace, command: argparse.ArgumentParser) -> 
         )
         return 2
     if given.live:
-        return live.run(LiveJob(given.files[0] if given.files else None, given.url, given.model))
+        return live.run(
+            LiveJob(
+                path=given.files[0] if given.files else None,
+                url=given.url,
+                form=given.format,
+                out=given.out,
+                again=given.again,
+                model=given.model,
+                delay_ms=given.delay,
+            )
+        )
     return transcribe.run(
         FilesJob(
             paths=tuple(given.files),

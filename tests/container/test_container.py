@@ -205,11 +205,11 @@ EDITS = {
 CONFIGURED = ("--config", "vllm_config.yaml")
 DRIFTED = "/usr/local/lib/python3.12/dist-packages/transformers/tokenization_mistral_common.py"
 REFUSALS = {
-    "no checkpoint": ("no weights", CONFIGURED, {}, "checkpoint: /model holds no checkpoint: expected params.json and"),
-    "truncated": ("half a file", CONFIGURED, {}, "consolidated.safetensors is no safetensors file, or half of one"),
-    "half downloaded": ("half a download", CONFIGURED, {}, "consolidated.safetensors.incomplete is half a download"),
-    "LFS": ("pointer", CONFIGURED, {}, "is a pointer of Git LFS and not the file itself"),
-    "shards": ("shards", CONFIGURED, {}, "consolidated-00001-of-00002.safetensors is missing, and"),
+    "no checkpoint": ("no weights", CONFIGURED, {}, "checkpoint: /model contains no checkpoint: expected params.json"),
+    "truncated": ("half a file", CONFIGURED, {}, "consolidated.safetensors is not a complete safetensors file"),
+    "half downloaded": ("half a download", CONFIGURED, {}, "consolidated.safetensors.incomplete is an incomplete"),
+    "LFS": ("pointer", CONFIGURED, {}, "is a Git LFS pointer, not the file itself"),
+    "shards": ("shards", CONFIGURED, {}, "consolidated-00001-of-00002.safetensors is missing, but"),
     "file not readable": ("unreadable", CONFIGURED, {}, "cannot be read by uid 10001 (tekken.json is not readable)"),
     "mount not readable": ("closed", ("--config", "/opt/voxtral-serve/vllm_config.yaml"), {},
                            "/model cannot be read by uid 10001 (Permission denied)"),

@@ -20,6 +20,7 @@ from vllm.sampling_params import SamplingParams
 from bench import serve
 from voxtral_serve.patches.live_server import (
     LEAST_LOGPROB,
+    ConnectionHeaders,
     EngineDeadError,
     FileLimit,
     GracefulStop,
@@ -70,7 +71,43 @@ def test_vllm_ends_with_status_0_where_its_engine_has_died(tmp_path: Path) -> No
         assert process.wait(60) == 0
 
 
+@pytest.mark.parametrize("name", ["httptools_impl.HttpToolsProtocol", "h11_impl.H11Protocol"])
+def test_uvicorn_reads_the_last_connection_header(name: str) -> None:
+    assert ConnectionHeaders().probe(config(name))
+
+
 # What they do
+
+
+def config(name: str) -> Any:
+    """Of the form of uvicorn's."""
+    module, _, kind = name.partition(".")
+    return SimpleNamespace(http_protocol_class=getattr(import_module(f"uvicorn.protocols.http.{module}"), kind))
+
+
+UPGRADE, OTHER, ALIVE = (b"connection", b"Upgrade"), (b"upgrade", b"websocket"), (b"connection", b"keep-alive")
+
+
+@pytest.mark.parametrize("name", ["httptools_impl.HttpToolsProtocol", "h11_impl.H11Protocol"])
+@pytest.mark.parametrize(
+    ("headers", "upgrades"),
+    [
+        ([UPGRADE, OTHER], True),
+        ([UPGRADE, OTHER, ALIVE], True),
+        ([ALIVE, OTHER, UPGRADE], True),
+        ([(b"connection", b"keep-alive, Upgrade"), OTHER], True),
+        ([OTHER, ALIVE], False),
+        ([OTHER], False),
+        ([UPGRADE], False),
+    ],
+)
+def test_all_connection_headers_are_one_list(name: str, headers: list[tuple[bytes, bytes]], upgrades: bool) -> None:
+    stock = (found := config(name)).http_protocol_class
+    ConnectionHeaders().settle_on(found)
+    protocol: Any = found.http_protocol_class.__new__(found.http_protocol_class)
+    protocol.headers = headers
+    assert isinstance(protocol, stock)
+    assert protocol._get_upgrade() == (b"websocket" if upgrades else None)
 
 
 class Engine:

@@ -132,7 +132,7 @@ def half_a_file(directory: Path) -> list[str]:
     path = weights(directory)
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[: size // 2])
-    return [f"{path.name} has {size // 2} bytes, its header announces {size}"]
+    return [f"{path.name} has {size // 2} bytes, but its header requires {size}"]
 
 
 CASES: dict[str, tuple[str, Callable[[Path], list[str]]]] = {

@@ -7,14 +7,16 @@ assert server.sessions[0].seconds() == 1.0
 
 import asyncio
 import base64
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from websockets.asyncio import server as asyncio_server
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
@@ -33,6 +35,7 @@ class Session:
     sizes: list[int] = field(default_factory=list)
     audio: bytes = b""
     final: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,7 +73,7 @@ class FakeRealtime:
         self._server.shutdown()
 
     def _http(self, socket: ServerConnection, request: Any) -> Any:
-        if request.path == "/v1/realtime":
+        if request.path.partition("?")[0] == "/v1/realtime":
             if not self.busy:
                 return None
             self.busy -= 1
@@ -128,6 +131,128 @@ class FakeRealtime:
             pass
 
 
+BLOCK = 1280  # samples
+
+
+def blocks(numbers: Sequence[int]) -> np.ndarray:
+    """float64 [n]: 80 ms of each number, at the level that a client sends as that number."""
+    return np.repeat(np.asarray(numbers) / 32767, BLOCK)
+
+
+@dataclass
+class FakeTurns:
+    """A /v1/realtime in OpenAI's protocol that hears words in the audio itself: so it hears them again if sent again.
+
+    Each block of 80 ms that holds `number` says `words[number]`; a block of zeros after a word ends a turn, whose
+    segment lasts from its first word's block to its last. Connection number i is cut after `cuts[i]` seconds of audio,
+    or gets the error event of code `refuses[i]` in place of session.created. The turns of the numbers `fails`, counted
+    over all connections from 1, fail. Without `segments` there are none.
+    """
+
+    words: Mapping[int, str] = field(default_factory=dict)
+    cuts: Mapping[int, float] = field(default_factory=dict)
+    refuses: Mapping[int, str] = field(default_factory=dict)
+    fails: Sequence[int] = ()
+    completed: int = 0
+    segments: bool = True
+    sessions: list[Session] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._server: Server = serve(self._talk, "127.0.0.1", 0, process_request=self._http)
+        self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+
+    def _http(self, socket: ServerConnection, request: Any) -> Any:
+        if request.path == "/v1/realtime?intent=transcription":
+            return None
+        answer = {"data": [{"id": "fake-voxtral"}]} if request.path == "/v1/models" else {}
+        return socket.respond(200 if answer else 404, json.dumps(answer))
+
+    def _talk(self, socket: ServerConnection) -> None:
+        number = len(self.sessions)
+        self.sessions.append(session := Session({}))
+        with contextlib.suppress(ConnectionClosed):
+            if code := self.refuses.get(number):
+                say(socket, "error", error={"type": "server_error", "code": code, "message": "not now"})
+                socket.close(1013)
+                return
+            say(socket, "session.created", session={"type": "transcription"})
+            hearing = _Hearing(self, socket)
+            for message in socket:
+                event = json.loads(message)
+                session.kinds.append(event["type"])
+                if event["type"] == "session.update":
+                    session.settings = event["session"]
+                    say(socket, "session.updated", session=session.settings)
+                elif event["type"] == "input_audio_buffer.append":
+                    session.audio += base64.b64decode(event["audio"])
+                    hearing.hear(np.frombuffer(session.audio, "<i2"))
+                    if len(session.audio) / 2 / RATE >= self.cuts.get(number, float("inf")):
+                        socket.socket.shutdown(2)
+                        return
+                elif event["type"] == "input_audio_buffer.commit":
+                    hearing.commit(event.get("event_id"))
+                elif event["type"] == "input_audio_buffer.clear":
+                    say(socket, "input_audio_buffer.cleared")
+
+
+class _Hearing:
+    """The turns of one connection of FakeTurns."""
+
+    def __init__(self, server: FakeTurns, socket: ServerConnection) -> None:
+        self.server, self.socket = server, socket
+        self.heard = self.turns = 0  # blocks; turns that were begun
+        self.words: list[str] = []
+        self.begin = self.end = 0  # blocks
+
+    def hear(self, samples: np.ndarray) -> None:
+        while (self.heard + 1) * BLOCK <= len(samples):
+            number = int(samples[self.heard * BLOCK + BLOCK // 2])
+            self.heard += 1
+            if word := self.server.words.get(number):
+                if not self.words:
+                    self.turns += 1
+                    self.begin = self.heard - 1
+                    self.say("input_audio_buffer.speech_started", audio_start_ms=self.begin * 80)
+                self.end = self.heard
+                self.words.append(word)
+                self.say("conversation.item.input_audio_transcription.delta", delta=word)
+            elif number == 0 and self.words:
+                self.say("input_audio_buffer.speech_stopped", audio_end_ms=self.heard * 80)
+                self.complete()
+
+    def commit(self, event_id: str | None) -> None:
+        if self.words:
+            self.complete()
+        else:
+            problem = {"type": "invalid_request_error", "code": "input_audio_buffer_commit_empty", "message": "empty"}
+            say(self.socket, "error", error={**problem, "event_id": event_id})
+
+    def complete(self) -> None:
+        text, self.words = "".join(self.words), []
+        self.say("input_audio_buffer.committed")
+        self.server.completed += 1
+        if self.server.completed in self.server.fails:
+            self.say("conversation.item.input_audio_transcription.failed", error={"message": "it failed"})
+            return
+        if self.server.segments:
+            start_s, end_s = self.begin * 0.08, self.end * 0.08
+            kind = "conversation.item.input_audio_transcription.segment"
+            self.say(kind, id=f"{self.turns}", start=start_s, end=end_s, text=text)
+        self.say("conversation.item.input_audio_transcription.completed", transcript=text, usage={})
+
+    def say(self, kind: str, **fields: Any) -> None:
+        say(self.socket, kind, item_id=f"item-{self.turns}", **fields)
+
+
+def say(socket: ServerConnection, kind: str, **fields: Any) -> None:
+    socket.send(json.dumps({"type": kind, **fields}))
+
+
 @dataclass
 class FakeLive:
     """A server of many sessions: one delta for each token, `lag_s` after the audio that its row needs, as vLLM's.
@@ -173,7 +298,7 @@ class FakeLive:
             await self._end.wait()
 
     def _http(self, socket: asyncio_server.ServerConnection, request: Any) -> Any:
-        if request.path == "/v1/realtime":
+        if request.path.partition("?")[0] == "/v1/realtime":
             return None
         models = [{"id": model} for model in self.models]
         answers = {"/v1/models": {"data": models}, "/health": {}, "/version": {"version": "0.0.fake"}}

@@ -3,21 +3,35 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
 from voxtral_serve.guard.live.link import Engine, EngineLink
 from voxtral_serve.guard.live.service import LiveService
-from voxtral_serve.guard.live.vllm_dialect import VllmSocket
+from voxtral_serve.guard.live.socket import Dialect, LiveSocket
+from voxtral_serve.guard.live.vllm_dialect import VllmDialect
+from voxtral_serve.guard.live.voices import VoicePool
+from voxtral_serve.transcript.words import TokenStream
 
 SHAPE = SessionShape(left=32, delay=6, right=17, samples=1280, rate_hz=16000)
-EOS = 2
+EOS, PAD, WORD, SPOKEN = 2, 10, 9, 100  # SPOKEN: the token of " w0"
+LOGPROB = -0.5
+LOUD = 0.005  # of a frame with a voice
+
+
+def _piece(token: int) -> bytes:
+    return f" w{token - SPOKEN}".encode() if token >= SPOKEN else b""
+
+
+STREAM = TokenStream(PAD, WORD, 0.08, lambda tokens: b"".join(map(_piece, tokens)).decode(), _piece)
 
 
 class FakeEngine:
-    """Answers each row with the token 10, whose text is empty but for every `spoken`th: " w" and its number.
+    """Answers each row with PAD, whose text is empty, but every `spoken`th with SPOKEN and its number: " w" and that.
 
     most     sessions that it takes
     paused   while set, no token comes
@@ -28,6 +42,7 @@ class FakeEngine:
     def __init__(self, positions: int = 1024, most: int = 8, spoken: int = 5) -> None:
         self.positions, self.most, self.spoken = positions, most, spoken
         self.opened: list[str] = []
+        self.shapes: dict[str, SessionShape] = {}
         self.audio: dict[str, bytearray] = {}
         self.ended: set[str] = set()
         self.closed: set[str] = set()
@@ -44,8 +59,8 @@ class FakeEngine:
 
     @property
     def engine(self) -> Engine:
-        def request(session: str, max_tokens: int) -> tuple[Any, Any]:
-            return [1] * SHAPE.prompt, SimpleNamespace(max_tokens=max_tokens, extra_args={SESSION: session})
+        def request(session: str, shape: SessionShape, max_tokens: int) -> tuple[Any, Any]:
+            return [1] * shape.prompt, SimpleNamespace(max_tokens=max_tokens, extra_args={SESSION: session})
 
         return Engine(self.call, self.generate, lambda: self.is_dead, request, -1, self.positions)
 
@@ -66,6 +81,7 @@ class FakeEngine:
                     refused[name] = f"max_live_sessions is {self.most}"
                     continue
                 self.opened.append(name)
+                self.shapes[name] = SHAPE.with_delay(*more)
                 self.audio[name] = bytearray()
             elif what == "audio":
                 assert name not in self.ended
@@ -87,29 +103,34 @@ class FakeEngine:
         self._news = asyncio.Event()
 
     def rows(self, name: str) -> int:
-        samples = len(self.audio[name]) // 2
-        return SHAPE.total_rows(samples) if name in self.ended else SHAPE.rows(samples)
+        samples, shape = len(self.audio[name]) // 2, self.shapes[name]
+        return shape.total_rows(samples) if name in self.ended else shape.rows(samples)
 
     async def generate(self, prompt: Any, params: Any, request_id: str, priority: int) -> AsyncIterator[Any]:
         name = params.extra_args[SESSION]
-        assert (request_id, len(prompt)) == (name, SHAPE.prompt)
-        assert self.rows(name) >= SHAPE.prompt  # vLLM's scheduler aborts it otherwise
+        positions = self.shapes[name].prompt
+        assert (request_id, len(prompt)) == (name, positions)
+        assert self.rows(name) >= positions  # vLLM's scheduler aborts it otherwise
         self.requests.append(name)
         self.params[name] = params
         self.tokens[name] = 0
         try:
             while True:
-                while self.paused or self.rows(name) < SHAPE.prompt + self.tokens[name]:
+                while self.paused or self.rows(name) < positions + self.tokens[name]:
                     await self._news.wait()
                 if (broken := self.breaks.get(len(self.requests) - 1)) and broken[0] == self.tokens[name]:
                     raise broken[1]
                 number = self.tokens[name]
                 self.tokens[name] += 1
-                last = name in self.ended and self.rows(name) == SHAPE.prompt - 1 + self.tokens[name]
+                last = name in self.ended and self.rows(name) == positions - 1 + self.tokens[name]
                 last |= self.tokens[name] == params.max_tokens
                 text = f" w{number}" if number % self.spoken == self.spoken - 1 else ""
-                token = EOS if number in self.eos else 10
-                yield SimpleNamespace(outputs=[SimpleNamespace(text=text, token_ids=[token])], finished=last)
+                token = EOS if number in self.eos else SPOKEN + number if text else PAD
+                logprobs = None
+                if getattr(params, "logprobs", None) is not None:
+                    logprobs = [{token: SimpleNamespace(logprob=LOGPROB)}]
+                answer = SimpleNamespace(text=text, token_ids=[token], logprobs=logprobs)
+                yield SimpleNamespace(outputs=[answer], finished=last)
                 if last:
                     return
                 await asyncio.sleep(0)
@@ -130,17 +151,24 @@ class FakeDetector:
         return self.answer
 
 
-class FakeClient:
-    """The other end of a VllmSocket: what it sends, and what comes."""
+class FakeVoices:
+    """Says that a frame has a voice where it is loud."""
 
-    def __init__(self, service: LiveService) -> None:
+    def probabilities(self, streams: Any, frames: Any) -> list[np.ndarray]:
+        return [np.where(np.sqrt((each**2).mean(1)) > LOUD, 0.9, 0.05) for each in frames]
+
+
+class FakeClient:
+    """The other end of a LiveSocket: what it sends, and what comes."""
+
+    def __init__(self, service: LiveService, dialect: Callable[[LiveSocket], Dialect] = VllmDialect) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.events: list[dict[str, Any]] = []
         self.closed: tuple[int, str] | None = None
         self.blocked = False
         self.read = 0  # messages that the server took
         self.inbox.put_nowait({"type": "websocket.connect"})
-        self.socket = VllmSocket(service, self._receive, self._take, "test")
+        self.socket = LiveSocket(service, self._receive, self._take, "test", dialect)
         self.task = asyncio.ensure_future(self.socket.serve())
 
     async def _receive(self) -> Any:
@@ -201,7 +229,10 @@ def service(engine: FakeEngine, silent_s: float = 1.0, idle_s: float = 60, backl
         lambda name: name == "voxtral",
         idle_s,
         backlog_s,
+        "voxtral",
+        STREAM,
     )
+    made.voices = VoicePool(FakeVoices)
     made.link._tick_s = 0
     return made
 

@@ -18,7 +18,6 @@ SHAPE = SessionShape(
     layout.SAMPLES_PER_TOKEN,
     layout.SAMPLE_RATE,
 )
-PROMPT = prompt(np.zeros(0, np.float32))["prompt_token_ids"]
 
 
 def live(most: int) -> dict[str, Any]:
@@ -32,10 +31,11 @@ def rounded(audio: np.ndarray) -> np.ndarray:
 
 
 class Session:
-    """A session of one clip, float32 [n] as `rounded` has it: `sent` samples of it have gone, `tokens` have come."""
+    """A session of one clip, float32 [n] as `rounded` has it: `sent` samples of it have gone, `tokens` have come. Its
+    delay is in tokens."""
 
-    def __init__(self, name: str, audio: np.ndarray) -> None:
-        self.name = name
+    def __init__(self, name: str, audio: np.ndarray, delay: int | None = None) -> None:
+        self.name, self.shape = name, SHAPE.with_delay(delay)
         self.pcm = (audio * 2**15).astype("<i2")
         self.sent, self.ended, self.added = 0, False, False
         self.tokens: list[int] = []
@@ -43,8 +43,8 @@ class Session:
     @property
     def due(self) -> int:
         """Tokens that the engine can make of what was sent."""
-        rows = SHAPE.total_rows(self.sent) if self.ended else SHAPE.rows(self.sent)
-        return max(rows - SHAPE.prompt + 1, 0) if self.added else 0
+        rows = self.shape.total_rows(self.sent) if self.ended else self.shape.rows(self.sent)
+        return max(rows - self.shape.prompt + 1, 0) if self.added else 0
 
     @property
     def text(self) -> list[int]:
@@ -64,9 +64,9 @@ class Sessions:
         refused: dict[str, str] = self.engine.engine_core.call_utility(UTILITY, [*messages])
         return refused
 
-    def begin(self, name: str, audio: np.ndarray) -> Session:
-        assert self.call(["open", name]) == {}
-        self.all[name] = Session(name, audio)
+    def begin(self, name: str, audio: np.ndarray, delay: int | None = None) -> Session:
+        assert self.call(["open", name, *([] if delay is None else [delay])]) == {}
+        self.all[name] = Session(name, audio, delay)
         return self.all[name]
 
     def feed(self, session: Session, samples: int) -> None:
@@ -78,9 +78,10 @@ class Sessions:
             messages.append(["end", session.name])
             session.ended = True
         assert self.call(*messages) == {}
-        if not session.added and (session.ended or session.sent >= SHAPE.ready_samples):
+        if not session.added and (session.ended or session.sent >= session.shape.ready_samples):
             options = sampling(ignore_eos=True, max_tokens=10_000, extra_args={SESSION: session.name})
-            self.engine.add_request(session.name, {"prompt_token_ids": PROMPT}, options)
+            tokens = [model.BOS] + [model.STREAMING_PAD] * (session.shape.prompt - 1)
+            self.engine.add_request(session.name, {"prompt_token_ids": tokens}, options)
             session.added = True
 
     def upload(self, name: str, audio: np.ndarray) -> None:
@@ -101,13 +102,17 @@ class Sessions:
         self.call(["close", session.name])
         del self.all[session.name]
 
-    def hear(self, audios: Sequence[np.ndarray], pieces: Sequence[int], at_once: int) -> list[Session]:
-        """All clips, `at_once` at a time; session i takes pieces of `pieces[i]` samples, one a round."""
+    def hear(
+        self, audios: Sequence[np.ndarray], pieces: Sequence[int], at_once: int, delays: Sequence[int | None] = (None,)
+    ) -> list[Session]:
+        """All clips, `at_once` at a time; session i takes pieces of `pieces[i]` samples, one a round, and has a delay
+        of `delays[i]` tokens. Both begin again after the last."""
         done, waiting, active = [], list(enumerate(audios)), list[tuple[Session, int]]()
         while waiting or active:
             while waiting and len(active) < at_once:
                 number, audio = waiting.pop(0)
-                active.append((self.begin(f"session {number}", audio), pieces[number % len(pieces)]))
+                session = self.begin(f"session {number}", audio, delays[number % len(delays)])
+                active.append((session, pieces[number % len(pieces)]))
             for session, samples in active:
                 self.feed(session, samples)
             self.settle()

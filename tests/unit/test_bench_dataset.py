@@ -455,7 +455,7 @@ def test_librispeech_refuses(tmp_path: Path) -> None:
         f"{where} 3: cannot read '84-121123-0002.flac' (No such file or directory)",
         f"{where} 4: the first word must name a file below the dataset's directory, found '/etc/x.flac'",
         f"{where} 5: not UTF-8 (invalid start byte at byte 15)",
-        "84/121123/84-121123-0000.flac: no .trans.txt beside it has a line for it",
+        "84/121123/84-121123-0000.flac: no .trans.txt file in its directory has a line for it",
     ]
 
 

@@ -65,10 +65,10 @@ def test_trials() -> None:
         (["--trials", "sessions=3,hours=1"], "expected sessions=N"),
         (["--trials", "sessions=many"], "expected sessions=N"),
         (["--trials", "sessions=0"], "expected sessions or uploads"),
-        (["--trials", "sessions=-1,uploads=1"], "no number below 0"),
-        (["--trials", "sessions=8,find=4"], "find is the most"),
+        (["--trials", "sessions=-1,uploads=1"], "no negative number"),
+        (["--trials", "sessions=8,find=4"], "expected find to be"),
         (["--trials", "sessions=1", "--set", "max_num_seqs"], "expected KEY=VALUE"),
-        (["--trials", "sessions=1", "--name", "other"], "give its --profile"),
+        (["--trials", "sessions=1", "--name", "other"], "add --profile"),
     ],
 )
 def test_wrong_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

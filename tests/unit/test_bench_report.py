@@ -204,7 +204,7 @@ def test_console_of_one_load(tmp_path: Path) -> None:
         *(f"latency {q.upper()}  {load['latency_ms'][q]:.1f} ms" for q in ("p50", "p90", "p95")),
     ]
     assert f"RTFx         {load['rtfx']:.2f}" in lines
-    assert f"energy       {load['joules_per_request']:.2f} J a request, " in "\n".join(lines)
+    assert f"energy       {load['joules_per_request']:.2f} J per request, " in "\n".join(lines)
     wer = re.compile(r"WER          \d+\.\d\d% \(95 % interval \d+\.\d\d% to \d+\.\d\d%\)")
     assert any(wer.fullmatch(line) for line in lines)
     assert "peak memory  not measured: another machine" in lines

@@ -90,7 +90,7 @@ def test_a_body_that_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(bodies: OpenBodies) -> None:
         client = Client(bodies, ROOMY)
         await settled()
-        with pytest.raises(RefusedError, match="no byte of the body came"):
+        with pytest.raises(RefusedError, match="no data of the body arrived"):
             await client.task
 
     run(test)

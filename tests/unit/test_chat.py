@@ -56,7 +56,7 @@ def url(address: str) -> bytes:
 def test_a_url_that_is_not_fetched(address: str) -> None:
     error = refusal(chat.read, url(address), RULES)
     assert error.status == 400
-    assert "this server takes data: URLs or URLs of media.example.org" in str(error)
+    assert "this server accepts data: URLs and URLs of media.example.org" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_clips_of_one_chat_share_the_limit() -> None:
     ("content", "words"),
     [
         ({"audio_url": {"url": "http://127.0.0.1/"}}, ["data: URLs"]),
-        ({"type": "audio_url"}, ["has none"]),
-        ({"type": "audio_url", "audio_url": {"url": 7}}, ["no text called url"]),
+        ({"type": "audio_url"}, ["without audio_url"]),
+        ({"type": "audio_url", "audio_url": {"url": 7}}, ["must have text in `url`"]),
         ({"type": "audio_url", "audio_url": {"url": "data:audio/wav,AAAA"}}, ["base64"]),
-        ({"type": "input_audio", "input_audio": {"data": "!", "format": "wav"}}, ["no base64"]),
+        ({"type": "input_audio", "input_audio": {"data": "!", "format": "wav"}}, ["not valid base64"]),
         (
             {"type": "text", "text": "a", "image_url": "data:;base64,AAAA"},
             ["has image_url", "audio_url, input_audio, text"],
         ),
         ({"type": "audio_url", "audio_url": None, "uuid": "of another client"}, ["has uuid"]),
-        (7, ["no object"]),
+        (7, ["not an object"]),
     ],
 )
 def test_a_part_of_a_chat_that_is_refused(content: Any, words: list[str]) -> None:

@@ -489,7 +489,7 @@ def test_another_voxtral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     with (directory / "consolidated.safetensors").open("r+b") as file:
         file.truncate(1_000_000)
-    assert "has 1000000 bytes, its header announces" in only_problem(check_all(config, directory))
+    assert "has 1000000 bytes, but its header requires" in only_problem(check_all(config, directory))
 
 
 def test_whisper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +502,7 @@ def test_whisper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu(monkeypatch, 0.001, 0.001)
     assert "the weights take 1.67 MiB, but gpu_memory_utilization 0.9" in only_problem(check_all(config, tmp_path))
     (tmp_path / "model.safetensors").unlink()
-    assert "has the config.json of Whisper, and no model.safetensors" in only_problem(check_all(config, tmp_path))
+    assert "has the config.json of Whisper, but no model.safetensors" in only_problem(check_all(config, tmp_path))
 
 
 def test_a_broken_checkpoint(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 
 def test_no_weights(mistral: Path) -> None:
     (mistral / "consolidated.safetensors").unlink()
-    refused(mistral, "holds no checkpoint", "found params.json, tekken.json")
+    refused(mistral, "contains no checkpoint", "found params.json, tekken.json")
 
 
 @pytest.mark.parametrize("layout", ["mistral", "hugging_face"])
@@ -262,13 +262,13 @@ def test_unreadable_json(mistral: Path, name: str, text: str) -> None:
 
 def test_another_voxtral(mistral: Path) -> None:
     edit(mistral / "params.json", lambda params: encoder_args(params).update(causal=False))
-    refused(mistral, "params.json", "not of Voxtral Realtime")
+    refused(mistral, "params.json", "does not belong to Voxtral Realtime")
 
 
 @pytest.mark.parametrize("content", [{}, {"multimodal": None}, {"multimodal": {"whisper_model_args": ["x"]}}])
 def test_no_voxtral_at_all(mistral: Path, content: dict[str, Any]) -> None:
     (mistral / "params.json").write_text(json.dumps(content))
-    refused(mistral, "params.json", "not of Voxtral Realtime")
+    refused(mistral, "params.json", "does not belong to Voxtral Realtime")
 
 
 @pytest.mark.parametrize("key", ["dim", "n_layers", "vocab_size", "ada_rms_norm_t_cond_dim"])
@@ -522,15 +522,15 @@ def framed(header: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"", "no safetensors file"),
-        (b"\x08\0\0", "no safetensors file"),
-        (b"\xff" * 64, "no safetensors file"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 19246064\n", "pointer of Git LFS"),
-        (framed(b"[]"), "no safetensors file"),
-        (framed(b'{"a": [1]}'), "no safetensors file"),
-        (framed(b'{"a": {}}'), "no safetensors file"),
-        (framed(b'{"a": {"data_offsets": [0, 0]}}'), "no safetensors file"),
-        (framed(b'{"a": {"dtype": "BF16", "shape": [], "data_offsets": [0]}}'), "no safetensors file"),
+        (b"", "not a complete safetensors file"),
+        (b"\x08\0\0", "not a complete safetensors file"),
+        (b"\xff" * 64, "not a complete safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 19246064\n", "is a Git LFS pointer"),
+        (framed(b"[]"), "not a complete safetensors file"),
+        (framed(b'{"a": [1]}'), "not a complete safetensors file"),
+        (framed(b'{"a": {}}'), "not a complete safetensors file"),
+        (framed(b'{"a": {"data_offsets": [0, 0]}}'), "not a complete safetensors file"),
+        (framed(b'{"a": {"dtype": "BF16", "shape": [], "data_offsets": [0]}}'), "not a complete safetensors file"),
         (framed(b"{}"), "lacks tensor"),
     ],
 )
@@ -606,13 +606,13 @@ def test_a_broken_index(hugging_face: Path, content: str) -> None:
 def test_half_a_download(mistral: Path, place: str) -> None:
     (mistral / place).parent.mkdir(parents=True, exist_ok=True)
     (mistral / place).touch()
-    refused(mistral, str(mistral / place), "half a download")
+    refused(mistral, str(mistral / place), "incomplete download")
 
 
 @pytest.mark.parametrize("name", ["consolidated.safetensors", "params.json", "tekken.json"])
 def test_a_pointer_of_git_lfs(mistral: Path, name: str) -> None:
     (mistral / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 8859462744\n")
-    refused(mistral, f"{mistral / name} is a pointer of Git LFS", "git lfs pull")
+    refused(mistral, f"{mistral / name} is a Git LFS pointer", "git lfs pull")
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
@@ -625,7 +625,7 @@ def test_a_shard_that_the_others_count(mistral: Path, tensors: Entries, missing:
     assert len(checkpoint.read(mistral).tensors) == len(tensors)
     shard = mistral / f"consolidated-0000{missing}-of-00003.safetensors"
     shard.unlink()
-    refused(mistral, f"{shard} is missing", "-of-00003.safetensors counts it")
+    refused(mistral, f"{shard} is missing", "-of-00003.safetensors requires it")
 
 
 @pytest.mark.parametrize("name", ["", "consolidated.safetensors"])

@@ -1,5 +1,6 @@
 """Audio of live sessions in the engine: rows and samples of one session, and what the scheduler says to messages."""
 
+import dataclasses
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,14 @@ from conftest import PICO
 from livefakes import SHAPE
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
+from mistral_layout import audio as layout
 from pico import model
 from voxtral_serve.engine.live_audio import AHEAD, BYTES, LOOK_BACK, SessionAudio
 from voxtral_serve.engine.live_scheduler import LiveSessions
-from voxtral_serve.engine.session import LOOK_AHEAD, SessionShape
+from voxtral_serve.engine.session import DELAYS, LOOK_AHEAD, SESSION, SessionShape
 
 ROW = SHAPE.samples
+SHAPES = {delay: SHAPE.with_delay(delay) for delay in DELAYS}
 LENGTHS = [1, 39, 40, 41, ROW - 1, ROW, ROW + 1, ROW + 40, 7 * ROW, 7 * ROW + 39, 12345]
 
 
@@ -32,8 +35,8 @@ def padded(audio: np.ndarray, first: int, count: int) -> np.ndarray:
     return whole[start - LOOK_BACK : start + count * ROW + LOOK_AHEAD]
 
 
-def session(audio: np.ndarray, ended: bool = True) -> SessionAudio:
-    held = SessionAudio(SHAPE)
+def session(audio: np.ndarray, ended: bool = True, shape: SessionShape = SHAPE) -> SessionAudio:
+    held = SessionAudio(shape)
     held.add(audio.tobytes())
     if ended:
         held.end()
@@ -45,8 +48,14 @@ def session(audio: np.ndarray, ended: bool = True) -> SessionAudio:
 
 def test_the_shape_is_that_of_the_tokenizer() -> None:
     tokenizer: Any = MistralTokenizer.from_file(str(PICO / "tekken.json"))
-    assert SessionShape.of(tokenizer.instruct_tokenizer.audio_encoder.audio_config) == SHAPE
+    config = tokenizer.instruct_tokenizer.audio_encoder.audio_config
+    assert SessionShape.of(config) == SHAPE
     assert SHAPE.prompt == model.PROMPT_TOKENS
+    for delay, shape in SHAPES.items():
+        delay_ms = delay * SHAPE.position_ms
+        assert (shape.delay, shape.delay_ms) == (config.get_num_delay_tokens(delay_ms), delay_ms)
+        assert shape.right == config.n_right_pad_tokens(delay_ms)
+        assert shape == SessionShape.of(dataclasses.replace(config, transcription_delay_ms=delay_ms))
 
 
 @pytest.mark.parametrize("n", LENGTHS)
@@ -67,6 +76,32 @@ def test_a_row_is_complete_with_the_last_sample_that_it_sees(n: int) -> None:
 
 def test_the_prompt_is_ready_with_its_last_sample() -> None:
     assert (SHAPE.rows(SHAPE.ready_samples), SHAPE.rows(SHAPE.ready_samples - 1)) == (SHAPE.prompt, SHAPE.prompt - 1)
+
+
+@pytest.mark.parametrize("delay", [1, 3, 12, 30])
+def test_rows_of_another_delay(delay: int) -> None:
+    shape = SHAPES[delay]
+    assert shape.prompt == layout.prompt_tokens(delay)
+    assert (shape.rows(shape.ready_samples), shape.rows(shape.ready_samples - 1)) == (shape.prompt, shape.prompt - 1)
+    for n in LENGTHS:
+        held = session(noise(n), shape=shape)
+        assert held.rows == shape.total_rows(n) == layout.n_tokens(n, delay)
+        assert session(noise(n), ended=False, shape=shape).rows == SHAPE.rows(n)
+        part = held.part(held.rows - 3, 3)
+        assert part.delay == delay == held.part(0, 1).delay
+        np.testing.assert_array_equal(part.samples, padded(noise(n), held.rows - 3, 3))
+
+
+@pytest.mark.parametrize("delay", [0, 31, -1, 6.0, "6", True])
+def test_a_delay_that_no_session_has(delay: Any) -> None:
+    with pytest.raises(ValueError, match=r"positions: expected 1 to 30$"):
+        SHAPE.with_delay(delay)
+
+
+def test_a_checkpoints_own_delay_is_always_valid() -> None:
+    shape = SHAPE._replace(delay=40, right=51)
+    assert shape.with_delay(40) == shape.with_delay_ms(3200) == shape.with_delay() == shape.with_delay_ms() == shape
+    assert shape.with_delay_ms(480) == SHAPE
 
 
 # Its samples
@@ -196,6 +231,13 @@ def test_a_session_is_opened_once(scheduler: LiveSessions) -> None:
     assert scheduler.sessions["a"].held == b"abcd"
 
 
+def test_a_session_has_the_delay_that_it_is_opened_with(scheduler: LiveSessions) -> None:
+    assert scheduler.live([["open", "a", 30], ["open", "b", None]]) == {}
+    assert [held.shape for held in scheduler.sessions.values()] == [SHAPES[30], SHAPE]
+    assert scheduler.live([["close", "a"], ["open", "c", 31]]) == {"c": "a delay of 31 positions: expected 1 to 30"}
+    assert [*scheduler.sessions] == ["b"]
+
+
 def test_messages_that_are_refused(scheduler: LiveSessions) -> None:
     scheduler.live([["open", "a"], ["open", "b"]])
     refused = scheduler.live([["audio", "c", b""], ["end", "d"], ["audio", "a", b"abc"], ["sing", "b"], ["close", "e"]])
@@ -214,6 +256,31 @@ def test_a_request_ends_with_the_last_row_of_its_session(scheduler: LiveSessions
     scheduler.live([["end", "a"]])
     assert request.max_tokens == model.n_tokens(20 * ROW) - SHAPE.prompt + 1
     assert scheduler.live([["audio", "a", b"ab"]]) == {"a": "audio after the end"}
+
+
+class Accepting:
+    """vLLM's scheduler, as far as requests come and go."""
+
+    def add_request(self, request: Any) -> None:
+        self.requests[request.request_id] = request  # type: ignore[attr-defined]
+
+    def finish_requests(self, request_ids: str, finished_status: Any) -> None:
+        del self.requests[request_ids]  # type: ignore[attr-defined]
+
+
+class Deciding(LiveSessions, Accepting):
+    pass
+
+
+@pytest.mark.parametrize("delay", [None, 1, 30])
+def test_a_request_has_the_prompt_of_its_sessions_delay(scheduler: LiveSessions, delay: int | None) -> None:
+    scheduler.__class__ = Deciding
+    right = SHAPE.with_delay(delay).prompt
+    scheduler.live([["open", "a", delay], ["audio", "a", noise(90 * ROW).tobytes()]])
+    for name, prompt in (("shorter", right - 1), ("right", right), ("longer", right + 1)):
+        params = SimpleNamespace(extra_args={SESSION: "a"})
+        scheduler.add_request(SimpleNamespace(request_id=name, sampling_params=params, num_prompt_tokens=prompt))
+    assert [*scheduler.requests] == [*scheduler.audio_of] == ["right"]
 
 
 def test_a_request_waits_for_the_row_of_its_next_token(scheduler: LiveSessions) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from livefakes import SHAPE, FakeClient, FakeEngine, chunks, service
 
-from voxtral_serve.engine.session import least_positions
+from voxtral_serve.engine.session import SessionShape, least_positions
 from voxtral_serve.guard.live import cuts
 from voxtral_serve.guard.live import link as links
 from voxtral_serve.guard.live import service as services
@@ -38,9 +38,9 @@ def speech(seconds: float, pauses: list[float], pause_s: float = 0.5) -> bytes:
     return samples.astype("<i2").tobytes()
 
 
-def tokens_of(samples: int) -> int:
+def tokens_of(samples: int, shape: SessionShape = SHAPE) -> int:
     """As an upload of this length has: the last token is sampled at the last padded row."""
-    return SHAPE.total_rows(samples) - SHAPE.prompt + 1 if samples else 0
+    return shape.total_rows(samples) - shape.prompt + 1 if samples else 0
 
 
 class Run:
@@ -53,9 +53,11 @@ class Run:
         self.detector: Any
 
 
-async def transcribed(engine: FakeEngine, pieces: Any, silent_s: float = 1.0, backlog_s: float = 60) -> Run:
+async def transcribed(
+    engine: FakeEngine, pieces: Any, silent_s: float = 1.0, backlog_s: float = 60, delay_ms: int | None = None
+) -> Run:
     live, run = service(engine, silent_s, backlog_s=backlog_s), Run()
-    session = run.session = live.session(lambda why: pytest.fail(why))
+    session = run.session = live.session(lambda why: pytest.fail(why), delay_ms=delay_ms)
     run.detector = live.detector
 
     async def read() -> None:
@@ -152,13 +154,14 @@ def test_eos_before_the_audios_end_is_a_pause_and_after_it_the_end() -> None:
 # ---- Cuts
 
 
-def check_parts(run: Run, pcm: bytes, positions: int) -> None:
+def check_parts(run: Run, pcm: bytes, positions: int, shape: SessionShape = SHAPE) -> None:
     assert b"".join(run.parts) == pcm
     assert len(run.parts) == run.session.rollovers + 1
-    assert run.session.tokens == sum(tokens_of(len(part) // 2) for part in run.parts)
-    assert abs(run.tokens - tokens_of(len(pcm) // 2)) <= 1  # as many as without cuts, which are not at whole tokens
+    assert run.session.tokens == sum(tokens_of(len(part) // 2, shape) for part in run.parts)
+    # As many as without cuts, which are not at whole tokens
+    assert abs(run.tokens - tokens_of(len(pcm) // 2, shape)) <= 1
     for part in run.parts:
-        assert SHAPE.total_rows(len(part) // 2) < positions  # its last token has a position, too
+        assert shape.total_rows(len(part) // 2) < positions  # its last token has a position, too
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -265,6 +268,69 @@ def test_a_context_that_is_too_short_says_so() -> None:
         cuts.ContextError, match=f"max_model_len is {least - 1}, and live sessions need at least {least}"
     ):
         cuts.CutPoints.of(SHAPE, least - 1)
+
+
+# ---- The delay
+
+
+@pytest.mark.parametrize(("delay_ms", "delay"), [(None, 6), (80, 1), (240, 3), (480, 6), (960, 12), (2400, 30)])
+def test_a_session_has_its_delay_in_each_of_its_requests(delay_ms: int | None, delay: int) -> None:
+    engine, pcm, shape = FakeEngine(positions=SHORT), noise(45), SHAPE.with_delay(delay)
+    run = asyncio.run(transcribed(engine, chunks(pcm, itertools.repeat(1600)), delay_ms=delay_ms))
+    assert run.session.rollovers >= 2
+    check_parts(run, pcm, SHORT, shape)
+    assert [engine.shapes[name] for name in engine.opened] == [shape] * len(run.parts)
+    assert {engine.params[name].max_tokens for name in engine.opened} == {SHORT - shape.prompt}
+
+
+@pytest.mark.parametrize("delay_ms", [80, 2400])
+def test_a_request_begins_and_eos_ends_it_by_its_own_delay(delay_ms: int) -> None:
+    engine, pcm, shape = FakeEngine(), noise(3), SHAPE.with_delay_ms(delay_ms)
+    first = shape.rows(3 * RATE) - shape.prompt  # of the tokens that have heard all whole rows of the audio
+    engine.eos = {0, first + 2}
+    run = asyncio.run(transcribed(engine, chunks(pcm, itertools.repeat(100)), delay_ms=delay_ms))
+    assert run.tokens == first + 3 < tokens_of(3 * RATE, shape)
+
+
+def test_sessions_of_several_delays_at_a_time() -> None:
+    async def run() -> None:
+        engine, pcm = FakeEngine(), noise(4)
+        live = service(engine)
+        delays = [80, None, 2400]
+        sessions = [live.session(lambda why: pytest.fail(why), delay_ms=delay_ms) for delay_ms in delays]
+        await asyncio.gather(*(session.begin() for session in sessions))
+
+        async def tokens(session: LiveSession) -> int:
+            return sum([count async for _, count in session.deltas()])
+
+        readers = [asyncio.ensure_future(tokens(session)) for session in sessions]
+        for piece in chunks(pcm, itertools.repeat(1280)):
+            for session in sessions:
+                await session.feed(piece)
+        for session in sessions:
+            session.end()
+        shapes = [SHAPE.with_delay_ms(delay_ms) for delay_ms in delays]
+        assert await asyncio.gather(*readers) == [tokens_of(4 * RATE, shape) for shape in shapes]
+        for session in sessions:
+            session.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("delay_ms", [0, -80, 79, 81, 500, 2480, 480.0, "480", True])
+def test_a_delay_that_is_not_valid(delay_ms: Any) -> None:
+    live = service(FakeEngine())
+    with pytest.raises(ValueError, match=rf"^a delay of {delay_ms!r} ms: expected a multiple of 80 from 80 to 2400$"):
+        live.session(lambda why: pytest.fail(why), delay_ms=delay_ms)
+    assert not live.link.sessions
+
+
+def test_a_delay_that_the_context_is_too_short_for() -> None:
+    live = service(FakeEngine(positions=least_positions(SHAPE)))
+    live.session(lambda why: pytest.fail(why))
+    least = least_positions(SHAPE.with_delay_ms(2400))
+    with pytest.raises(cuts.ContextError, match=f"live sessions need at least {least} with a delay of 2400 ms$"):
+        live.session(lambda why: pytest.fail(why), delay_ms=2400)
 
 
 # ---- The backlog, the lag

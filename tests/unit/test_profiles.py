@@ -29,6 +29,7 @@ def test_spec_is_fast_with_drafts() -> None:
     drafts = spec.pop("speculative_config")
     assert fast["compilation_config"].pop("compile_sizes") == [1]
     assert fast.pop("scheduling_policy") == "priority"
+    assert "realtime" in fast["served_model_name"].pop()  # for live clients
     fast["max_model_len"] = fast.pop("additional_config")["max_clip_positions"]
     assert spec == fast
     by_requests = drafts["num_speculative_tokens_per_batch_size"]
@@ -68,6 +69,8 @@ def test_names_and_guard_as_vllm_reads_them(name: str) -> None:
     first, *others = options.served_model_name
     assert first == (name if name in OF_OTHER_MODELS else "voxtral")
     assert others[:3] == ["whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"]  # OpenAI's
+    live = (options.additional_config or {}).get("max_live_sessions")
+    assert ("voxtral-mini-transcribe-realtime-2602" in others) == bool(live)  # Mistral's
     assert (options.middleware, options.shutdown_timeout) == (["voxtral_serve.guard.Guard"], 30)
     assert options.disable_uvicorn_access_log
 

@@ -283,6 +283,43 @@ def test_memory_long_clips_and_starts_are_what_was_measured() -> None:
     assert [words for words in expected if words not in page] == []
 
 
+# ---- Live clients
+
+CLIENTS_PAGE = PAGES / "live-clients.md"
+PROGRAMS = ROOT / "tests/clients/programs"
+
+
+def test_the_versions_of_live_clients_are_those_that_are_installed() -> None:
+    locked = dict(re.findall(r"^([\w-]+)==(\S+)", read(ROOT / "requirements/clients.txt"), re.MULTILINE))
+    shown = re.findall(r"^\| \[`([\w-]+)`\]\S+ \| ([\d.]+) \|", read(CLIENTS_PAGE), re.MULTILINE)
+    assert len(shown) == 6
+    assert {name: locked[name] for name, _ in shown} == dict(shown)
+
+
+def test_each_example_of_a_live_client_is_part_of_a_program_that_is_tested() -> None:
+    """But for the server, its key, the model and the audio."""
+    values = {
+        'f"{server.url}/v1"': '"http://gpu-box:8000/v1"',
+        'server.url.replace("http", "ws", 1) + "/v1/realtime"': '"ws://gpu-box:8000/v1/realtime"',
+        "server.url": '"http://gpu-box:8000"',
+        "server.model": '"voxtral"',
+        "KEY": "key",
+        "clip.spoken_async(RATE)": "audio",
+    }
+    texts = []
+    for path in PROGRAMS.glob("*.py"):
+        text = read(path)
+        for name, value in values.items():
+            text = text.replace(name, value)
+        texts.append("".join(text.split()))
+    blocks = re.findall(r"^```python\n(.*?)^```", read(CLIENTS_PAGE), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 7
+    for block in blocks:
+        words = "".join(block.replace("voxtral-mini-transcribe-realtime-2602", "voxtral").split())
+        assert any(words in text for text in texts), block
+    assert all(path.name in read(CLIENTS_PAGE) for path in PROGRAMS.glob("*.py") if "__main__" in read(path))
+
+
 # ---- Commands, by what their sources say
 
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -12,22 +13,23 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from voxtral_serve import shims
 from voxtral_serve.engine import config
 from voxtral_serve.engine.audio_rows import AudioRows
+from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.model_runner import AudioRowsRunner, Slots, with_audio_rows
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
 SLOTS, LENGTH, TOKENS, DIM = 3, 10, 32, 4
 
 
+def settings() -> Any:
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=SLOTS, max_num_batched_tokens=TOKENS),
+        model_config=SimpleNamespace(max_model_len=LENGTH, get_hidden_size=lambda: DIM, hf_config=SimpleNamespace()),
+    )
+
+
 @pytest.fixture
 def held() -> AudioRows:
-    return AudioRows(
-        SimpleNamespace(
-            scheduler_config=SimpleNamespace(max_num_seqs=SLOTS, max_num_batched_tokens=TOKENS),
-            model_config=SimpleNamespace(
-                max_model_len=LENGTH, get_hidden_size=lambda: DIM, hf_config=SimpleNamespace()
-            ),
-        )
-    )
+    return AudioRows(settings())
 
 
 def filled(value: float, length: int = LENGTH) -> torch.Tensor:
@@ -71,6 +73,35 @@ def test_positions_beyond_a_place_wrap_modulo_its_length(held: AudioRows) -> Non
     held.slot[:1] = 2
     got = held.added_to(torch.zeros(1, DIM), torch.tensor([LENGTH + 5]))
     torch.testing.assert_close(got, torch.full((1, DIM), 8.05))
+
+
+# Delays
+
+
+@pytest.fixture
+def live_rows() -> AudioRows:
+    return AudioRows(settings(), live_slots=2, clip_delay=6)
+
+
+def delays(held: AudioRows, *slots: int) -> list[int]:
+    held.slot[: len(slots)] = torch.tensor(slots)
+    return held.delays(len(slots)).tolist()
+
+
+def test_each_token_has_the_delay_of_its_request(live_rows: AudioRows) -> None:
+    live_rows.put_live(0, 1, 30)
+    live_rows.put(1, filled(5))
+    live_rows.put_live(2, 0, 1)
+    assert delays(live_rows, 0, 2, 2, 1, 0) == [30, 1, 1, 6, 30]
+    assert live_rows.delays(3).data_ptr() == live_rows.token_delay.data_ptr()  # where a CUDA graph has it
+
+
+def test_a_clip_in_the_slot_of_a_session_that_has_ended_has_its_own_delay(live_rows: AudioRows) -> None:
+    assert delays(live_rows, 0, 1, 2) == [6, 6, 6]
+    live_rows.put_live(1, 0, 12)
+    assert delays(live_rows, 0, 1, 2) == [6, 12, 6]
+    live_rows.put(1, filled(5))
+    assert delays(live_rows, 0, 1, 2) == [6, 6, 6]
 
 
 # Slots in Model Runner V1
@@ -188,6 +219,38 @@ def test_a_request_without_a_clip_takes_no_slot(runner: Runner) -> None:
     assert len(runner.slots.free) == SLOTS - 1
 
 
+def test_a_sessions_slot_has_its_ring_and_its_delay_also_after_preemption(live_rows: AudioRows) -> None:
+    begun, encoded = list[str](), list[Any]()
+    live: Any = SimpleNamespace(
+        begin=lambda name: begun.append(name) or 1, encode=encoded.append, end=lambda name: begun.remove(name)
+    )
+    slots = Slots(live_rows, live)
+    runner = SimpleNamespace(
+        requests={"session": SimpleNamespace(mm_features=[])}, input_batch=SimpleNamespace(req_ids=["session"])
+    )
+
+    def step(new: tuple[str, ...], resumed: set[str], preempted: set[str], tokens: int) -> list[int]:
+        parts = {"session": LivePart(0, tokens, np.zeros(0, np.int16), 30)} if tokens else {}
+        runner.input_batch.req_ids = [*parts]
+        scheduled = SimpleNamespace(
+            scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
+            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=resumed),
+            preempted_req_ids=preempted,
+            num_scheduled_tokens=dict.fromkeys(parts, tokens),
+            voxtral_serve_live=parts,
+        )
+        slots.begin_step(runner, scheduled)
+        return live_rows.delays(tokens).tolist()
+
+    assert step(("session",), set(), set(), 3) == [30] * 3
+    (slot,) = slots.of.values()
+    assert live_rows.first[slot] == live_rows.clips + live_rows.ring
+    assert step((), set(), {"session"}, 0) == []
+    live_rows.put(slot, filled(1))  # an upload takes the place
+    assert step((), {"session"}, set(), 2) == [30] * 2
+    assert (begun, len(encoded)) == (["session"], 2)
+
+
 # Model Runner V1 with them
 
 
@@ -240,7 +303,7 @@ def no_branch_either(self: Any, num_tokens: int) -> None:
 @pytest.mark.parametrize(
     ("name", "method", "found"),
     [
-        ("_preprocess", None, r"takes nothing: it is gone"),
+        ("_preprocess", None, r"takes nothing, because it does not exist"),
         ("_preprocess", other_arguments, r"takes \['tokens'\], expected \['scheduler_output'\] first"),
         ("_preprocess", no_branch, "a branch on supports_mm_inputs"),
         ("_dummy_run", no_branch_either, "a branch on supports_mm_inputs"),

@@ -6,6 +6,7 @@ vLLM's own classes, without their set-up; the batches are made by hand.
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
@@ -13,6 +14,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from voxtral_serve import shims
 from voxtral_serve.engine import drafter
 from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
+from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.model_state import RowsState
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
@@ -77,6 +79,16 @@ def test_a_clip_that_was_not_encoded_is_an_error(state: Any) -> None:
     state.add_request(5, request("clip"))
     with pytest.raises(KeyError, match="clip"):
         slots_after(state, {}, batch((5, 3)))
+
+
+def test_a_session_has_its_place_and_its_delay_in_the_step_that_begins_it(state: Any) -> None:
+    placed: list[tuple[int, int, int]] = []
+    state.live = SimpleNamespace(begin=len, encode=lambda parts: None)
+    state.rows.put_live = lambda *place: placed.append(place)
+    state.parts = {"abc": LivePart(0, 63, np.zeros(0, np.int16), 30)}
+    for slot, name in ((5, "abc"), (4, "an upload")):
+        state.add_request(slot, SimpleNamespace(req_id=name, mm_features=[]))
+    assert placed == [(5, 3, 30)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from tools import setup_venv
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
-TORCH, CPU, DEV, PINNED = (REQUIREMENTS / name for name in ("torch-cpu.txt", "cpu.txt", "dev.txt", "pinned.txt"))
+TORCH, CPU, DEV, PINNED, CLIENTS = (
+    REQUIREMENTS / f"{name}.txt" for name in ("torch-cpu", "cpu", "dev", "pinned", "clients")
+)
 FALLBACK = ("--index-url", "https://download.pytorch.org/whl/cpu")
 
 
@@ -43,6 +45,7 @@ def test_the_right_machine(capsys: pytest.CaptureFixture[str]) -> None:
     ("flag", "python", "remedy"),
     [
         ("--dev", "3.11", "make PYTHON=/path/to/python3.11"),
+        ("--clients", "3.11", "make PYTHON=/path/to/python3.11"),
         ("--pinned", "3.12", "make PYTHON312=/path/to/python3.12 test-pinned"),
     ],
 )
@@ -110,18 +113,19 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right_machine: None) 
     fake = Steps(tmp_path / "venv")
     monkeypatch.setattr(setup_venv, "VENV", fake.venv)
     monkeypatch.setattr(setup_venv, "PINNED", tmp_path / "pinned")
+    monkeypatch.setattr(setup_venv, "CLIENTS", tmp_path / "clients")
     monkeypatch.setattr(setup_venv, "pip", fake.pip)
     monkeypatch.setattr(subprocess, "run", fake.make_venv)
     return fake
 
 
-@pytest.mark.parametrize("lock", [TORCH, CPU, DEV, PINNED], ids=lambda lock: lock.name)
+@pytest.mark.parametrize("lock", [TORCH, CPU, DEV, PINNED, CLIENTS], ids=lambda lock: lock.name)
 def test_the_bar_counts_what_the_lock_holds(steps: Steps, lock: Path) -> None:
     assert setup_venv.install(steps.venv, "label", lock, "--more")
     # A requirement stands at the start of its line; its hashes and the comments on it are indented.
     requirements = re.findall(r"^[A-Za-z0-9][\w.-]*(?:\[.*?\])?==", lock.read_text(), re.MULTILINE)
     assert steps.calls == [("label", len(requirements), ("--require-hashes", "-r", str(lock), "--more"))]
-    assert len(requirements) >= {TORCH: 1, CPU: 100, DEV: 10, PINNED: 150}[lock]
+    assert len(requirements) >= {TORCH: 1, CPU: 100, DEV: 10, PINNED: 150, CLIENTS: 90}[lock]
 
 
 def test_each_step_once(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +168,20 @@ def test_a_pinned_step_that_fails(pinned: Steps, failing: str, message: str, mon
         pinned.main(monkeypatch, "--pinned")
     assert pinned.calls[-1][0] == failing
     assert not (pinned.venv / "ready").exists()
+
+
+def test_the_steps_of_the_clients_once(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps.venv = setup_venv.CLIENTS
+    steps.failing = {"live clients"}
+    with pytest.raises(SystemExit, match=r"error: requirements/clients.txt could not be installed"):
+        steps.main(monkeypatch, "--clients")
+    assert not (steps.venv / "ready").exists()
+    steps.failing.clear()
+    assert steps.main(monkeypatch, "--clients") == ["live clients"]
+    assert steps.calls[0][2] == ("--require-hashes", "-r", str(CLIENTS))
+    assert sorted(path.name for path in steps.venv.iterdir()) == ["ready"]
+    assert not setup_venv.VENV.exists()
+    assert steps.main(monkeypatch, "--clients") == []
 
 
 @pytest.mark.parametrize(("lock", "alias"), [(CPU, "vllm-alias"), (PINNED, "vllm-alias-pinned")])

@@ -1,16 +1,21 @@
 """`voxtral-serve transcribe --live` against a /v1/realtime that says prepared words."""
 
 import itertools
+import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-from fakerealtime import RATE, FakeRealtime
+from fakerealtime import RATE, FakeRealtime, FakeTurns, blocks
 from fakeserver import FakeServer
 from transcribing import environment, run, start, wait_for
+
+from voxtral_serve.client import live
+from voxtral_serve.client.jobs import LiveJob
 
 COMMIT, APPEND = "input_audio_buffer.commit", "input_audio_buffer.append"
 # A sounddevice that hears a ramp, a block every 10 ms.
@@ -100,16 +105,206 @@ def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
     assert server.busy == 0
 
 
-def test_a_session_that_breaks(tmp_path: Path) -> None:
-    with FakeRealtime([(0.1, "alpha")], dies=0.3) as server:
-        done = run("--live", write_clip(tmp_path, 1), "--url", server.url)
-    assert (done.returncode, done.stdout) == (1, "alpha\n")
-    assert done.stderr.startswith("voxtral-serve: the connection was closed before the text's end: ")
-    assert done.stderr.count("\n") == 1
+def test_a_server_that_ends_the_session(tmp_path: Path) -> None:
     with FakeRealtime([(0.1, "alpha")], ends=0.3) as server:
         done = run("--live", write_clip(tmp_path, 1), "--url", server.url)
     assert (done.returncode, done.stdout) == (1, "alpha\n")
     assert done.stderr.startswith("voxtral-serve: the server ended the session before the audio's end")
+
+
+def test_a_connection_that_is_never_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
+    path = write_clip(tmp_path, 1)
+    with FakeRealtime([(0.1, "alpha")], dies=0.3) as server:
+        assert live.run(LiveJob(path, server.url, "text", None, False, None, None)) == 1
+    out, err = capsys.readouterr()
+    *lines, last = err.splitlines()
+    assert out == "alpha\n"
+    assert last.startswith("voxtral-serve: the connection was closed before the text's end: ")
+    assert len(lines) == 2 * 7 and len(server.sessions) == 8
+    for lost, again in zip(lines[::2], lines[1::2], strict=True):
+        assert lost.startswith(last) and lost.endswith("; connecting again in 0 s")
+        assert again.startswith("voxtral-serve: connected again, with ")
+
+
+# ---- Turns, files, and audio that is sent again
+
+WORDS = {1: "Alpha", 2: " beta.", 3: "Gamma", 4: " delta.", 5: "Last", 6: " words."}
+# 80 ms each; 7 is noise in which nothing is said
+NUMBERS = [0, 0, 1, 7, 2, 0, 0, 0, 7, 3, 7, 7, 4, 0, 0, 7, 5, 6]
+TEXT = "Alpha beta.\nGamma delta.\nLast words.\n"
+SRT = """1
+00:00:00,160 --> 00:00:00,400
+Alpha beta.
+
+2
+00:00:00,720 --> 00:00:01,040
+Gamma delta.
+
+3
+00:00:01,280 --> 00:00:01,440
+Last words.
+
+"""
+
+
+@pytest.fixture
+def speech(tmp_path: Path) -> Path:
+    path = tmp_path / "speech.wav"
+    soundfile.write(path, blocks(NUMBERS), RATE, subtype="FLOAT")
+    return path
+
+
+def test_turns_are_lines_and_subtitles(tmp_path: Path, speech: Path) -> None:
+    with FakeTurns(WORDS) as server:
+        done = run("--live", speech, "--url", server.url, "--out", tmp_path / "out", "--format", "srt", "--delay", 960)
+        assert (done.returncode, done.stdout, done.stderr) == (0, TEXT, "")
+        (session,) = server.sessions
+        assert session.settings == {
+            "type": "transcription",
+            "audio": {
+                "input": {
+                    "format": {"type": "audio/pcm", "rate": 16000},
+                    "transcription": {"model": "fake-voxtral", "delay": "high"},
+                    "turn_detection": {"type": "server_vad"},
+                }
+            },
+        }
+        assert session.kinds[-2:] == [COMMIT, "input_audio_buffer.clear"]
+        assert (tmp_path / "out/speech.txt").read_text() == TEXT
+        assert (tmp_path / "out/speech.srt").read_text() == SRT
+        # A second run does not write over it, and asks for nothing.
+        done = run("--live", speech, "--url", server.url, "--out", tmp_path / "out")
+        assert (done.returncode, done.stdout, len(server.sessions)) == (2, "", 1)
+        assert done.stderr == f"voxtral-serve: {tmp_path}/out/speech.txt exists: --again replaces it\n"
+        done = run("--live", speech, "--url", server.url, "--format", "srt")
+        assert (done.returncode, done.stdout, done.stderr) == (0, SRT, "")
+    with FakeTurns({**WORDS, 6: " other."}, segments=False) as server:
+        options = ("--out", tmp_path / "out", "--format", "srt", "--again", "--model", "mine")
+        assert run("--live", speech, "--url", server.url, *options).returncode == 0
+    assert server.sessions[0].settings["audio"]["input"]["transcription"] == {"model": "mine"}
+    # The times of its turns, which end with the pause that ended them
+    assert (tmp_path / "out/speech.srt").read_text().startswith("1\n00:00:00,160 --> 00:00:00,480\nAlpha beta.\n")
+    assert (tmp_path / "out/speech.txt").read_text() == TEXT.replace("words", "other")
+
+
+def test_files_grow_while_the_file_is_spoken(tmp_path: Path, speech: Path) -> None:
+    """And a microphone's are named by the time at which it begins."""
+    soundfile.write(speech, blocks([*NUMBERS, *[7] * 100]), RATE, subtype="FLOAT")
+    with FakeTurns(WORDS) as server, start("--live", speech, "--url", server.url, "--out", tmp_path) as process:
+        written = tmp_path / "speech.txt"
+        wait_for(lambda: written.exists() and written.read_text() == TEXT[: len("Alpha beta.\nGamma delta.\n")])
+        wait_for(lambda: len(server.sessions[0].audio) >= len(NUMBERS) * 1280 * 2)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=5)[0] == TEXT
+        assert written.read_text() == TEXT
+    settings = environment() | fake_sounddevice(tmp_path / "fake", MICROPHONE)
+    with FakeTurns({640: "word"}) as server:
+        with start("--live", "--url", server.url, "--out", tmp_path / "live", env=settings) as process:
+            wait_for(lambda: bool(server.sessions and server.sessions[0].audio))
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=5)
+        (path,) = (tmp_path / "live").iterdir()
+        assert re.fullmatch(r"live-\d{8}-\d{6}\.txt", path.name)
+        assert "word" in path.read_text()
+
+
+@pytest.mark.parametrize("cut_s", [0.1, 0.3, 0.45, 0.5, 0.9, 1.2, 1.44])
+def test_a_connection_that_is_cut(
+    cut_s: float, tmp_path: Path, speech: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever that happens, nothing is lost and nothing doubled, on the screen or in a file, and times stay."""
+    monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
+    with FakeTurns(WORDS, cuts={0: cut_s, 1: 0.2}, refuses={2: "too_many_sessions"}) as server:
+        assert live.run(LiveJob(speech, server.url, "srt", tmp_path / "out", False, None, None)) == 0
+    out, err = capsys.readouterr()
+    assert (out, (tmp_path / "out/speech.txt").read_text()) == (TEXT, TEXT)
+    assert (tmp_path / "out/speech.srt").read_text() == SRT
+    assert len(server.sessions) == 4
+    assert err.count("connecting again") == 3 and err.count("connected again") == 2
+    assert "the server says: not now; connecting again" in err
+
+
+def test_a_turn_that_fails_is_sent_again(
+    tmp_path: Path, speech: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
+    with FakeTurns(WORDS, fails=[2, 3]) as server:
+        assert live.run(LiveJob(speech, server.url, "srt", tmp_path / "out", False, None, None)) == 0
+    out, err = capsys.readouterr()
+    assert (out, (tmp_path / "out/speech.srt").read_text()) == (TEXT, SRT)
+    assert (len(server.sessions), err.count("the server says: it failed; connecting again")) == (3, 2)
+
+
+def test_other_words_than_before_are_on_another_line(
+    tmp_path: Path, speech: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
+    words = dict(WORDS)
+    with FakeTurns(words, cuts={0: 0.3}) as server:
+        monkeypatch.setattr(live._Live, "_begin", change(live._Live._begin, words))
+        assert live.run(LiveJob(speech, server.url, "text", tmp_path, False, None, None)) == 0
+    assert capsys.readouterr().out == "Alpha\n" + TEXT.replace("Alpha", "Omega")
+    assert (tmp_path / "speech.txt").read_text() == TEXT.replace("Alpha", "Omega")
+
+
+def change(begin: Callable[..., None], words: dict[int, str]) -> Callable[..., None]:
+    """On the second connection, the server hears another word."""
+
+    def changed(self: live._Live) -> None:
+        if self.recorder:
+            words[1] = "Omega"
+        begin(self)
+
+    return changed
+
+
+def test_vllms_own_server_after_a_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Audio before a pause in its text is not sent again."""
+    path = write_clip(tmp_path, 2)
+    with FakeRealtime([(0.2, " alpha"), (1.5, " beta")], dies=1.8) as server:
+
+        def later(told: str, attempt: int) -> float:
+            server.dies, server.words = None, [(0.7, " beta")]
+            return 0.01
+
+        monkeypatch.setattr(live, "wait_s", later)
+        assert live.run(LiveJob(path, server.url, "text", tmp_path / "out", False, None, None)) == 0
+    assert capsys.readouterr().out == "alpha\nbeta\n"
+    assert (tmp_path / "out" / f"{path.stem}.txt").read_text() == "alpha\nbeta\n"
+    first, second = (session.audio for session in server.sessions)
+    # The fake server says " alpha" in its fourth delta; twelve without text end with the 16th.
+    size = 10 * 1280 * 2
+    assert len(second) == 2 * 2 * RATE - size
+    assert first[size:] == second[: len(first) - size]
+
+
+@pytest.mark.parametrize("option", [("--format", "srt"), ("--delay", "480")])
+def test_vllms_own_server_has_no_times_and_no_settings(tmp_path: Path, option: tuple[str, str]) -> None:
+    with FakeRealtime([(0.1, "alpha")]) as server:
+        out = tmp_path / "out"
+        done = run("--live", write_clip(tmp_path, 0.5), "--url", server.url, *option, "--out", out)
+    assert (done.returncode, done.stdout, done.stderr.count("\n"), out.exists()) == (2, "", 1, False)
+    assert f"{option[0]}" in done.stderr and "needs OpenAI's protocol" in done.stderr
+
+
+def test_arguments(tmp_path: Path) -> None:
+    for words, problem in (
+        (("--live", "--format", "json"), "--format json is not for --live, which has text and srt"),
+        (("--live", "--jobs", "2"), "--jobs is not for --live"),
+        (("--live", "--delay", "100"), "argument --delay: invalid choice: 100"),
+        (("--live", "--again"), "--again: only with --out"),
+        (("a.wav", "--delay", "480"), "--delay is for --live"),
+    ):
+        done = run(*words)
+        assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
+
+
+# ---- Audio
 
 
 def test_ctrl_c_ends_the_audio_and_waits_for_the_text(tmp_path: Path) -> None:

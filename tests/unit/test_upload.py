@@ -88,8 +88,8 @@ def test_logprobs_are_given_or_named(
     ("fields", "words"),
     [
         ({"response_format": "xml"}, ["response_format is 'xml'", "json, text, verbose_json, srt, vtt"]),
-        ({"timestamp_granularities[]": "word"}, ["is for verbose_json, and response_format is json"]),
-        ({"response_format": "srt", "stream": "true"}, ["srt cannot be had with stream"]),
+        ({"timestamp_granularities[]": "word"}, ["needs response_format verbose_json, found json"]),
+        ({"response_format": "srt", "stream": "true"}, ["srt is not available with stream"]),
     ],
 )
 def test_fields_that_do_not_go_together(fields: dict[str, str], words: list[str]) -> None:
@@ -113,7 +113,7 @@ def test_what_a_model_cannot_do() -> None:
     )
     assert read(body, kind, RULES).request.ignored == ("language", "prompt")
     assert read(body, kind, RULES._replace(can=frozenset({"prompt"}))).request.ignored == ("language",)
-    assert "words have no times" in str(refusal(read, body, kind, RULES._replace(timed=False)))
+    assert "gives no word times" in str(refusal(read, body, kind, RULES._replace(timed=False)))
     assert "does not translate" in str(refusal(read, body, kind, RULES, "translate"))
     translated = read(body, kind, RULES._replace(can=frozenset({"translate"})), "translate")
     assert translated.request.form.task == "translate"
@@ -131,4 +131,4 @@ def test_a_file_that_is_too_large() -> None:
     body, kind = form(file=("clip.wav", bytes((1 << 20) + 1)))
     error = refusal(read, body, kind, RULES)
     assert (error.status, error.param, error.code) == (413, "file", "file_too_large")
-    assert "1048577 bytes and this server takes at most 1048576 (1 MiB" in str(error)
+    assert "1048577 bytes, but this server accepts at most 1048576 (1 MiB" in str(error)

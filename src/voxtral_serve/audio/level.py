@@ -27,7 +27,7 @@ def raised(clip: Clip) -> Clip:
     power = _power(clip.samples, max(1, round(clip.rate * FRAME_S)))
     if not power.size:
         return clip
-    level = _decibels(np.percentile(power, 99))
+    level = decibels(np.percentile(power, 99))
     if level >= QUIET_DB:
         return clip
     gain = 10 ** (min(NORMAL_DB - level, MOST_DB) / 20)
@@ -43,14 +43,18 @@ def levelled(samples: np.ndarray, rate: int) -> np.ndarray:
     power = _power(np.pad(samples, (0, count * rate - len(samples))), round(rate * FRAME_S))
     seconds = np.pad(power.reshape(count, -1), ((1, 1), (0, 0)), "edge")
     around = np.concatenate([seconds[:-2], seconds[1:-1], seconds[2:]], axis=1)
-    gain = np.minimum(NORMAL_DB - _decibels(np.percentile(around, 99, axis=1)), MOST_DB)
+    gain = np.minimum(NORMAL_DB - decibels(np.percentile(around, 99, axis=1)), MOST_DB)
     each = np.interp(np.arange(len(samples)), (np.arange(count) + 0.5) * rate, gain)
     return np.clip(samples * (10 ** (each / 20)).astype(np.float32), -1, 1)
 
 
 def voiced(samples: np.ndarray, rate: int) -> np.ndarray:
     """bool [n]: for each FRAME_S of samples at `rate` (Hz), whether there is speech or another sound as loud."""
-    power = _power(samples, round(rate * FRAME_S))
+    return loud_frames(_power(samples, round(rate * FRAME_S)))
+
+
+def loud_frames(power: np.ndarray) -> np.ndarray:
+    """bool [n]: of frames of FRAME_S with this power, as in `voiced`."""
     smooth = np.convolve(power, np.ones(3) / 3, "same") if power.size else power
     level = 10 * np.log10(smooth + 1e-12)
     low, high = np.percentile(level, (5, 95)) if power.size else (0.0, 0.0)
@@ -65,5 +69,41 @@ def _power(samples: np.ndarray, hop: int) -> np.ndarray:
     return power
 
 
-def _decibels(power: Any) -> Any:
+def decibels(power: Any) -> Any:
+    """Of a mean square."""
     return 10 * np.log10(power + 1e-20)
+
+
+class StreamPower:
+    """The power of each FRAME_S of audio that arrives in pieces. Frames count from the beginning of the stream."""
+
+    def __init__(self, rate: int) -> None:
+        self.hop = round(rate * FRAME_S)
+        self.first = 0  # number of the first frame that is kept
+        self._frames: list[np.ndarray] = []
+        self._rest = b""
+
+    def take(self, pcm: bytes) -> None:
+        """PCM16."""
+        data = self._rest + pcm
+        whole = len(data) - len(data) % (2 * self.hop)
+        self._rest = data[whole:]
+        if whole:
+            self._frames.append(_power(np.frombuffer(data[:whole], "<i2").astype(np.float32) / 2**15, self.hop))
+
+    def power(self, first: int, last: int) -> np.ndarray:
+        """float64 [n]: of frames `first` to `last - 1`, as far as they are there."""
+        kept = self._joined()
+        return kept[max(0, first - self.first) : max(0, last - self.first)]
+
+    def forget(self, first: int) -> None:
+        """The frames before this one."""
+        kept = self._joined()
+        dropped = min(max(0, first - self.first), len(kept))
+        self._frames = [kept[dropped:]]
+        self.first += dropped
+
+    def _joined(self) -> np.ndarray:
+        if len(self._frames) != 1:
+            self._frames = [np.concatenate(self._frames) if self._frames else np.zeros(0)]
+        return self._frames[0]

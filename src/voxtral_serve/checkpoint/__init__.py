@@ -1,4 +1,4 @@
-"""Checkpoint directories of Voxtral Realtime: what they hold, and whether it is complete. Standard library only."""
+"""Read checkpoint directories of Voxtral Realtime, and check that they are complete. Standard library only."""
 
 from voxtral_serve.checkpoint.errors import CheckpointError
 from voxtral_serve.checkpoint.files import unreadable

@@ -1,5 +1,5 @@
-"""The error of this room."""
+"""The exception of this package."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be served as it is. The message names the file or tensor and what was expected."""
+    """A checkpoint cannot be served. The message has the file or tensor, and what was expected."""

@@ -10,23 +10,23 @@ from voxtral_serve.checkpoint.errors import CheckpointError
 from voxtral_serve.checkpoint.files import LFS, refuse_pointer, weight_files
 from voxtral_serve.checkpoint.layouts import mistral_name
 
-LENGTH_BYTES = 8  # the header's length, which a file begins with
+LENGTH_BYTES = 8  # size of the header's length at the start of a file
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a safetensors header says of one tensor."""
+    """The entry of one tensor in a safetensors header."""
 
-    dtype: str  # as safetensors spells it, "BF16"
+    dtype: str  # in safetensors' spelling, such as "BF16"
     shape: tuple[int, ...]
     nbytes: int
     stored_as: str  # its name in the file
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file: entries by tensor name, and the offset in bytes at which the data begins.
+    """The header of a safetensors file: (entries by tensor name, offset of the data in bytes).
 
-    Raises CheckpointError unless the file is as long as its header says. The format:
+    Raises CheckpointError unless the file has the size that its header requires. The format:
     https://github.com/huggingface/safetensors#format
     """
     try:
@@ -41,15 +41,15 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
             int(entry["data_offsets"][1]) for entry in header.values() if entry["dtype"] and entry["shape"] is not None
         ]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as error:
-        raise CheckpointError(f"{path} is no safetensors file, or half of one: {error!r}") from error
+        raise CheckpointError(f"{path} is not a complete safetensors file: {error!r}") from error
     end = LENGTH_BYTES + length + max(ends, default=0)
     if size != end:
-        raise CheckpointError(f"{path} has {size} bytes, its header announces {end}: download it again")
+        raise CheckpointError(f"{path} has {size} bytes, but its header requires {end}: download it again")
     return header, LENGTH_BYTES + length
 
 
 def read_tensors(directory: Path, stem: str) -> dict[str, Tensor]:
-    """All tensors of the weight files, by Mistral's names. Raises CheckpointError if one is stored twice."""
+    """All tensors of the weight files by their Mistral names. Raises CheckpointError if one is stored twice."""
     tensors: dict[str, Tensor] = {}
     for path in weight_files(directory, stem):
         for name, entry in read_header(path)[0].items():
@@ -58,7 +58,7 @@ def read_tensors(directory: Path, stem: str) -> dict[str, Tensor]:
             before = tensors.setdefault(mistral_name(name), held)
             if before is not held:
                 raise CheckpointError(
-                    f"{directory} holds one tensor twice: as {before.stored_as} and as {name} ({path.name})"
+                    f"{directory} has one tensor twice: as {before.stored_as} and as {name} ({path.name})"
                 )
     return tensors
 
@@ -76,6 +76,6 @@ def tensor_bytes(directory: Path, stem: str, tensor: Tensor) -> bytes:
 
 
 def stored_bytes(directory: Path, stem: str) -> int:
-    """Bytes of all tensors in the weight files."""
+    """Total size of the tensors in the weight files, in bytes."""
     stored = (entry for path in weight_files(directory, stem) for entry in read_header(path)[0].values())
     return sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in stored)

@@ -1,8 +1,8 @@
-"""The two layouts of Voxtral Realtime, and the names of its tensors in each.
+"""The two layouts of Voxtral Realtime checkpoints, and the tensor names of each.
 
-Mistral's layout: params.json and consolidated*.safetensors. Hugging Face's, as transformers' `save_pretrained` writes
-it: config.json and model*.safetensors, with other names, and with the rows of the query and key projections in another
-order. Both need tekken.json.
+Mistral's layout has params.json and consolidated*.safetensors. Hugging Face's layout, which transformers'
+`save_pretrained` writes, has config.json and model*.safetensors. Its tensors have other names, and the rows of its
+query and key projections have another order. Both layouts need tekken.json.
 """
 
 import re
@@ -43,10 +43,10 @@ _REST = {
 
 
 def mistral_name(name: str) -> str:
-    """Mistral's name of a tensor that is stored under Hugging Face's; a Mistral name comes back as it is.
+    """The Mistral name of a tensor with a Hugging Face name. Mistral names are returned unchanged.
 
-    transformers stores the same model as `language_model.model.*` (5.6.2), `language_model.model.model.*` (5.19.0), or,
-    with save_original_format=False, under its modules' names, `model.language_model.*`.
+    transformers stores the same tensors as `language_model.model.*` (5.6.2) or `language_model.model.model.*` (5.19.0).
+    With save_original_format=False, it uses the names of its modules, `model.language_model.*`.
     """
     module, _, kind = name.rpartition(".")
     bare = re.sub(r"^(model\.)?language_model\.((model\.)*)", "language_model.", module).removeprefix("model.")
@@ -63,16 +63,15 @@ def mistral_name(name: str) -> str:
 
 
 def is_rotated(name: str) -> bool:
-    """Whether Hugging Face's layout has the rows of this tensor (a Mistral name) in another order."""
+    """Whether the rows of this tensor (a Mistral name) have another order in Hugging Face's layout."""
     return re.search(r"\.attention\.w[qk]\.(weight|bias)$", name) is not None
 
 
 def stored_name(name: str, layout: str, stored: Iterable[str]) -> str:
-    """The name that a missing tensor would have in its file.
+    """The name that a missing tensor would have in a weight file.
 
-    `name` is Mistral's; `stored` are the names of the tensors that the files have, whose spelling it follows.
+    `name` is the Mistral name. `stored` are the tensor names in the files; the result has the same spelling.
     """
-    """A missing tensor's name as the file would have it, by how it names those that it has."""
     if layout == MISTRAL:
         return name
     module, _, kind = name.rpartition(".")

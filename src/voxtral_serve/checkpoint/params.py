@@ -1,11 +1,11 @@
-"""The values of params.json, made from config.json where a checkpoint has Hugging Face's layout."""
+"""Convert config.json of Hugging Face's layout to the content of params.json."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from voxtral_serve.checkpoint.errors import CheckpointError
 
-# VoxtralRealtimeTextAdaRmsNorm and VoxtralRealtimeFeatureExtractor of transformers have these built in.
+# Constants in the code of transformers: VoxtralRealtimeTextAdaRmsNorm and VoxtralRealtimeFeatureExtractor
 T_COND_DIM = 32
 FEATURES = {
     "sampling_rate": 16000,  # Hz
@@ -14,11 +14,11 @@ FEATURES = {
     "win_length": 400,  # samples
     "global_log_mel_max": 1.5,
 }
-FRAME_RATE_HZ = 12.5  # one text token for each frame
+FRAME_RATE_HZ = 12.5  # one text token per frame
 
 
 def is_realtime(params: Mapping[str, Any]) -> bool:
-    """Whether a params.json is of Voxtral Realtime, whose speech encoder alone is causal."""
+    """Whether params.json belongs to Voxtral Realtime, the only Voxtral model with a causal audio encoder."""
     block: Any = params
     for name in ("multimodal", "whisper_model_args", "encoder_args", "causal"):
         block = block.get(name) if isinstance(block, Mapping) else None
@@ -26,13 +26,13 @@ def is_realtime(params: Mapping[str, Any]) -> bool:
 
 
 def to_params(config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The params.json that says what Hugging Face's `config.json` and `processor_config.json` say.
+    """The content of params.json that is equivalent to Hugging Face's `config.json` and `processor_config.json`.
 
-    Without a processor file, the feature extractor's values are those that transformers has built in. Raises
-    CheckpointError for a value that vLLM's model does not implement, KeyError for one that is missing.
+    Without a processor file, the feature extractor has the defaults of transformers. Raises CheckpointError for a value
+    that vLLM's model does not support, KeyError for a missing value.
     """
     if config.get("quantization_config"):
-        raise CheckpointError("config.json has a quantization_config: this layout is served unquantized only")
+        raise CheckpointError("config.json has a quantization_config: Hugging Face's layout is served unquantized only")
     text, audio = config["text_config"], config["audio_config"]
     for name, block in (("text_config", text), ("audio_config", audio)):
         if not isinstance(block, Mapping):
@@ -41,7 +41,7 @@ def to_params(config: Mapping[str, Any], processor: Mapping[str, Any] | None = N
     _refuse_unsupported(config, features)
     return {
         **_text_params(text),
-        # transformers 5.6 writes it for the text model only
+        # transformers 5.6 writes this value for the text model only
         "tied_embeddings": config.get("tie_word_embeddings", text.get("tie_word_embeddings", True)),
         "multimodal": {
             "whisper_model_args": {
@@ -66,7 +66,7 @@ def _refuse_unsupported(config: Mapping[str, Any], features: Mapping[str, Any]) 
         ("config.json", config, "projector_hidden_act", "gelu"),
     ):
         if block.get(name, value) != value:
-            raise CheckpointError(f"{where}.{name} is {block[name]!r}: vLLM's Voxtral model has {value!r} only")
+            raise CheckpointError(f"{where}.{name} is {block[name]!r}: vLLM's Voxtral model supports {value!r} only")
 
 
 def _text_params(text: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Reads a checkpoint directory and checks it: layout, values, tensors and files.
+"""Read a checkpoint directory and check its layout, values, tensors and files.
 
-All names and values are Mistral's, whatever the layout, since vLLM's native model reads those. Of weight files only
-the headers are read. Standard library only.
+All names and values are in Mistral's form for both layouts, because vLLM's native model reads this form. Only the
+headers of weight files are read. Standard library only.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from voxtral_serve.checkpoint.layouts import ENCODER, MISTRAL
 from voxtral_serve.checkpoint.params import is_realtime, to_params
 from voxtral_serve.checkpoint.shapes import check_tensors, expected_shapes
 
-# Values that vLLM's encoder has built in: a checkpoint with another value would be served wrongly.
+# Constants in the code of vLLM's encoder. A checkpoint with other values would give wrong results.
 FIXED = {"rope_theta": 1e6, "norm_eps": 1e-5, "causal": True, "pos_embed": "rope"}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory that was read and found complete.
+    """A complete checkpoint directory.
 
-    `params` has the form of Mistral's params.json, and `tensors` has Mistral's names, whatever the layout. `unused`
-    are weight files of the other layout in the same directory.
+    For both layouts, `params` has the form of Mistral's params.json, and `tensors` has Mistral's names. `unused` are
+    weight files of the other layout in the same directory.
     """
 
     directory: Path
@@ -42,7 +42,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class OtherModel:
-    """A directory with Voxtral-Mini-3B-2507 or Whisper. Its files are complete; nothing else is known of it."""
+    """A directory with Voxtral-Mini-3B-2507 or Whisper. Its files are complete; nothing else is checked."""
 
     directory: Path
     weight_bytes: int
@@ -50,7 +50,7 @@ class OtherModel:
 
 
 def read(directory: Path) -> Checkpoint:
-    """Read and check a directory. Raises CheckpointError unless every file and tensor is there and fits the config."""
+    """Read and check a directory. Raises CheckpointError for missing files and tensors, and for wrong shapes."""
     layout = layout_of(directory)
     tekken = _audio_of_tekken(directory / "tekken.json")
     unused: tuple[Path, ...] = ()
@@ -58,7 +58,7 @@ def read(directory: Path) -> Checkpoint:
         params = read_json(directory / "params.json")
         if not is_realtime(params):
             raise CheckpointError(
-                f"{directory / 'params.json'} is not of Voxtral Realtime: it has no causal audio encoder"
+                f"{directory / 'params.json'} does not belong to Voxtral Realtime: it has no causal audio encoder"
             )
         tensors = read_tensors(directory, "consolidated")
         if (directory / "config.json").is_file():
@@ -77,7 +77,7 @@ def read(directory: Path) -> Checkpoint:
         raise CheckpointError(f"{source} lacks {error.args[0]!r}") from error
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: {error}") from error
-    if not params.get("quantization"):  # quantized tensors have scales beside them and other shapes
+    if not params.get("quantization"):  # quantized tensors have other shapes and additional scales
         check_tensors(directory, expected, tensors, layout)
     return Checkpoint(directory, layout, params, tekken, tensors, unused)
 
@@ -87,7 +87,7 @@ def _check_values(params: Mapping[str, Any], source: Path) -> None:
     for name, value in FIXED.items():
         if encoder.get(name, value) != value:
             raise CheckpointError(
-                f"the encoder's {name} is {encoder[name]!r}: vLLM's Voxtral encoder has {value!r} built in"
+                f"the encoder's {name} is {encoder[name]!r}: vLLM's Voxtral encoder supports {value!r} only"
             )
     if not encoder.get("sliding_window"):
         raise CheckpointError(
@@ -113,22 +113,25 @@ def _params_of_hugging_face(directory: Path) -> dict[str, Any]:
 
 
 def _refuse_strangers(directory: Path) -> None:
-    """Without an index vLLM loads every *.safetensors of this layout, and the last of two of one name wins."""
+    """Raises CheckpointError for other *.safetensors files.
+
+    Without an index vLLM loads all of them, and of two tensors with the same name the last one wins.
+    """
     if (directory / "model.safetensors.index.json").is_file():
         return
     strangers = sorted(set(directory.glob("*.safetensors")) - set(weight_files(directory, "model")))
     if strangers:
         raise CheckpointError(
-            f"{strangers[0]} lies beside model.safetensors, and vLLM would load both: move it out of the directory"
+            f"{strangers[0]} is beside model.safetensors, and vLLM would load both: move it to another directory"
         )
 
 
 def _compare(directory: Path, params: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Where both layouts lie side by side, they must be of one model: same shapes, same last norms."""
+    """Raises CheckpointError if the two layouts in a directory are of different models: other shapes or final norms."""
     try:
         theirs, other = _params_of_hugging_face(directory), read_tensors(directory, "model")
     except CheckpointError:
-        return  # it is not served, so its errors do not matter
+        return  # this layout is not served, so its errors do not matter
     for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size"):
         if params.get(name) != theirs[name]:
             raise CheckpointError(
@@ -161,7 +164,7 @@ def _audio_of_tekken(path: Path) -> dict[str, Any]:
 
 
 def other_model(directory: Path) -> OtherModel | None:
-    """Another Voxtral model in Mistral's layout, or Whisper in Hugging Face's. None for Voxtral Realtime and all else.
+    """Another Voxtral model in Mistral's layout, or Whisper in Hugging Face's. None for Voxtral Realtime and others.
 
     Raises CheckpointError if files are missing, unreadable or incomplete.
     """
@@ -177,7 +180,7 @@ def other_model(directory: Path) -> OtherModel | None:
 
 
 def _is_whisper(directory: Path) -> bool:
-    """Raises CheckpointError where it is, and lacks its weights."""
+    """Whether the directory has Whisper. Raises CheckpointError if it has, but without weights."""
     if not directory.is_dir():
         return False
     check_download(directory)
@@ -185,5 +188,5 @@ def _is_whisper(directory: Path) -> bool:
     if not config.is_file() or read_json(config).get("model_type") != "whisper":
         return False
     if not any(directory.glob("model*.safetensors")):
-        raise CheckpointError(f"{directory} has the config.json of Whisper, and no model.safetensors: download it")
+        raise CheckpointError(f"{directory} has the config.json of Whisper, but no model.safetensors: download it")
     return True

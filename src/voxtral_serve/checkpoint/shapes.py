@@ -1,4 +1,4 @@
-"""The tensors that an architecture has, with their shapes, and whether a checkpoint has them all."""
+"""The tensors of an architecture with their shapes, and the check that a checkpoint has all of them."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,9 +13,9 @@ _SIZES = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", 
 
 
 def expected_shapes(params: Mapping[str, Any]) -> Shapes:
-    """Mistral's name -> shape for every tensor of the architecture that `params` describes.
+    """Mistral's name -> shape of every tensor of the architecture in `params`.
 
-    Raises KeyError for a value that is missing, ValueError or TypeError for one that is not a valid size.
+    Raises KeyError for a missing value, ValueError or TypeError for an invalid size.
     """
     e = params["multimodal"]["whisper_model_args"]["encoder_args"]
     downsample = params["multimodal"]["whisper_model_args"]["downsample_args"]
@@ -36,7 +36,7 @@ def expected_shapes(params: Mapping[str, Any]) -> Shapes:
         f"{AUDIO}tok_embeddings.weight": (params["vocab_size"], wide),
         "norm.weight": (wide,),
     }
-    if not params.get("tied_embeddings"):  # vLLM's default, too
+    if not params.get("tied_embeddings"):  # the default of vLLM as well
         shapes["output.weight"] = (params["vocab_size"], wide)
     for number in range(e["n_layers"]):
         prefix = f"{ENCODER}transformer.layers.{number}."
@@ -80,7 +80,7 @@ def _layer_shapes(block: Mapping[str, Any]) -> Shapes:
 
 
 def check_tensors(directory: Path, expected: Shapes, tensors: Mapping[str, Tensor], layout: str) -> None:
-    """Raises CheckpointError for tensors that are missing, unknown or of another shape, by their stored names."""
+    """Raises CheckpointError for missing or unknown tensors and wrong shapes. The message has the stored names."""
     missing = [name for name in expected if name not in tensors]
     if missing:
         stored = [tensor.stored_as for tensor in tensors.values()]
@@ -88,12 +88,12 @@ def check_tensors(directory: Path, expected: Shapes, tensors: Mapping[str, Tenso
         raise CheckpointError(f"{directory} lacks {_some(names)}")
     unknown = [tensor.stored_as for name, tensor in tensors.items() if name not in expected and name != "output.weight"]
     if unknown:
-        raise CheckpointError(f"{directory} holds what this architecture has not: {_some(unknown)}")
+        raise CheckpointError(f"{directory} has {_some(unknown)}, which this architecture does not have")
     for name, shape in expected.items():
         if tensors[name].shape != shape:
             raise CheckpointError(
                 f"{directory}: tensor {tensors[name].stored_as} has shape {list(tensors[name].shape)}, "
-                f"expected {list(shape)} by the config"
+                f"expected {list(shape)} according to the config"
             )
 
 

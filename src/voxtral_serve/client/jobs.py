@@ -6,6 +6,9 @@ from pathlib import Path
 # A transcript's format -> how its file's name ends
 FORMATS = {"text": ".txt", "json": ".json", "verbose_json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
+LIVE_FORMATS = ("text", "srt")
+DELAYS_MS = (160, 240, 480, 960, 2400)  # that OpenAI's protocol has names for
+
 
 @dataclass(frozen=True)
 class FilesJob:
@@ -27,4 +30,8 @@ class LiveJob:
 
     path: Path | None  # None for the microphone
     url: str
+    form: str  # one of LIVE_FORMATS
+    out: Path | None  # the folder for the transcript's files; None for stdout only
+    again: bool  # replace files that exist
     model: str | None  # None for the first that the server names
+    delay_ms: int | None  # one of DELAYS_MS; None for the server's

@@ -1,8 +1,8 @@
-"""Where the encode-once model keeps the audio rows of running requests.
+"""Storage for the audio rows of the running requests of the encode-once model.
 
-vLLM would look the rows up for every step, request by request, and embed the tokens before the model and outside its
-CUDA graph. Here each running request has a place in one tensor, filled when its audio is encoded; a step says only
-which request slot each of its tokens belongs to. Who fills it: `model_state` in Model Runner V2, `model_runner` in V1.
+Without it, vLLM would look up the rows of each request in every step and embed the tokens outside the CUDA graph. Here,
+each running request has a range of rows in one tensor, which is filled when its audio is encoded. A step only sets the
+request slot of each of its tokens. The rows are filled by `model_state` in Model Runner V2 and by `model_runner` in V1.
 """
 
 import torch
@@ -16,56 +16,67 @@ from voxtral_serve.engine.clip_length import clip_positions
 class AudioRows(nn.Module):
     """Rows of up to `slots` requests.
 
-    An uploaded clip has its rows at positions 0 to n - 1 of its place, which is as long as the longest clip. A live
-    session has a ring of `ring` rows, the most that one step can need: position p is at p modulo `ring`.
+    A slot for an uploaded clip has as many rows as the longest clip; the clip's positions 0 to n - 1 are the first n. A
+    live session has a ring of `ring` rows, the most that one step can need; position p is at p modulo `ring`.
     """
 
     pool: torch.Tensor
     first: torch.Tensor
     length: torch.Tensor
+    delay: torch.Tensor
     slot: torch.Tensor
+    token_delay: torch.Tensor
     embeddings: torch.Tensor
 
-    def __init__(self, vllm_config: VllmConfig, live_slots: int = 0) -> None:
+    def __init__(self, vllm_config: VllmConfig, live_slots: int = 0, clip_delay: int = 0) -> None:
+        """`clip_delay`: the delay of uploaded clips, in token positions."""
         super().__init__()
         self.slots = vllm_config.scheduler_config.max_num_seqs
         self.positions = clip_positions(vllm_config.model_config)
         tokens, dim = vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.get_hidden_size()
+        self.clip_delay = clip_delay
         self.ring = min(tokens, vllm_config.model_config.max_model_len)
-        self.clips = self.slots * self.positions  # rows of the pool for clips; those of live sessions follow
-        # CUDA graphs read from, and write to, addresses: all of these stay where they are.
+        self.clips = self.slots * self.positions  # rows of the pool for clips; the rings of live sessions follow
+        # CUDA graphs use fixed addresses, so these tensors are never reallocated.
         rows = self.clips + live_slots * self.ring
         self.register_buffer("pool", torch.zeros(rows, dim), persistent=False)
         places = torch.arange(self.slots, dtype=torch.int64) * self.positions
-        self.register_buffer("first", places, persistent=False)  # row of the pool, by request slot
+        self.register_buffer("first", places, persistent=False)  # first row in the pool, by request slot
         self.register_buffer("length", torch.full_like(places, self.positions), persistent=False)
+        self.register_buffer("delay", torch.full_like(places, clip_delay), persistent=False)
         self.register_buffer("slot", torch.zeros(tokens, dtype=torch.int64), persistent=False)  # by token of a step
+        self.register_buffer("token_delay", torch.zeros_like(self.slot), persistent=False)
         self.register_buffer("embeddings", torch.zeros(tokens, dim), persistent=False)
 
     def put(self, slot: int, rows: torch.Tensor) -> None:
-        """Rows [n, dim] of an uploaded clip's positions 0 to n - 1; positions after them have none."""
-        self._place(slot, slot * self.positions, self.positions)
+        """Store rows [n, dim] of an uploaded clip for its positions 0 to n - 1. Later positions get zeros."""
+        self._place(slot, slot * self.positions, self.positions, self.clip_delay)
         held = self.pool[slot * self.positions : (slot + 1) * self.positions]
         n = min(len(rows), self.positions)
         held[:n] = rows[:n]
         held[n:] = 0
 
-    def put_live(self, slot: int, live_slot: int) -> None:
-        """Have a request slot read the ring of a live session."""
-        self._place(slot, self.clips + live_slot * self.ring, self.ring)
+    def put_live(self, slot: int, live_slot: int, delay: int) -> None:
+        """Let a request slot read the ring of a live session, whose delay is in token positions."""
+        self._place(slot, self.clips + live_slot * self.ring, self.ring, delay)
 
-    def _place(self, slot: int, first: int, length: int) -> None:
+    def _place(self, slot: int, first: int, length: int, delay: int) -> None:
         self.first[slot] = first
         self.length[slot] = length
+        self.delay[slot] = delay
 
     def live(self) -> torch.Tensor:
         """The rings of live sessions: [live slots * ring, dim]."""
         return self.pool[self.clips :]
 
+    def delays(self, n: int) -> torch.Tensor:
+        """[n], of the tokens of one step: the delays of their requests."""
+        return torch.index_select(self.delay, 0, self.slot[:n], out=self.token_delay[:n])
+
     def added_to(self, embeddings: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Token embeddings [n, dim] of one step, at positions [n] of their requests, plus the audio's rows."""
+        """Token embeddings [n, dim] of one step, at positions [n] in their requests, plus their audio rows."""
         n = len(positions)
         slot = self.slot[:n]
-        # Warm-up runs count positions beyond the context.
+        # The modulo is also for warm-up runs, whose positions exceed the context.
         rows = F.embedding(self.first[slot] + positions % self.length[slot], self.pool)
         return torch.add(embeddings, rows, out=self.embeddings[:n])

@@ -1,4 +1,4 @@
-"""How many token positions a clip takes with its padding, and how much audio fits into a context.
+"""Convert between the length of a clip and its token positions, including padding.
 
 The numbers are those of mistral-common's AudioConfig, which reads them from the `audio` part of tekken.json.
 Standard library only.
@@ -6,21 +6,20 @@ Standard library only.
 
 from typing import Any, NamedTuple
 
-OPTION = (
-    "max_clip_positions"  # of vLLM's additional_config: token positions of the longest clip; max_model_len if unset
-)
+OPTION = "max_clip_positions"  # key of additional_config: token positions of the longest clip; default max_model_len
 
 
 def clip_positions(model_config: Any) -> int:
-    """Token positions of the longest clip that the served model takes, from vLLM's ModelConfig.
+    """Token positions of the longest uploaded clip, from vLLM's ModelConfig.
 
-    Live sessions need a context of many minutes, and the audio rows of a clip are held for its whole length.
+    This limit is separate from the context, because live sessions need a context of many minutes, but memory for the
+    audio rows of a clip is reserved for its whole length.
     """
     return int(getattr(model_config.hf_config, OPTION, model_config.max_model_len))
 
 
 class ClipLength(NamedTuple):
-    """Token positions of padding, left and right together; samples of one position; sampling rate in Hz."""
+    """`padding`: token positions of left and right padding together. The sampling rate is in Hz."""
 
     padding: int
     samples_per_position: int
@@ -43,10 +42,9 @@ class ClipLength(NamedTuple):
         return 1000 * self.samples_per_position / self.rate_hz
 
     def longest(self, positions: int) -> int:
-        """Samples of the longest clip that takes at most so many token positions; less than 0 where padding alone
-        takes more."""
+        """Samples of the longest clip with at most `positions` token positions; negative if padding alone has more."""
         return (positions - self.padding) * self.samples_per_position
 
     def seconds(self, positions: int) -> float:
-        """Seconds of the longest clip that takes at most so many token positions, at least 0."""
+        """Seconds of the longest clip with at most `positions` token positions, at least 0."""
         return max(0, self.longest(positions)) / self.rate_hz

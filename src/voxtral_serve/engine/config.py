@@ -1,8 +1,8 @@
-"""Hugging Face's config.json of Voxtral Realtime as the config object that vLLM's native model reads.
+"""vLLM's config for Voxtral Realtime: parsers for both checkpoint layouts, and hooks that check and complete it.
 
-vLLM resolves a config in two steps: a parser for the file format, then the architecture it names. The parsers here are
-vLLM's own, with the checkpoint checked before, and with config.json told to vLLM in Mistral's terms, so that one model
-class serves both layouts.
+vLLM resolves a config in two steps: the parser of the file format, then the hook of the architecture. The parsers here
+extend vLLM's own. They check the checkpoint first, and convert config.json to Mistral's form, so that one model class
+serves both layouts.
 """
 
 import copy
@@ -23,11 +23,11 @@ from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import clip_length, drafter, names, session
 
 logger = init_logger("vllm.voxtral_serve")
-GATE = "voxtral_serve"  # of additional_config: read by `voxtral-serve check --gate`, before vLLM starts
+GATE = "voxtral_serve"  # key of additional_config that `voxtral-serve check --gate` reads before vLLM starts
 
 
 class HuggingFaceLayout(HFConfigParser):
-    """`config_format: hf`, which `auto` comes to where there is no consolidated.safetensors."""
+    """`config_format: hf`. `auto` selects it if there is no consolidated.safetensors."""
 
     def parse(
         self, model: str | Path, trust_remote_code: bool, revision: str | None = None, *args: Any, **kwargs: Any
@@ -57,15 +57,17 @@ class MistralLayout(MistralConfigParser):
 
 
 def _check(model: str | Path) -> checkpoint.Checkpoint | None:
-    """Check a local checkpoint's files and tensors. None for a Hub id, and where there are no weights to check:
-    `load_format` may be `dummy`, and otherwise vLLM says so itself."""
+    """Check the files and tensors of a local checkpoint. None for a Hub id, and for a directory without weights.
+
+    Without weights, `load_format` may be `dummy`; otherwise vLLM raises an error itself.
+    """
     if any(Path(model).glob("*.safetensors")):
         return checkpoint.read(Path(model))
     return None
 
 
 def _unchecked(model: str | Path, revision: str | None, content: dict[str, Any]) -> dict[str, Any]:
-    """The params.json of a config.json whose weights were not looked at."""
+    """The content of params.json from a config.json, without a check of the weights."""
     files = ("processor_config.json", "preprocessor_config.json")
     processor = next((found for file in files if (found := get_hf_file_to_dict(file, model, revision))), None)
     try:
@@ -75,7 +77,7 @@ def _unchecked(model: str | Path, revision: str | None, content: dict[str, Any])
 
 
 class MistralTokenizerMode(VerifyAndUpdateConfig):
-    """Voxtral's native model reads tekken.json, whatever the layout around it."""
+    """vLLM's native Voxtral model needs `tokenizer_mode: mistral`, because it reads tekken.json in both layouts."""
 
     @staticmethod
     def verify_and_update_model_config(model_config: ModelConfig) -> None:
@@ -87,31 +89,33 @@ class MistralTokenizerMode(VerifyAndUpdateConfig):
 
 
 class Stock(MistralTokenizerMode):
-    """vLLM's own model."""
+    """Checks of the config for vLLM's own model."""
 
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
         shims.require("clip_end")
         if vllm_config.speculative_config is not None:
             raise ValueError(
-                "speculative_config with vLLM's own model of Voxtral Realtime: expected none. A draft beyond a clip's "
-                "end has no audio, and the engine would end there. profiles/fast.yaml serves a model that can"
+                "speculative_config with vLLM's own model of Voxtral Realtime: expected none. Drafted positions "
+                "after the end of a clip have no audio, which ends the engine. Use profiles/fast-spec.yaml instead"
             )
         graphs = vllm_config.compilation_config
         if graphs.cudagraph_mode is None and _refuses_full_graphs():
-            # vLLM's default is FULL_AND_PIECEWISE, and its model would end the start with an assertion.
-            logger.info("cudagraph_mode is PIECEWISE: this vLLM's own Voxtral Realtime takes no full CUDA graphs")
+            # With vLLM's default, FULL_AND_PIECEWISE, an assertion of its model ends the start.
+            logger.info(
+                "cudagraph_mode is PIECEWISE: the Voxtral Realtime model of this vLLM supports no full CUDA graphs"
+            )
             graphs.cudagraph_mode = CUDAGraphMode.PIECEWISE
 
 
 def _refuses_full_graphs() -> bool:
-    """Whether vLLM's model takes no full CUDA graphs at all, as up to 0.27.0. Read: importing it costs seconds."""
+    """Whether vLLM's model rejects full CUDA graphs, as up to 0.27.0. Reads the source; an import takes seconds."""
     spec = find_spec("vllm.model_executor.models.voxtral_realtime")
     return spec is not None and "Please use PIECEWISE" in Path(str(spec.origin)).read_text(encoding="utf-8")
 
 
 class EncodeOnce(MistralTokenizerMode):
-    """What the encode-once model needs of vLLM's config."""
+    """Checks and settings of the config for the encode-once model."""
 
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
@@ -123,22 +127,22 @@ class EncodeOnce(MistralTokenizerMode):
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise ValueError(
                 f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}: expected 1 for "
-                "VoxtralRealtimeEncodeOnce, whose audio rows are kept by one worker"
+                "VoxtralRealtimeEncodeOnce, because one worker holds the audio rows"
             )
         if vllm_config.cache_config.enable_prefix_caching:
-            # A request that resumes in the midst of its text would not be encoded again; and no clip comes twice.
+            # A cached prefix would skip the encoding of a resumed request. Clips do not repeat, so a cache has no use.
             logger.info("enable_prefix_caching is off for VoxtralRealtimeEncodeOnce")
             vllm_config.cache_config.enable_prefix_caching = False
 
     @staticmethod
     def verify_and_update_model_config(model_config: ModelConfig) -> None:
         MistralTokenizerMode.verify_and_update_model_config(model_config)
-        # By this vLLM sizes the embeddings of a model that takes audio: here they are the LM's.
+        # vLLM uses this as the width of audio embeddings. Here it is the width of the LM.
         model_config.hf_text_config.projection_size = model_config.hf_text_config.hidden_size
 
 
 def _take_options(vllm_config: VllmConfig) -> None:
-    """Check `additional_config`. Raises ValueError for an option that is unknown, and for a value that is not valid."""
+    """Check `additional_config`. Raises ValueError for an unknown option or an invalid value."""
     options, model = vllm_config.additional_config, vllm_config.model_config
     options = options if isinstance(options, dict) else {}
     known = {session.OPTION: range(2**31), clip_length.OPTION: range(1, model.max_model_len + 1)}
@@ -147,7 +151,7 @@ def _take_options(vllm_config: VllmConfig) -> None:
             continue
         if name not in known:
             raise ValueError(f"additional_config has {name!r}: expected {' or '.join(known)}")
-        # A range looks for anything but an int in all of its numbers.
+        # The type first: `in` compares a value that is not an int with every number of a range.
         if type(value) is not int or value not in known[name]:
             raise ValueError(
                 f"additional_config: {name} is {value!r}: expected a whole number of {known[name].start} to "
@@ -158,13 +162,13 @@ def _take_options(vllm_config: VllmConfig) -> None:
 
 
 def live_sessions(vllm_config: VllmConfig) -> int:
-    """`max_live_sessions` of additional_config; 0 is none."""
+    """`max_live_sessions` of additional_config; 0 disables live sessions."""
     options = vllm_config.additional_config
     return int(options.get(session.OPTION, 0)) if isinstance(options, dict) else 0
 
 
 def _choose_scheduler(vllm_config: VllmConfig) -> None:
-    """Set `scheduler_cls` if there are live sessions. Raises ValueError for what does not work with them."""
+    """Set `scheduler_cls` if live sessions are enabled. Raises ValueError for settings that do not work with them."""
     most, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
     if not most:
         return
@@ -184,7 +188,7 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
 
 
 def _choose_worker(parallel: ParallelConfig) -> None:
-    """Set `worker_cls` for the platform. Raises ValueError where it is set to another, or there is none for it."""
+    """Set `worker_cls` for the platform. Raises ValueError if another is set, or for an unsupported platform."""
     if current_platform.is_cuda_alike():
         ours = "voxtral_serve.engine.worker.GpuWorker"
     elif current_platform.is_cpu():
@@ -195,7 +199,7 @@ def _choose_worker(parallel: ParallelConfig) -> None:
         )
     if parallel.worker_cls not in ("auto", ours):
         raise ValueError(
-            f"worker_cls is {parallel.worker_cls!r}: expected 'auto' for VoxtralRealtimeEncodeOnce, which has its own"
+            f"worker_cls is {parallel.worker_cls!r}: expected 'auto': VoxtralRealtimeEncodeOnce needs its own worker"
         )
     parallel.worker_cls = ours
 

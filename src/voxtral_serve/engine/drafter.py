@@ -1,23 +1,24 @@
-"""Speculation without a draft model: always guess that the next tokens are [STREAMING_PAD].
+"""Speculative decoding without a draft model: every draft is [STREAMING_PAD].
 
-Voxtral Realtime emits a token every 80 ms, and more than half of pico's are pads. vLLM verifies a guess greedily in
-the step that makes the next token anyway, so the text cannot change; a wrong guess costs its share of that step only.
+Voxtral Realtime emits a token every 80 ms, and more than half of pico's tokens are pads. vLLM verifies drafts greedily
+in the step that computes the next token, so the text does not change. A wrong draft costs only its share of that step.
 
     speculative_config: {method: ngram_gpu,    model: voxtral_serve.drafter.PadDrafter, num_speculative_tokens: 5}
     speculative_config: {method: custom_class, model: voxtral_serve.drafter.PadDrafter, num_speculative_tokens: 5}
 
-The first is for GPUs: vLLM knows `ngram_gpu` as a method that drafts there, and so schedules a step ahead. The pads
-take the place of its n-gram search where `model` names this class: in Model Runner V2 by the worker (worker.py), in V1
-of 0.20.0 by a patch (voxtral_serve.patches.ngram_pads). A pad does not depend on the tokens before it, so drafting
-waits for none of them. The second is vLLM 0.32.0's own interface: tokens come to it on the CPU, after each step.
+The first form is for GPUs. With `ngram_gpu`, vLLM drafts on the GPU and can therefore schedule one step ahead. If
+`model` names this class, pads replace the n-gram search: in Model Runner V2 through the worker (worker.py), in V1 of
+0.20.0 through a patch (voxtral_serve.patches.ngram_pads). Pads do not depend on earlier tokens, so drafting waits for
+none. The second form is an interface of vLLM 0.32.0 that gets the tokens on the CPU after each step.
 
-Every request gets all its drafts in every step, right after [STREAMING_WORD] too, where a pad never follows: only
-steps in which each request has the same number of tokens run as full CUDA graphs, and a draft that is thrown away
-costs far less than a step without its graph.
+Every request gets all drafts in every step, even after [STREAMING_WORD], which no pad follows. Only steps with the same
+number of tokens for each request run as full CUDA graphs, and a rejected draft costs far less than a step without its
+graph.
 
-Only for the encode-once model. vLLM's own dies at a clip's end, where drafted positions have no audio rows, and its
-encoder has full graphs for one token a step only. While vLLM schedules ahead, the CPU's count of computed tokens is
-too high after a rejection, until the GPU has corrected it: a model must take its rows by the GPU's positions.
+This works only with the encode-once model. vLLM's own model ends with an error at the end of a clip, where drafted
+positions have no audio rows, and its encoder has full graphs for one token per step only. While vLLM schedules ahead,
+the CPU's count of computed tokens is too high after a rejection until the GPU has corrected it. A model must therefore
+select its rows by the positions on the GPU.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from voxtral_serve import shims
 
 NAME = "voxtral_serve.drafter.PadDrafter"  # as configs write it
-# 0.20.0's V2 runner is a sketch that it never uses by itself.
+# 0.20.0 has an early Model Runner V2, which it does not use by default.
 V1 = shims.installed("vllm") == "0.20.0"
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def drafts_pads(vllm_config: VllmConfig) -> bool:
 
 
 def pads(vllm_config: VllmConfig, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """[max_num_seqs, num_speculative_tokens]"""
+    """Drafts for all requests: pads, [max_num_seqs, num_speculative_tokens]."""
     config = vllm_config.speculative_config
     assert config is not None
     shape = (vllm_config.scheduler_config.max_num_seqs, config.num_speculative_tokens)
@@ -58,14 +59,14 @@ def pads(vllm_config: VllmConfig, device: torch.device, dtype: torch.dtype) -> t
 
 
 class PadDrafter:
-    """`method: custom_class` of vLLM 0.32.0: called on the CPU, after each step's tokens have arrived there."""
+    """`method: custom_class` of vLLM 0.32.0, which calls it on the CPU after each step."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         assert vllm_config.speculative_config is not None
         self.draft = [streaming_pad(vllm_config)] * vllm_config.speculative_config.num_speculative_tokens
 
     def load_model(self, model: object) -> None:
-        """Nothing to load; the CPU runner calls it all the same."""
+        """Does nothing. The CPU runner calls it."""
 
     def propose(
         self,
@@ -74,17 +75,17 @@ class PadDrafter:
         token_ids_cpu: "np.ndarray[Any, Any]",
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """A list for each request of the batch; empty for one whose prefill goes on. vLLM cuts it at the context."""
+        """Drafts for each request of the batch; empty during its prefill. vLLM cuts drafts beyond the context."""
         return [list(self.draft) if sampled else [] for sampled in sampled_token_ids]
 
 
 def pad_speculator(vllm_config: VllmConfig, device: torch.device) -> Any:
-    """The same for the V2 model runner: a tensor that lies on the GPU from the start, so a step launches nothing."""
+    """The drafter for Model Runner V2. Its drafts are a constant tensor on the GPU, so a step launches no kernel."""
     from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
     class PadSpeculator(BaseSpeculator):
-        supports_mm_inputs = False  # a drafting model's: it would need the audio rows of its own positions
-        draft_logits = None  # a draft is certain of itself; the rejection sampler treats it as one-hot
+        supports_mm_inputs = False  # only for draft models, which need the audio rows of their positions
+        draft_logits = None  # no logits: the rejection sampler treats drafts as one-hot
 
         def __init__(self) -> None:
             self.drafts = pads(vllm_config, device, torch.int64)
@@ -99,13 +100,13 @@ def pad_speculator(vllm_config: VllmConfig, device: torch.device) -> Any:
             drafts = self.drafts[: input_batch.num_reqs]
             if num_speculative_tokens is None or num_speculative_tokens == drafts.shape[1]:
                 return drafts
-            return drafts.clone()  # the runner overwrites the drafts that this step's size of batch does not get
+            return drafts.clone()  # the runner overwrites the drafts that are not used at this batch size
 
     return PadSpeculator()
 
 
 def check(vllm_config: VllmConfig) -> None:
-    """Raise ValueError where `model` names PadDrafter and vLLM would draft something else, and not say so."""
+    """Raise ValueError if `model` names PadDrafter, but vLLM would silently draft other tokens."""
     config = vllm_config.speculative_config
     if config is None or not drafts_pads(vllm_config):
         return

@@ -1,10 +1,14 @@
-"""Voxtral Realtime for clips that are there as a whole: the encoder runs once, at prefill, and decoding is the LM's.
+"""The encode-once model of Voxtral Realtime: the encoder runs once over all audio, and a decode step runs only the LM.
 
-vLLM's own model runs the encoder on four frames for every token, with a KV cache for each of its layers, since audio
-may arrive in pieces. The encoder is causal, so all its frames at once give the same rows: `embed_multimodal` returns
-one for each token position, and `AudioRows` holds them while the request lives. A step then takes token ids and
-positions, and adds the rows inside the model's forward: with a full CUDA graph, inside the graph. Live audio over
-`/v1/realtime` still needs vLLM's model.
+vLLM's own model runs the encoder on four frames in every decode step, with a KV cache for each encoder layer, because
+audio may arrive in pieces. The encoder is causal, so encoding all frames at once gives the same rows.
+
+Uploaded clips: `embed_multimodal` encodes the clip at prefill and returns one audio row per token position. `AudioRows`
+holds the rows until the request ends. A step gets token ids and positions. The model's forward adds the rows to the
+token embeddings, inside the CUDA graph if there is one.
+
+Live sessions (`/v1/realtime`, if `max_live_sessions` is set): live_scheduler waits for the audio of each row,
+live_encoder encodes it as it arrives and writes the rows into `AudioRows`. The forward is the same.
 """
 
 from collections.abc import Mapping
@@ -39,12 +43,12 @@ from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.config import live_sessions
 from voxtral_serve.engine.encoder import EncodeOnceEncoder
 from voxtral_serve.engine.live_encoder import LiveEncoder
-from voxtral_serve.engine.session import SessionShape
+from voxtral_serve.engine.session import DELAYS, SessionShape
 from voxtral_serve.engine.weights import EitherLayout
 
 
 class OneClip(VoxtralProcessingInfo):
-    """One whole clip a request; vLLM sizes its encoder cache and its trial run by the longest that fits the context."""
+    """One clip per request. vLLM sizes its encoder cache and its profiling run for the longest clip."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {"audio": 1}
@@ -53,13 +57,13 @@ class OneClip(VoxtralProcessingInfo):
         return clip_positions(self.ctx.model_config)
 
     def get_max_audio_array_len(self) -> int:
-        """Samples of that clip: with its padding it fills the context, and no frame lies beyond the rotary table."""
+        """Samples of the longest clip. With padding it fills its positions, so no frame exceeds the rotary table."""
         clip = ClipLength.of_tokenizer(self.get_tokenizer())
         return max(clip.longest(self.get_max_audio_tokens()), clip.samples_per_position)
 
 
 class Known(nn.Module):
-    """Stands in for a layer whose input never changes: its output, computed once."""
+    """Replaces a layer whose input is constant. `value` is its output, computed once."""
 
     def __init__(self, value: torch.Tensor) -> None:
         super().__init__()
@@ -69,11 +73,29 @@ class Known(nn.Module):
         return self.value
 
 
+class ByDelay(nn.Module):
+    """Stands in for a layer whose input is a delay: its outputs for all delays, computed once.
+
+    vLLM's decoder layers multiply by the output, which may have one row for all tokens or one for each.
+    """
+
+    table: torch.Tensor
+
+    def __init__(self, table: torch.Tensor) -> None:
+        """table [delays, dim]: row d is the output for a delay of d positions."""
+        super().__init__()
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, delays: torch.Tensor) -> torch.Tensor:
+        """Delays [n] of the tokens -> [n, dim]."""
+        return F.embedding(delays, self.table)
+
+
 @MULTIMODAL_REGISTRY.register_processor(
     VoxtralRealtimeMultiModalProcessor, info=OneClip, dummy_inputs=VoxtralDummyInputsBuilder
 )
 class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
-    """Voxtral Realtime for `/v1/audio/transcriptions`; chosen by `hf_overrides: {architectures: [...]}`."""
+    """The model of uploads and live sessions. Select it with `hf_overrides: {architectures: [...]}`."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         nn.Module.__init__(self)
@@ -96,8 +118,8 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.time_embedding = TimeEmbedding(dim=config.text_config.hidden_size)
         self.n_delay_tokens = self.tokenizer.instruct.audio_encoder.audio_config.get_num_delay_tokens()
         most = live_sessions(vllm_config)
-        # One place more for the unused places of the live encoder's graphs.
-        self.audio_rows = AudioRows(vllm_config, most + 1 if most else 0)
+        # One additional slot, for the unused places of the live encoder's CUDA graphs
+        self.audio_rows = AudioRows(vllm_config, most + 1 if most else 0, self.n_delay_tokens)
         self.live: LiveEncoder | None = None
         if most:
             shape = SessionShape.of(self.tokenizer.instruct.audio_encoder.audio_config)
@@ -105,7 +127,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.delay: torch.Tensor | None = None
 
     def embed_multimodal(self, **kwargs: object) -> list[torch.Tensor]:
-        """Waveforms `audio_arrays`, each [samples] -> for each one row of the LM's width for every 80 ms."""
+        """Waveforms `audio_arrays`, [samples] each -> rows [n, LM dim] each, one row per 80 ms of audio."""
         audios = self._parse_and_validate_audio_arrays(**kwargs) or []
         step = self.whisper_encoder.samples * self.downsample_factor
         whole = [F.pad(audio, (0, -len(audio) % step)) for audio in audios]
@@ -129,29 +151,40 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
     ) -> torch.Tensor | IntermediateTensors:
         if input_ids is None or inputs_embeds is not None:
             raise RuntimeError(
-                "VoxtralRealtimeEncodeOnce was given embeddings: expected token ids, to which it adds the audio's rows "
-                "itself. Its worker must be the one of voxtral_serve.engine.worker (worker_cls)"
+                "VoxtralRealtimeEncodeOnce was given embeddings: expected token ids, because the model adds the audio "
+                "rows itself. worker_cls must be the worker of voxtral_serve.engine.worker"
             )
         if self.delay is None:
             self.delay = self.settle_delay(positions.device)
-            # At the latest now, in a trial run: with a KV cache of given size, none has encoded anything yet.
+            # In a profiling run at the latest: with a fixed KV cache size, no run before has encoded audio.
             self.whisper_encoder.capture(self.project, self.downsample_factor)
             if self.live is not None:
                 self.live.prepare()
+        delay = self.delay if self.live is None else self.audio_rows.delays(len(positions))
         embeddings = self.audio_rows.added_to(self.language_model.model.embed_input_ids(input_ids), positions)
-        return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=self.delay)
+        return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=delay)
 
     def settle_delay(self, device: torch.device) -> torch.Tensor:
-        """The delay's embedding [1, LM dim]; what each layer makes of it, by two products, is computed here once."""
-        tokens = torch.full((1,), self.n_delay_tokens, device=device, dtype=self.whisper_encoder.dtype)
-        delay = self.time_embedding(tokens)
+        """Compute the constant projections of the delays in the layers: of the checkpoint's delay, or of each that
+        a live session may have. Returns the embedding [1, LM dim] of the checkpoint's delay."""
+
+        def embedded(delay: int) -> torch.Tensor:
+            tokens = torch.full((1,), delay, device=device, dtype=self.whisper_encoder.dtype)
+            return self.time_embedding(tokens)
+
+        delay = embedded(self.n_delay_tokens)
+        most = max(DELAYS[-1], self.n_delay_tokens)
+        # One delay at a time: a matrix product of several rows may round differently, and uploads should have the same
+        # text as on a server without live sessions.
+        delays = [delay] if self.live is None else [embedded(each) for each in range(most + 1)]
         for layer in self.language_model.model.layers:
-            layer.ada_rms_norm_t_cond = Known(layer.ada_rms_norm_t_cond(delay))
+            values = torch.cat([layer.ada_rms_norm_t_cond(each) for each in delays])
+            layer.ada_rms_norm_t_cond = Known(values) if self.live is None else ByDelay(values)
         return delay
 
     @classmethod
     def get_model_state_cls(cls) -> type:
-        """How vLLM's Model Runner V2 keeps this model's state; asked by that runner alone."""
+        """The class of this model's state in vLLM's Model Runner V2, the only caller."""
         from voxtral_serve.engine import model_state
 
         return model_state.RowsState
@@ -162,10 +195,10 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
 
     @classmethod
     def get_generation_prompt(cls, stt_params: SpeechToTextParams) -> PromptType:
-        """What vLLM's own gives, without its way through a WAV file in base64."""
+        """The same prompt as from vLLM's own model, without its conversion to a WAV file in base64."""
         rate = int(stt_params.stt_config.sample_rate)
         instruct: Any = cached_tokenizer_from_config(stt_params.model_config).instruct
-        # That way rounds to 16 bits, as libsndfile does. A clip's text should not depend on how it is served.
+        # vLLM's conversion rounds samples to 16 bits, as libsndfile does. Both models must get the same samples.
         rounded = np.floor(np.rint(stt_params.audio * np.float32(2**31)) / 2**16).clip(-(2**15), 2**15 - 1) / 2**15
         clip = instruct.audio_encoder.encode_audio(Audio(rounded.astype(np.float32), rate, format="wav"))
         return TokensPrompt(

@@ -1,7 +1,8 @@
-"""The audio encoder of Voxtral Realtime over whole clips: several at once, packed, and the longest in pieces.
+"""The audio encoder of Voxtral Realtime for whole clips: short clips packed together, long clips in pieces.
 
-It is causal, with a window of 750 frames (15 s). So a clip's frames can be computed together and come out as they do
-four at a time, and a piece of a clip needs of what came before only the last 749 keys and values of each layer.
+The encoder is causal, with a window of 750 frames (15 s). Encoding all frames of a clip together therefore gives the
+same result as encoding four at a time. A piece of a clip needs only the last 749 keys and values of each layer before
+it.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,21 +27,21 @@ from vllm.model_executor.models.whisper_causal import WhisperCausalConv1d
 
 from voxtral_serve.engine.clip_length import clip_positions
 
-# The encoder's, not in its config: WhisperCausalEncoder has both built in.
+# Constants of the encoder that its config does not have; they are in the code of WhisperCausalEncoder.
 ROPE_THETA = 1e6
 NORM_EPS = 1e-5
-# Frames computed at once: 164 s of audio. It bounds the memory for activations whatever the clips, and is enough to
-# keep a large GPU busy.
+# Frames that are computed at once: 164 s of audio. This limits the memory for activations and is enough to keep a large
+# GPU busy.
 FRAMES = 8192
-# Sizes of CUDA graphs in frames, up to FRAMES or the longest clip, and clips that one of them can hold.
+# Sizes of the CUDA graphs in frames, up to FRAMES or the longest clip; the most clips in one graph
 SIZES = (256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144)
 CLIPS = 8
-# Queries that attend at once where no kernel knows windows. With the window before them they bound the mask.
+# Queries per attention call without a kernel for windows. The mask is BLOCK by BLOCK + window at most.
 BLOCK = 1024
 
 
 class Spans(NamedTuple):
-    """Where the packed clips lie: queries and keys of each, and on a GPU the same as the kernel takes them."""
+    """Numbers of queries and keys of each packed clip. The cumulative sums are for the GPU kernel, else None."""
 
     queries: list[int]
     keys: list[int]
@@ -52,7 +53,7 @@ class Spans(NamedTuple):
         if not like.is_cuda or like.dtype == torch.float32:
             return cls(queries, keys)
         starts = torch.tensor([[0, *accumulate(lengths)] for lengths in (queries, keys)], dtype=torch.int32)
-        # Pinned, as a plain copy would have the CPU wait for what the GPU does.
+        # Pinned memory, because another copy would make the CPU wait for the GPU.
         return cls(queries, keys, *starts.pin_memory().to(like.device, non_blocking=True))
 
     def attend(self, layer: "EncoderAttention", q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -60,17 +61,17 @@ class Spans(NamedTuple):
 
 
 class Attending(Protocol):
-    """Which frames attend to which: `Spans` of whole clips, or the rings of live sessions (live_encoder.RingStep)."""
+    """The attention of packed frames: `Spans` for whole clips, live_encoder.RingStep for live sessions."""
 
     def attend(self, layer: "EncoderAttention", q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Packed frames [n, heads, head_dim] each, rotated -> [n, heads, head_dim]."""
+        """q, k (rotated) and v of packed frames, each [n, heads, head_dim] -> [n, heads, head_dim]."""
         ...
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, window: int) -> torch.Tensor:
     """Attention of packed clips, q [sum of queries, heads, head_dim], k and v [sum of keys, heads, head_dim].
 
-    A clip's queries are the last of its keys' positions; a position sees itself and the window - 1 before it.
+    The queries of a clip are its last positions. A position attends to itself and the window - 1 positions before.
     """
     if spans.query_starts is not None and spans.key_starts is not None:
         return varlen_attn(
@@ -92,7 +93,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, w
 
 
 def windowed_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
-    """Of one clip: q [heads, n, head_dim], k and v [heads, m, head_dim], the queries at the last n of m positions."""
+    """Attention of one clip: q [heads, n, head_dim] at the last n of m positions, k and v [heads, m, head_dim]."""
     n, before = q.shape[1], k.shape[1] - q.shape[1]
     out = []
     for start in range(0, n, BLOCK):
@@ -106,7 +107,7 @@ def windowed_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window
 
 
 def add_and_normalise(added: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
-    """(normalised sum, sum), both [n, dim]; on a GPU one kernel, and in the memory of the arguments."""
+    """(normalised sum, sum), both [n, dim]. On a GPU this is one kernel, which overwrites the arguments."""
     if not added.is_cuda:
         residual = residual + added
         return norm(residual), residual
@@ -115,14 +116,14 @@ def add_and_normalise(added: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
 
 
 class Past:
-    """Keys and values of the last window - 1 frames before a piece, by layer; empty before the first."""
+    """Keys and values of the last window - 1 frames before a piece, by layer. Empty before the first piece."""
 
     def __init__(self, window: int) -> None:
         self.window = window
         self.held: dict[EncoderAttention, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def extend(self, layer: "EncoderAttention", *kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """[n, heads, head_dim] each -> the same with what was before; the last of it is kept."""
+        """Keys and values [n, heads, head_dim] -> those of earlier frames and these. Stores the last ones."""
         if layer in self.held:
             kv = tuple(torch.cat(both) for both in zip(self.held[layer], kv, strict=True))
         keep = min(self.window - 1, len(kv[0]))
@@ -130,7 +131,7 @@ class Past:
         return kv
 
     def __len__(self) -> int:
-        """Frames before the next piece that it will see."""
+        """Number of stored frames, to which the next piece attends."""
         return len(next(iter(self.held.values()))[0]) if self.held else 0
 
 
@@ -138,7 +139,7 @@ class EncoderAttention(nn.Module):
     def __init__(self, vllm_config: VllmConfig, number: int, prefix: str) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
-        self.number = number  # of its layer
+        self.number = number  # of the layer
         self.heads = config.encoder_attention_heads // get_tensor_model_parallel_world_size()
         self.head_dim, self.window = config.encoder_head_dim, config.sliding_window
         quantization = vllm_config.quant_config
@@ -157,7 +158,7 @@ class EncoderAttention(nn.Module):
             quant_config=quantization,
             prefix=f"{prefix}.out_proj",
         )
-        # Frames that fit the context, not all the model could take: that table alone would be 67 MB.
+        # Only the frames that fit the context: the table for all positions of the model would have 67 MB.
         self.rotary_emb = get_rope(
             self.head_dim,
             max_position=vllm_config.model_config.max_model_len * config.block_pool_size,
@@ -169,7 +170,7 @@ class EncoderAttention(nn.Module):
         self, frames: torch.Tensor, positions: torch.Tensor, spans: Attending, past: Past | None = None
     ) -> torch.Tensor:
         q, k, v = self.qkv_proj(frames)[0].chunk(3, dim=-1)
-        if not q.is_cuda:  # vLLM's kernel for CPUs takes whole rows only
+        if not q.is_cuda:  # vLLM's CPU kernel needs contiguous rows
             q, k = q.contiguous(), k.contiguous()
         q, k = self.rotary_emb(positions, q, k)
         q, k, v = (x.unflatten(-1, (self.heads, self.head_dim)) for x in (q, k, v))
@@ -198,7 +199,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self, added: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, spans: Attending, past: Past | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the layer before added to the residual stream, and the stream without it -> the same of this layer."""
+        """(output of the previous layer, residual stream without it) -> the same for this layer."""
         frames, residual = add_and_normalise(added, residual, self.self_attn_layer_norm)
         frames, residual = add_and_normalise(
             self.self_attn(frames, positions, spans, past), residual, self.final_layer_norm
@@ -207,7 +208,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Parameters are named as WhisperCausalEncoder's, whose loader is used."""
+    """The layers of the encoder. Its parameters have the names of WhisperCausalEncoder, whose loader is used."""
 
     def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
@@ -219,16 +220,16 @@ class Encoder(nn.Module):
             [EncoderLayer(vllm_config, number, f"{prefix}.layers.{number}") for number in range(config.encoder_layers)]
         )
         self.layer_norm = RMSNorm(config.d_model, eps=NORM_EPS)
-        # vLLM turns its own kernels off where it compiles the model; the encoder runs as it is written.
+        # If vLLM compiles the model, it disables its own kernels. The encoder is not compiled, so they are enabled.
         for module in self.modules():
             if isinstance(module, CustomOp) and next(self.parameters()).is_cuda:
                 module._forward_method = module.forward_cuda
 
     def convolve(self, mel: torch.Tensor, first: bool) -> torch.Tensor:
-        """[clips, bins, m] -> [clips, n, dim]: one frame for every two of the spectrogram.
+        """Spectrogram [clips, bins, m] -> [clips, n, dim], one frame per two frames of the spectrogram.
 
-        Of a clip's first piece m = 2 n, and zeros lie before both convolutions; of any other m = 2 n + 3, beginning
-        with the last three of the piece before.
+        For the first piece of a clip m = 2 n, and both convolutions are padded with zeros on the left. For other pieces
+        m = 2 n + 3: they start with the last three frames of the previous piece.
         """
         x = mel
         x = F.gelu(F.conv1d(F.pad(x, (2, 0)) if first else x, self.conv1.weight, self.conv1.bias))
@@ -238,7 +239,7 @@ class Encoder(nn.Module):
     def forward(
         self, frames: torch.Tensor, positions: torch.Tensor, spans: Attending, past: Past | None = None
     ) -> torch.Tensor:
-        """Packed frames [n, dim] at positions [n] of their clips -> [n, dim]."""
+        """Packed frames [n, dim] at positions [n] in their clips -> [n, dim]."""
         residual = torch.zeros_like(frames)
         for layer in self.layers:
             frames, residual = layer(frames, residual, positions, spans, past)
@@ -246,16 +247,16 @@ class Encoder(nn.Module):
 
 
 class EncodeOnceEncoder(VoxtralEncoderModel):
-    """vLLM's loader around the encoder above, and the log-mel spectrogram before it."""
+    """The log-mel spectrogram and the encoder, with vLLM's weight loader."""
 
     def __init__(self, vllm_config: VllmConfig, *, prefix: str = "") -> None:
         nn.Module.__init__(self)
-        stock = VoxtralEncoderModel.__init__.__globals__  # its mel filter bank, wherever that version takes it from
+        stock = VoxtralEncoderModel.__init__.__globals__  # for mel_filter_bank, whose module depends on the version
         config: Any = vllm_config.model_config.hf_config
         self.config = config
         self.dtype = vllm_config.model_config.dtype
         self.is_causal = True
-        self.samples = config.hop_length * 2  # of one frame
+        self.samples = config.hop_length * 2  # per encoder frame
         self.clip_frames = clip_positions(vllm_config.model_config) * config.block_pool_size
         parallel = vllm_config.parallel_config
         self.use_graphs = (
@@ -276,7 +277,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         self.register_buffer("hann", torch.hann_window(config.window_size, dtype=torch.float32), persistent=False)
 
     def log_mel(self, padded: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """[bins, last - first] of a waveform with half a window of reflection on either side."""
+        """[bins, last - first] of a waveform that is padded with half a window of reflection on each side."""
         hop, size = self.config.hop_length, self.config.window_size
         stft = torch.stft(
             padded[first * hop : (last - 1) * hop + size],
@@ -290,7 +291,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         return (log.clamp(min=self.config.global_log_mel_max - 8.0) + 4.0) / 4.0
 
     def pieces(self, audio: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The encoder's input of one clip: [n, dim] with n up to FRAMES, in order."""
+        """Yield the encoder's input for one clip in pieces [n, dim], n at most FRAMES."""
         half = self.config.window_size // 2
         padded = F.pad(audio.float()[None], (half, half), mode="reflect")[0]
         total = len(audio) // self.samples
@@ -300,23 +301,23 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
             yield self.whisper_encoder.convolve(mel[None], first=start == 0)[0]
 
     def encode(self, pieces: list[torch.Tensor], start: int = 0, past: Past | None = None) -> torch.Tensor:
-        """First pieces of clips, or one later piece with its `past`, packed -> [sum of n, dim]."""
+        """Encode the first pieces of clips packed together, or one later piece with its `past` -> [sum of n, dim]."""
         lengths = [len(piece) for piece in pieces]
         positions = torch.cat([torch.arange(start, start + n, device=pieces[0].device) for n in lengths])
         spans = Spans.of(lengths, [n + len(past or ()) for n in lengths], pieces[0])
         return self.whisper_encoder(torch.cat(pieces), positions, spans, past)
 
     def capture(self, project: Callable[[torch.Tensor], torch.Tensor], stride: int) -> None:
-        """Make the graphs if there are none yet, and where there can be any."""
+        """Capture the CUDA graphs, unless they exist or the configuration has none."""
         if self.graphs is None and self.use_graphs and self.mel_filters.is_cuda:
             self.graphs = Graphs(self, project, stride)
 
     def forward(  # type: ignore[override]
         self, audios: list[torch.Tensor], project: Callable[[torch.Tensor], torch.Tensor], stride: int
     ) -> list[torch.Tensor]:
-        """float32 waveforms of [samples], whole rows each -> for each its rows, [rows, dim of `project`].
+        """float32 waveforms [samples], a multiple of a row each -> rows [n, dim of `project`] each.
 
-        `project` makes one row of every `stride` frames, and is called as soon as frames are there.
+        `project` turns `stride` frames into one row.
         """
         self.capture(project, stride)
         out: dict[int, torch.Tensor] = {}
@@ -346,7 +347,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
 
 
 class Graphs:
-    """The encoder and the projection after it as CUDA graphs, for packs of clips of up to so many frames."""
+    """CUDA graphs of encoder and projection, for packed clips. Each graph has a number of frames from `sizes`."""
 
     def __init__(
         self, encoder: EncodeOnceEncoder, project: Callable[[torch.Tensor], torch.Tensor], stride: int
@@ -362,26 +363,26 @@ class Graphs:
         self.output: dict[int, torch.Tensor] = {}
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()  # one for all: what a stream has used, the allocator keeps for that stream
-        for size in reversed(self.sizes):  # the largest first, so that the others fit into its memory
+        stream = torch.cuda.Stream()  # one for all graphs, because the allocator does not share memory between streams
+        for size in reversed(self.sizes):  # the largest first, so that the others reuse its memory
 
             def run(size: int = size) -> torch.Tensor:
-                # Lengths are read from `starts`; here stands only how long one clip can be, and how many there are.
+                # The kernel reads the lengths from `starts`. These lists only set the number of clips and the longest.
                 spans = Spans([size] * CLIPS, [size] * CLIPS, self.starts, self.starts)
                 return project(encoder.whisper_encoder(self.input[:size].clone(), self.positions[:size], spans))
 
             self.starts[1:] = size
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                run()  # what kernels set up at their first call cannot be captured
+                run()  # the setup in the first call of a kernel cannot be captured
             torch.cuda.current_stream().wait_stream(stream)
             self.graphs[size] = graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self.output[size] = run()
-        torch.cuda.empty_cache()  # of the runs outside the graphs
+        torch.cuda.empty_cache()  # frees the memory of the runs outside the graphs
 
     def replay(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """Clips [n, dim], at most CLIPS of at most `frames` together -> their rows [sum of n / stride, ...]."""
+        """At most CLIPS clips [n, dim] with at most `frames` frames in total -> rows [sum of n / stride, ...]."""
         ends = [*accumulate(len(piece) for piece in pieces)]
         total = ends[-1]
         size = next(size for size in self.sizes if size >= total)

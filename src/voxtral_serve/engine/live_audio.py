@@ -24,11 +24,13 @@ class LivePart(NamedTuple):
 
     samples: int16, from LOOK_BACK before row `max(first, left - 1)` to LOOK_AHEAD after the last row. The rows before
     that one are the same for every session; the array is empty where only those are needed.
+    delay: of the session, in token positions.
     """
 
     first: int
     rows: int
     samples: np.ndarray
+    delay: int
 
 
 class SessionAudio:
@@ -72,7 +74,7 @@ class SessionAudio:
         shape = self.shape
         begin, end = max(first, shape.left - 1), first + count
         if begin >= end:
-            return LivePart(first, count, np.zeros(0, np.int16))
+            return LivePart(first, count, np.zeros(0, np.int16), shape.delay)
         # In samples of the session: the left padding lies before 0.
         start = (begin - shape.left) * shape.samples - LOOK_BACK
         stop = (end - shape.left) * shape.samples + LOOK_AHEAD
@@ -80,4 +82,4 @@ class SessionAudio:
         inside = self.held[max(start, 0) * BYTES : max(stop, 0) * BYTES]  # a copy
         at = max(-start, 0)
         samples[at : at + len(inside) // BYTES] = np.frombuffer(inside, "<i2")
-        return LivePart(first, count, samples)
+        return LivePart(first, count, samples, shape.delay)

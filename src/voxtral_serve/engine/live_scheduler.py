@@ -69,8 +69,11 @@ class LiveSessions:
             if kind == "open":
                 if audio is not None or len(self.sessions) >= self.most_sessions:
                     refused[name] = f"{OPTION} is {self.most_sessions}"
-                else:
-                    self.sessions[name] = SessionAudio(self.shape)
+                    continue
+                try:
+                    self.sessions[name] = SessionAudio(self.shape.with_delay(*rest))
+                except ValueError as error:
+                    refused[name] = str(error)
             elif kind == "close":
                 self.sessions.pop(name, None)
             elif audio is None:
@@ -99,9 +102,9 @@ class LiveSessions:
         if name is None:
             return
         audio = self.sessions.get(name)
-        if audio is None or audio.rows < request.num_prompt_tokens:
-            # Its client has gone in the meantime, or its prompt came before its audio.
-            logger.warning("request %s: its session has no audio for its prompt", request.request_id)
+        if audio is None or not request.num_prompt_tokens == audio.shape.prompt <= audio.rows:
+            # Its client has gone in the meantime, or its prompt came before its audio, or is that of another delay.
+            logger.warning("request %s: no session has the audio and the delay of its prompt", request.request_id)
             self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)  # type: ignore[attr-defined]
             return
         self.audio_of[request.request_id] = audio

@@ -1,8 +1,8 @@
 """The encode-once model in vLLM's Model Runner V1: on CPUs, and on GPUs with vLLM 0.20.0.
 
-That runner embeds tokens and audio before the model where a model takes audio. `AudioRowsRunner` overrides the two
-methods that do so: the model gets token ids, and each request a slot of `AudioRows`. The worker makes a runner one
-(voxtral_serve.engine.worker). Model Runner V2 asks the model instead (model_state.py).
+For a model with audio, this runner embeds tokens and audio before it calls the model. `AudioRowsRunner` overrides the
+two methods that do this: the model gets token ids, and each request gets a slot of `AudioRows`. The worker installs it
+(voxtral_serve.engine.worker). Model Runner V2 has an interface for this (model_state.py).
 """
 
 import inspect
@@ -20,20 +20,20 @@ from voxtral_serve.engine.live_encoder import LiveEncoder
 
 
 class Slots:
-    """Slots of requests in Model Runner V1, whose own numbering of a batch changes from step to step."""
+    """Slots of requests. Model Runner V1 has no fixed numbers for requests: those in its batch change between steps."""
 
     def __init__(self, rows: AudioRows, live: LiveEncoder | None = None) -> None:
         self.rows, self.live = rows, live
         self.of: dict[str, int] = {}
         self.free = list(range(rows.slots))
-        self.numbers = np.zeros(0, np.int64)  # of the tokens of a step
+        self.numbers = np.zeros(0, np.int64)  # slots of the tokens of a step
 
     def begin_step(self, runner: Any, scheduled: Any) -> None:
-        """Free what ended, fill what begins or begins again, and say which slot each token of the step belongs to."""
+        """Free the slots of ended requests, fill those of new and resumed ones, and set the slot of each token."""
         new = [request.req_id for request in scheduled.scheduled_new_reqs]
         begun = (*new, *scheduled.scheduled_cached_reqs.resumed_req_ids)
         if begun or scheduled.preempted_req_ids:
-            # Requests may also end in steps that run no model, and so are not seen here.
+            # A request may also end in a step that does not run the model and does not call this method.
             for request in [name for name in self.of if name not in runner.requests]:
                 self._end(request)
             for request in (scheduled.preempted_req_ids or set()) & self.of.keys():
@@ -42,7 +42,7 @@ class Slots:
         for request in begun:
             if request in parts:
                 assert self.live is not None
-                self.rows.put_live(self._begin(request), self.live.begin(request))
+                self.rows.put_live(self._begin(request), self.live.begin(request), parts[request].delay)
             for clip in runner.requests[request].mm_features:
                 self.rows.put(self._begin(request), runner.encoder_cache[clip.identifier])
         if self.live is not None and parts:
@@ -52,7 +52,7 @@ class Slots:
             [self.of.get(request, 0) for request in batch],
             [scheduled.num_scheduled_tokens[request] for request in batch],
         )
-        if not np.array_equal(numbers, self.numbers):  # most steps continue the same requests
+        if not np.array_equal(numbers, self.numbers):  # most steps have the same requests as the step before
             self.numbers = numbers
             host = torch.from_numpy(numbers)
             if self.rows.slot.is_cuda:
@@ -71,7 +71,7 @@ class Slots:
 
 
 class AudioRowsRunner:
-    """Put before a class of Model Runner V1."""
+    """Mixin for the classes of Model Runner V1."""
 
     get_model: Any
     supports_mm_inputs: bool
@@ -93,7 +93,7 @@ class AudioRowsRunner:
 
     @contextmanager
     def _token_ids_only(self) -> Iterator[None]:
-        """Both methods then take the branch of a model that takes no audio."""
+        """Inside the `with` block, both methods take the branch for a model without audio."""
         before, self.supports_mm_inputs = self.supports_mm_inputs, False
         try:
             yield
@@ -102,10 +102,10 @@ class AudioRowsRunner:
 
 
 def with_audio_rows(runner_class: Any) -> Any:
-    """A subclass of a Model Runner V1. Raises PatchError where it has not the methods that this was written for."""
+    """A subclass of a Model Runner V1 class. Raises PatchError if it does not have the expected methods."""
     for name, first in (("_preprocess", "scheduler_output"), ("_dummy_run", "num_tokens")):
         method = getattr(runner_class, name, None)
-        found = [*inspect.signature(method).parameters][1:2] if method else "nothing: it is gone"
+        found = [*inspect.signature(method).parameters][1:2] if method else "nothing, because it does not exist"
         if method is None or found != [first] or "supports_mm_inputs" not in inspect.getsource(method):
             raise shims.PatchError(
                 f"vllm {shims.installed('vllm')}: {runner_class.__name__}.{name} takes {found}, expected [{first!r}] "

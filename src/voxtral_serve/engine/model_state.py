@@ -1,6 +1,6 @@
-"""The encode-once model's rows in vLLM's Model Runner V2, which has a place for such state and numbers requests itself.
+"""The audio rows of the encode-once model in vLLM's Model Runner V2, which supports model state and numbers requests.
 
-vLLM 0.32.0 runs on it wherever there is Triton; 0.20.0 has an earlier form of it, off by default, that is not used.
+vLLM 0.32.0 uses this runner if Triton is installed. 0.20.0 has an early form, off by default, which is not used.
 """
 
 from typing import Any
@@ -23,14 +23,14 @@ class RowsState(DefaultModelState):
         super().__init__(*args, **kwargs)
         self.rows: AudioRows = self.model.audio_rows
         self.live: LiveEncoder | None = self.model.live
-        self.parts: dict[str, LivePart] = {}  # of this step; the worker sets them
+        self.parts: dict[str, LivePart] = {}  # live audio of this step; the worker sets it
         self.begun: list[tuple[int, str]] = []
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
-        """A request begins, or begins again after it was preempted; its clip is encoded in the same step."""
-        if new_req_data.req_id in self.parts:
+        """Called when a request starts, or restarts after preemption. Its clip is encoded in the same step."""
+        if (part := self.parts.get(new_req_data.req_id)) is not None:
             assert self.live is not None
-            self.rows.put_live(req_index, self.live.begin(new_req_data.req_id))
+            self.rows.put_live(req_index, self.live.begin(new_req_data.req_id), part.delay)
         self.begun += [(req_index, clip.identifier) for clip in new_req_data.mm_features]
 
     def remove_request(self, req_id: str) -> None:
@@ -46,7 +46,7 @@ class RowsState(DefaultModelState):
     def prepare_inputs_embeds(
         self, scheduled_encoder_inputs: dict[str, list[int]], input_batch: InputBatch, req_states: RequestState
     ) -> None:
-        """No embeddings: the model is given token ids. What it adds to them is put in place here."""
+        """Return no embeddings, because the model gets token ids. Store the audio rows that it adds to them."""
         self.execute_mm_encoder(scheduled_encoder_inputs)
         for slot, clip in self.begun:
             self.rows.put(slot, self.encoder_cache.encoder_outputs[clip])

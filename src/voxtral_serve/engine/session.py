@@ -5,7 +5,8 @@ of an uploaded clip; each further token needs one more row of 80 ms of audio, an
 (live_scheduler). Audio reaches the scheduler by the utility call `UTILITY` of vLLM's EngineCore, with one list of
 messages for all sessions of an API process:
 
-    ["open", session]            before the request is added; refused where max_live_sessions are open
+    ["open", session, delay]     before the request is added; refused where max_live_sessions are open. `delay` is in
+                                 token positions; without it, or with None, it is the checkpoint's
     ["audio", session, bytes]    mono PCM16, little-endian, 16 kHz
     ["end", session]             no more audio: the right padding follows
     ["close", session]           forget the session; its request is aborted by who added it. A session that goes on in
@@ -24,6 +25,9 @@ SESSION = "voxtral_serve_session"
 OPTION = "max_live_sessions"  # of vLLM's additional_config: clients that may be live at a time; 0 is none
 ROLL_OVER = 0.80  # share of a request's positions from which its session goes on in another one, at a pause
 LEVELS_S = 5  # seconds by whose levels a pause is one
+# Token positions of delay that a session may have: 80 ms to 2.4 s. Mistral names those up to 1.2 s, and 2.4 s, for
+# Voxtral-Mini-4B-Realtime-2602.
+DELAYS = range(1, 31)
 LOOK_AHEAD = 40  # samples past a row's end that its last spectrogram frame sees: half a window less a hop
 
 
@@ -50,6 +54,35 @@ class SessionShape(NamedTuple):
             audio.raw_audio_length_per_tok,
             audio.sampling_rate,
         )
+
+    def with_delay(self, delay: int | None = None) -> "SessionShape":
+        """This shape, the checkpoint's, with another delay in token positions; None keeps it. Raises ValueError for a
+        delay that is neither in DELAYS nor the checkpoint's."""
+        if delay is None:
+            return self
+        if type(delay) is not int or delay not in (*DELAYS, self.delay):
+            raise ValueError(f"a delay of {delay!r} positions: expected {DELAYS[0]} to {DELAYS[-1]}")
+        # mistral-common pads the right by the delay and a number of positions that does not depend on it.
+        return self._replace(delay=delay, right=self.right - self.delay + delay)
+
+    def with_delay_ms(self, delay_ms: int | None = None) -> "SessionShape":
+        """The same in milliseconds. The ValueError has the valid values, for the client that asked."""
+        if delay_ms is None:
+            return self
+        step = self.position_ms
+        if type(delay_ms) is not int or delay_ms % step or delay_ms // step not in (*DELAYS, self.delay):
+            expected = f"a multiple of {step} from {DELAYS[0] * step} to {DELAYS[-1] * step}"
+            raise ValueError(f"a delay of {delay_ms!r} ms: expected {expected}")
+        return self.with_delay(delay_ms // step)
+
+    @property
+    def position_ms(self) -> int:
+        """Milliseconds of audio of one position."""
+        return 1000 * self.samples // self.rate_hz
+
+    @property
+    def delay_ms(self) -> int:
+        return self.delay * self.position_ms
 
     @property
     def prompt(self) -> int:

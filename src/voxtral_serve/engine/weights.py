@@ -1,4 +1,4 @@
-"""vLLM's native Voxtral Realtime, reading weights of either layout."""
+"""Load weights of both checkpoint layouts into vLLM's native Voxtral Realtime model."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,10 +10,10 @@ from voxtral_serve import checkpoint
 
 
 def to_pairs(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """[heads * head_dim, ...]: each head's rows from first half, second half to neighbouring pairs.
+    """Reorder the rows of each head in [heads * head_dim, ...] from (first half, second half) to interleaved pairs.
 
-    transformers rotates element i of a head with element i + head_dim / 2; Mistral, and so vLLM's loader, rotates
-    elements 2 i and 2 i + 1.
+    transformers rotates element i of a head with element i + head_dim / 2. Mistral's layout, and therefore vLLM's
+    loader, rotates element 2 i with element 2 i + 1.
     """
     return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
 
@@ -21,7 +21,7 @@ def to_pairs(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 def to_mistral(
     weights: Iterable[tuple[str, torch.Tensor]], text_head_dim: int, encoder_head_dim: int, tied: bool
 ) -> Iterable[tuple[str, torch.Tensor]]:
-    """Names, and the order of query and key rows, as in consolidated.safetensors; what is so already passes through."""
+    """Convert names and the order of query and key rows to those of consolidated.safetensors, where they differ."""
     for stored, tensor in weights:
         name = checkpoint.mistral_name(stored)
         if name == "output.weight" and tied:
@@ -32,7 +32,7 @@ def to_mistral(
 
 
 class EitherLayout:
-    """Put before one of vLLM's Voxtral classes: its weights may be stored in either layout."""
+    """Mixin for vLLM's Voxtral classes: loads weights of both layouts."""
 
     config: Any
 
@@ -44,4 +44,4 @@ class EitherLayout:
 
 
 class VoxtralRealtimeForConditionalGeneration(EitherLayout, VoxtralRealtimeGeneration):
-    """The architecture by the name that config.json gives it."""
+    """vLLM's own model under the architecture name of config.json."""

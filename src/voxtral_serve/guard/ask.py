@@ -17,11 +17,11 @@ from voxtral_serve.guard.form import Part
 from voxtral_serve.guard.pieces import ClipPieces
 from voxtral_serve.patches.live_server import recorded_tokens
 
-AT_ONCE = 8  # pieces of one clip: enough for vLLM's batch, and few enough to leave room for other requests
+AT_ONCE = 8  # pieces of one clip in flight: enough for vLLM's batch, with room for other requests
 
 
 class NotServedError(Exception):
-    """vLLM answered a piece with a status other than 200; `messages` are its answer, for the client."""
+    """vLLM answered a piece with a status other than 200. `messages` are its response, which the client gets."""
 
     def __init__(self, messages: list[Message]) -> None:
         body = b"".join(message.get("body", b"") for message in messages[1:])
@@ -30,7 +30,7 @@ class NotServedError(Exception):
 
 
 class StreamError(Exception):
-    """vLLM's stream has this error, in OpenAI's form, with an HTTP status as its `code`."""
+    """An error event in vLLM's stream. `error` has OpenAI's form, with an HTTP status as `code`."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error.get("message"))
@@ -38,7 +38,7 @@ class StreamError(Exception):
 
     @property
     def messages(self) -> list[Message]:
-        """An answer with that status, for a client that has been sent nothing yet."""
+        """A response with that status, for a client that has received nothing yet."""
         code = self.error.get("code")
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
         body = json.dumps({"error": self.error}).encode()
@@ -52,8 +52,10 @@ class GoneError(Exception):
 
 
 class PieceResult(NamedTuple):
-    """vLLM's answer to one piece: the message with its headers, its JSON, the generated tokens, and their logprobs if
-    they are asked for."""
+    """vLLM's response for one piece: the ASGI message with its headers, its JSON, and the generated tokens.
+
+    `logprobs` are those of the tokens, None if they are not requested.
+    """
 
     start: Message
     content: dict[str, Any]
@@ -62,7 +64,7 @@ class PieceResult(NamedTuple):
 
 
 class PieceChunk(NamedTuple):
-    """A chunk of vLLM's stream for one piece: its JSON, the new tokens, and their logprobs if they are asked for."""
+    """A chunk of vLLM's stream for one piece: its JSON, the new tokens, and their logprobs if they are requested."""
 
     content: dict[str, Any]
     tokens: list[int]
@@ -72,11 +74,11 @@ class PieceChunk(NamedTuple):
 class PieceRequests:
     """The requests for the pieces of one upload.
 
-    app         vLLM's
-    scope       of the client's request
-    request_id  in vLLM's log: piece 0 has it as it is, piece n with -n
-    fields      of each piece's form
-    gone        to be set when the client has disconnected: vLLM then aborts what it has
+    app         vLLM's ASGI application
+    scope       ASGI scope of the client's request
+    request_id  id in vLLM's log; piece n > 0 has the suffix -n
+    fields      form fields of every piece
+    gone        an event to set when the client has disconnected; vLLM then aborts the requests
     logprobs    whether the logprobs of the tokens are needed
     """
 
@@ -94,7 +96,7 @@ class PieceRequests:
         self.logprobs = logprobs
 
     async def results(self) -> list[PieceResult]:
-        """vLLM's JSON for all pieces, in order. Raises NotServedError or GoneError."""
+        """vLLM's results for all pieces, in order. Raises NotServedError or GoneError."""
         room, numbers = asyncio.Semaphore(AT_ONCE), range(len(self.audio.pieces))
 
         async def one(number: int) -> PieceResult:
@@ -104,12 +106,12 @@ class PieceRequests:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(number)) for number in numbers]
-        except BaseExceptionGroup as errors:  # the first of them ended the others
+        except BaseExceptionGroup as errors:  # the first error has cancelled the others
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Any], None]:
-        """(number of the piece, PieceChunk) in order; an exception in place of a chunk is the last."""
+        """Yield (number of the piece, PieceChunk) in order. After an error, the last item has the exception."""
         count = len(self.audio.pieces)
         queues: list[asyncio.Queue[Any]] = [asyncio.Queue() for _ in range(count)]
         room = asyncio.Semaphore(AT_ONCE)
@@ -149,7 +151,7 @@ class PieceRequests:
         return PieceResult(messages[0], content, record.tokens, record.logprobs)
 
     async def _stream(self, number: int, queue: asyncio.Queue[Any]) -> None:
-        """Put vLLM's chunks for one piece into the queue, and None at their end. Raises what ends them early."""
+        """Put vLLM's chunks for one piece into the queue, then None. Raises the error if the stream ends early."""
         messages: list[Message] = []
         rest, ended, before = b"", False, 0
 
@@ -179,23 +181,23 @@ class PieceRequests:
         if messages[0]["status"] != 200:
             raise NotServedError(messages)
         if not ended:
-            raise StreamError({"message": "vLLM's stream has no end", "code": 500})
+            raise StreamError({"message": "vLLM's stream ended without [DONE]", "code": 500})
 
     async def _request(self, number: int) -> tuple[Message, Receive]:
         """(scope, receive) of a piece's request. Raises GoneError."""
         if self.gone.is_set():
             raise GoneError
-        # In a thread: an hour of audio has 230 MB.
+        # In a thread, because an hour of audio has 230 MB.
         content_type, content = await asyncio.to_thread(piece_form, self.fields, self.audio, number)
         request_id = f"{self.id}-{number}" if number else self.id
 
         async def gone() -> Message:
-            await self.gone.wait()  # vLLM waits for this, to abort the request
+            await self.gone.wait()  # vLLM waits for this message, and then aborts the request
             return {"type": "http.disconnect"}
 
         return asgi.request(self.scope, content_type, content, request_id, gone)
 
 
 def piece_form(fields: Sequence[Part], audio: ClipPieces, number: int) -> tuple[bytes, bytes]:
-    """(content type, body) of the form for one piece; quiet audio is raised."""
+    """(content type, body) of the form for one piece. Quiet audio is amplified."""
     return form.write(fields, wav(raised(audio.clip_of(number))))

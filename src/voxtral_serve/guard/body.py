@@ -20,7 +20,7 @@ from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.limits import OpenLimits
 
 STALL_S = 30  # the longest wait for the next bytes of a body
-CREDIT_S = 5.0  # a pause that costs no rank
+CREDIT_S = 5.0  # a pause of this length costs no rank
 PACE_BYTES_S = 16 << 10  # a slow mobile connection; a 10 s clip in Opus takes 2 s at this pace
 # Seconds before a refused slow client gets its response. Clients that retry at once would otherwise take all of the
 # event loop's time.
@@ -29,9 +29,9 @@ LINGER_S = 1.0  # the wait for the rest of a body that is refused, so that the c
 
 
 class OpenBody:
-    """A body that is still arriving. `clock` is the time limit of the task that reads it, `now` the event loop's time.
+    """A body that is still arriving. `clock` is the timeout of the task that reads it, `now` the event loop's time.
 
-    `ended` says that it was ended to make room.
+    `ended` is True after the body was ended to make room.
     """
 
     def __init__(self, clock: asyncio.Timeout, now: float) -> None:
@@ -55,7 +55,7 @@ class OpenBodies:
         self.size = 0  # bytes of all of them
 
     async def read(self, receive: Receive, most: int, limits: OpenLimits, count: Callable[[int], None]) -> bytes | None:
-        """A whole body; None if the client has disconnected. `count` is called with the size of each piece.
+        """A complete body; None if the client has disconnected. `count` is called with the size of each piece.
 
         Raises RefusedError for a body of more than `most` bytes, one that stalls, and one that is ended to make room.
         """
@@ -83,12 +83,12 @@ class OpenBodies:
                     self._remove(body)
         except TimeoutError:
             if not ended:
-                raise RefusedError(408, f"no byte of the body came for {STALL_S} s", "stalled") from None
+                raise RefusedError(408, f"no data of the body arrived for {STALL_S} s", "stalled") from None
         if ended:
             raise RefusedError(
                 408,
-                "the server has no room for more bodies that are still arriving, and this one was the slowest: send it "
-                "again, faster",
+                "too many bodies are still arriving at the server, and this one was the slowest: send it again over a "
+                "faster connection",
                 "too_slow",
             )
         return None
@@ -110,7 +110,7 @@ class OpenBodies:
 
 
 async def hold(receive: Receive) -> bool:
-    """Receive the rest of a refused body for HOLD_S at most, before the answer. Returns whether it is whole."""
+    """Receive the rest of a refused body before the response, for HOLD_S at most. Returns whether it is complete."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HOLD_S):
             while (await receive()).get("more_body", False):
@@ -120,9 +120,9 @@ async def hold(receive: Receive) -> bool:
 
 
 async def discard(receive: Receive) -> None:
-    """Receive the rest of a refused body after the answer, for LINGER_S, and longer while it arrives at the pace.
+    """Receive the rest of a refused body after the response, for LINGER_S, and longer while it arrives at the pace.
 
-    A connection that is closed while the client still sends is reset, and the client may lose the answer.
+    Closing a connection while the client still sends resets it, and the client may lose the response.
     """
     now = asyncio.get_running_loop().time
     with contextlib.suppress(TimeoutError):

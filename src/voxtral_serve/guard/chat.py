@@ -21,7 +21,7 @@ CONTENT_TYPE = b"application/json"
 
 
 class ChatRequest(NamedTuple):
-    """The JSON that vLLM gets, and how many seconds of audio are in it."""
+    """The JSON for vLLM, and the seconds of audio in it."""
 
     content: bytes
     seconds: float
@@ -33,7 +33,7 @@ def read(body: bytes, rules: Rules) -> ChatRequest:
     for name in PROCESSING:
         if chat.get(name) is not None:
             raise RefusedError(
-                400, f"`{name}` is not taken: how audio is read is this server's choice", "invalid_value", name
+                400, f"`{name}` is not supported: the server sets how audio is processed", "invalid_value", name
             )
     check_sequences(chat.get("n"))
     seconds = Fraction(0)
@@ -41,14 +41,14 @@ def read(body: bytes, rules: Rules) -> ChatRequest:
         content = message.get("content") if isinstance(message, dict) else message
         if content is not None and not isinstance(content, str | list):
             raise RefusedError(
-                400, f"messages[{index}].content is no text and no list", "invalid_json", f"messages[{index}].content"
+                400, f"messages[{index}].content must be text or a list", "invalid_json", f"messages[{index}].content"
             )
         for part in content if isinstance(content, list) else ():
             seconds += _clean_part(part, f"messages[{index}].content", rules, seconds)
     try:
         written = json.dumps(chat, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:  # such as half of a surrogate pair
-        raise RefusedError(400, "the body has text that is no Unicode", "invalid_json") from error
+    except (ValueError, RecursionError) as error:  # for example one half of a surrogate pair
+        raise RefusedError(400, "the body has text that is not valid Unicode", "invalid_json") from error
     return ChatRequest(written, float(seconds))
 
 
@@ -56,14 +56,16 @@ def _parsed(body: bytes) -> dict[str, Any]:
     """A JSON object with a list `messages` that is not empty."""
 
     def constant(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not JSON")
 
     try:
         chat = json.loads(body.decode(), parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, f"the body is no JSON: {ascii(str(error))[1:-1][:120]}", "invalid_json") from error
+        raise RefusedError(
+            400, f"the body is not valid JSON: {ascii(str(error))[1:-1][:120]}", "invalid_json"
+        ) from error
     if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list) or not chat["messages"]:
-        raise RefusedError(400, "the body has no list `messages`, or an empty one: expected a chat", "invalid_json")
+        raise RefusedError(400, "the body must be a chat with a non-empty list `messages`", "invalid_json")
     return chat
 
 
@@ -75,11 +77,11 @@ def _clean_part(part: Any, where: str, rules: Rules, before: Fraction) -> Fracti
     if isinstance(part, str):
         return Fraction(0)
     if not isinstance(part, dict):
-        raise RefusedError(400, f"{where} has a part that is no object", "invalid_json", where)
+        raise RefusedError(400, f"{where} has a part that is not an object", "invalid_json", where)
     if other := sorted(part.keys() - PARTS):
         raise RefusedError(
             400,
-            f"{where} has {ascii(other[0])[1:-1][:40]}: this server takes {', '.join(sorted(PARTS - {'type'}))}",
+            f"{where} has {ascii(other[0])[1:-1][:40]}: this server accepts {', '.join(sorted(PARTS - {'type'}))}",
             "invalid_value",
             where,
         )
@@ -87,7 +89,9 @@ def _clean_part(part: Any, where: str, rules: Rules, before: Fraction) -> Fracti
     for name, key in (("audio_url", "url"), ("input_audio", "data")):
         if part.get(name) is None:
             if part.get("type") == name:
-                raise RefusedError(400, f"{where} is of type {name} and has none", "invalid_value", f"{where}.{name}")
+                raise RefusedError(
+                    400, f"{where} has a part of type {name} without {name}", "invalid_value", f"{where}.{name}"
+                )
             continue
         data = _audio_bytes(part[name], name, key, where, rules)
         if data is None:
@@ -95,7 +99,7 @@ def _clean_part(part: Any, where: str, rules: Rules, before: Fraction) -> Fracti
         bounds = rules.chat_bounds
         if before + seconds:
             left = max(Fraction(0), bounds.seconds - before - seconds)
-            bounds = bounds._replace(seconds=left, because=f"of {float(bounds.seconds):.2f} s a chat")
+            bounds = bounds._replace(seconds=left, because=f"of {float(bounds.seconds):.2f} s per chat")
         clip = decoded(data, bounds, rules.rate, f"{where}.{name}")
         seconds += Fraction(len(clip.samples), clip.rate)
         clean = base64.b64encode(wav(clip)).decode()
@@ -104,17 +108,17 @@ def _clean_part(part: Any, where: str, rules: Rules, before: Fraction) -> Fracti
 
 
 def _audio_bytes(media: Any, name: str, key: str, where: str, rules: Rules) -> bytes | None:
-    """The audio file in a part's field `name`, in base64 as its text `key`; None for a URL that vLLM may fetch."""
+    """The audio file in the field `name` of a part, from the base64 in `key`. None for a URL that vLLM may fetch."""
     field = f"{where}.{name}"
     text = media.get(key) if isinstance(media, dict) else media
     if not isinstance(text, str):
-        raise RefusedError(400, f"{field} has no text called {key}", "invalid_value", field)
+        raise RefusedError(400, f"{field} must have text in `{key}`", "invalid_value", field)
     if key == "url" and (text := from_data_url(text, field, rules.hosts)) is None:
         return None
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RefusedError(400, f"{field} is no base64: {error}", "invalid_value", field) from error
+        raise RefusedError(400, f"{field} is not valid base64: {error}", "invalid_value", field) from error
     if len(data) > rules.file_bytes:
         raise too_large(field, len(data), rules.file_bytes)
     return data
@@ -129,10 +133,10 @@ def from_data_url(url: str, where: str, hosts: frozenset[str]) -> str | None:
         form, comma, text = url[5:].partition(",")
         if not comma or not form.lower().endswith(";base64"):
             raise RefusedError(
-                400, f"{where} is no data: URL in base64: expected data:audio/wav;base64,…", "invalid_url", where
+                400, f"{where} is not a data: URL in base64: expected data:audio/wav;base64,…", "invalid_url", where
             )
         return text
-    # Parsers disagree about the host of a URL with other characters than these.
+    # URL parsers disagree about the host if a URL has other characters.
     plain = all("!" <= letter <= "~" and letter not in "\\@" for letter in url)
     try:
         parts = urlsplit(url)
@@ -141,6 +145,6 @@ def from_data_url(url: str, where: str, hosts: frozenset[str]) -> str | None:
         plain = False
     if plain and scheme in ("http", "https") and host in hosts:
         return None
-    allowed = f"or URLs of {', '.join(sorted(hosts))}" if hosts else "and fetches none (its VOXTRAL_SERVE_MEDIA_HOSTS)"
-    said = f"the URL {url[:60]!a}" if plain else "no URL that can be read"
-    raise RefusedError(400, f"{where} is {said}: this server takes data: URLs {allowed}", "url_not_allowed", where)
+    allowed = f"and URLs of {', '.join(sorted(hosts))}" if hosts else "only (its VOXTRAL_SERVE_MEDIA_HOSTS is not set)"
+    said = f"the URL {url[:60]!a}" if plain else "not a valid URL"
+    raise RefusedError(400, f"{where} is {said}: this server accepts data: URLs {allowed}", "url_not_allowed", where)

@@ -1,11 +1,13 @@
-"""Requests that the guard refuses."""
+"""Errors for requests that the guard refuses."""
 
 from voxtral_serve.units import MIB
 
 
 class RefusedError(Exception):
-    """A request is refused with HTTP `status`. The message is for the client; `code` is a short name of the problem,
-    and `param` names the field that it is about."""
+    """A request is refused with HTTP `status`. The message is for the client.
+
+    `code` is a short name of the problem. `param` is the name of the field that has it.
+    """
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -13,10 +15,10 @@ class RefusedError(Exception):
 
 
 def too_large(what: str, size: int | str, most: int) -> RefusedError:
-    """The refusal of `what`, which has `size` bytes where `most` are allowed."""
+    """The error for `what`, which has `size` bytes and may have at most `most`."""
     return RefusedError(
         413,
-        f"{what} has {size} bytes and this server takes at most {most} ({most / MIB:.0f} MiB, its "
+        f"{what} has {size} bytes, but this server accepts at most {most} ({most / MIB:.0f} MiB, set by "
         "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB). Send a compressed format such as FLAC or Opus, or a shorter clip",
         "file_too_large",
         "file",

@@ -13,10 +13,10 @@ from voxtral_serve.guard.limits import FIELDS_BYTES, Rules, check_sequences
 from voxtral_serve.transcript.formats import FORMATS, GRANULARITIES, WITH_TIMES, AnswerFormat
 
 FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
-OFF = ("", "0", "f", "false", "n", "no", "off")  # the values that pydantic reads as false, and an empty one
+OFF = ("", "0", "f", "false", "n", "no", "off")  # values that pydantic parses as false, and the empty one
 # Fields that vLLM accepts and ignores, for every model
 UNUSED = ("known_speaker_names", "known_speaker_references", "hotwords", "to_language")
-# Fields that the guard handles itself: it writes the answer in the format asked for, from vLLM's JSON.
+# Fields that the guard handles itself, because it writes the answer in the requested format from vLLM's JSON.
 HANDLED = ("response_format", "timestamp_granularities", "stream_include_usage", "stream_continuous_usage_stats")
 GRANULARITIES_FIELD = "timestamp_granularities[]"
 LOGPROBS = "logprobs"  # of `include[]`
@@ -48,7 +48,7 @@ def check_task(task: str, can: frozenset[str]) -> None:
 
 
 def read(parts: Iterable[Part], task: str, rules: Rules) -> tuple[TranscriptRequest, bytes]:
-    """(request, audio file) of a form. `task` is "transcribe" or "translate". Raises RefusedError."""
+    """(request, audio file) in a form. `task` is "transcribe" or "translate". Raises RefusedError."""
     fields = _by_name(parts)
     file = _file(fields.pop(b"file", None), fields, rules.file_bytes)
     texts = _texts(fields)
@@ -69,7 +69,7 @@ def read(parts: Iterable[Part], task: str, rules: Rules) -> tuple[TranscriptRequ
 
 
 def _by_name(parts: Iterable[Part]) -> dict[bytes, Part]:
-    """The last field of each name, and all fields whose name ends with [], each under a key of its own."""
+    """The last field of each name, and all fields whose name ends with [], each under a unique key."""
     fields: dict[bytes, Part] = {}
     for part in parts:
         if not FIELD_NAME.fullmatch(part.name):
@@ -79,7 +79,7 @@ def _by_name(parts: Iterable[Part]) -> dict[bytes, Part]:
             )
         if part.name == b"file" and part.name in fields:
             raise RefusedError(
-                400, "the form has two fields called `file`: send one clip a request", "invalid_form", "file"
+                400, "the form has two fields called `file`: send one clip per request", "invalid_form", "file"
             )
         fields[part.name if not part.name.endswith(b"[]") else part.name + b"%d" % len(fields)] = part
     return fields
@@ -89,7 +89,10 @@ def _file(file: Part | None, others: Mapping[bytes, Part], most_bytes: int) -> b
     if file is None:
         found = ", ".join(sorted(part.name.decode() for part in others.values())) or "none"
         raise RefusedError(
-            400, f"the form has no field called `file` (its fields: {found}): send the audio in it", "no_file", "file"
+            400,
+            f"the form has no field called `file` (its fields: {found}): send the audio as `file`",
+            "no_file",
+            "file",
         )
     if file.filename is None:
         raise RefusedError(
@@ -107,13 +110,18 @@ def _texts(fields: Mapping[bytes, Part]) -> dict[bytes, str]:
     """The values of the fields without the file, by name; the last one of a list."""
     if sum(len(part.data) for part in fields.values()) > FIELDS_BYTES or len(fields) > FIELDS:
         raise RefusedError(
-            413, f"the form has more than {FIELDS} fields, or {FIELDS_BYTES} bytes beside `file`", "form_too_large"
+            413, f"the form has more than {FIELDS} fields or {FIELDS_BYTES} bytes besides `file`", "form_too_large"
         )
     texts = {}
     for part in fields.values():
         name = part.name.decode()
         if part.filename is not None:
-            raise RefusedError(400, f"`{name}` was sent as a file: the audio's field is `file`", "invalid_form", name)
+            raise RefusedError(
+                400,
+                f"`{name}` was sent as a file: send the audio as `file`, other fields as text",
+                "invalid_form",
+                name,
+            )
         try:
             texts[part.name] = part.data.decode()
         except UnicodeDecodeError as error:
@@ -139,9 +147,9 @@ def _granularities(fields: Iterable[Part], response_format: str, timed: bool) ->
     if other := sorted(set(found) - set(GRANULARITIES)):
         problem = f"{GRANULARITIES_FIELD} has {ascii(other[0])[:40]}: expected word or segment"
     elif "word" in found and not timed:
-        problem = f"{GRANULARITIES_FIELD} has word: this model's words have no times"
+        problem = f"{GRANULARITIES_FIELD} has word, but this model gives no word times"
     elif found and response_format != "verbose_json":
-        problem = f"{GRANULARITIES_FIELD} is for verbose_json, and response_format is {response_format}"
+        problem = f"{GRANULARITIES_FIELD} needs response_format verbose_json, found {response_format}"
     if problem:
         raise RefusedError(400, problem, "invalid_value", GRANULARITIES_FIELD)
     return found
@@ -152,10 +160,12 @@ def _streamed(texts: Mapping[bytes, str], response_format: str, timed: bool) -> 
     if beams and timed:
         # With the encode-once model, vLLM 0.32.0 answers with status 200 and an empty text.
         raise RefusedError(
-            400, "use_beam_search is not served: this model decodes greedily", "invalid_value", "use_beam_search"
+            400, "use_beam_search is not supported: this model decodes greedily", "invalid_value", "use_beam_search"
         )
     if streamed and response_format in WITH_TIMES:
-        raise RefusedError(400, f"{response_format} cannot be had with stream", "invalid_value", "response_format")
+        raise RefusedError(
+            400, f"response_format {response_format} is not available with stream", "invalid_value", "response_format"
+        )
     return streamed
 
 
@@ -163,7 +173,7 @@ def _ignored(fields: Iterable[Part], texts: Mapping[bytes, str], can: frozenset[
     given = [part for part in fields if part.data]
     without_effect = [name for name in ("language", "prompt") if name not in can] + [*UNUSED]
     ignored = [name for name in without_effect if any(_is_called(part, name) for part in given)]
-    if texts.get(b"chunking_strategy", "auto") != "auto":  # long clips are always cut as with "auto"
+    if texts.get(b"chunking_strategy", "auto") != "auto":  # long clips are always cut, as with "auto"
         ignored.append("chunking_strategy")
     return tuple(ignored)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from voxtral_serve.guard.errors import RefusedError
 
-FIELDS = 100  # of one form
+FIELDS = 100  # the most fields of one form
 
 
 class Part(NamedTuple):
@@ -39,14 +39,14 @@ def parse(body: bytes, content_type: str) -> list[Part]:
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise RefusedError(400, f"the body is no multipart form: {error}", "invalid_form") from error
+        raise RefusedError(400, f"the body is not a valid multipart form: {error}", "invalid_form") from error
     if not collector.ended:
-        raise RefusedError(400, "the form is cut short: its last boundary is missing", "invalid_form")
+        raise RefusedError(400, "the form is incomplete: its last boundary is missing", "invalid_form")
     return collector.parts
 
 
 class _Collector:
-    """The parts that python_multipart's MultipartParser has found so far; the methods on_… are its callbacks."""
+    """Collects the parts of a form. The methods on_… are callbacks of python_multipart's MultipartParser."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
@@ -89,7 +89,7 @@ class _Collector:
 
 
 def write(fields: Iterable[Part], wav: bytes) -> tuple[bytes, bytes]:
-    """(content type, body) of a form with these fields and a WAV file as `file`."""
+    """(content type, body) of a form with `fields`, and with the WAV file `wav` as `file`."""
     boundary = secrets.token_hex(16).encode()
     pieces = []
     for field in fields:

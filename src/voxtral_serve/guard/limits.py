@@ -1,14 +1,17 @@
 """Limits on requests, from the environment and from the served model.
 
-These environment variables are read when this module is imported. An invalid value ends the server:
+These environment variables are read when this module is imported. An invalid value ends the server. Defaults are in
+brackets:
   VLLM_MAX_AUDIO_CLIP_FILESIZE_MB   MiB of one audio file (25)
   VLLM_MAX_AUDIO_DECODE_DURATION_S  seconds of one clip (600)
   VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's decoded samples (268435456)
-  VOXTRAL_SERVE_MAX_IN_FLIGHT       requests at a time whose bodies are whole, waiting ones included (4 x
-                                    max_num_seqs, at least 16); each of `api_server_count` processes takes its share
+  VOXTRAL_SERVE_MAX_IN_FLIGHT       requests in flight whose bodies are complete, including waiting ones (4 x
+                                    max_num_seqs, at least 16); divided among the `api_server_count` processes
   VOXTRAL_SERVE_LIVE_IDLE_S         seconds after which a live session without audio and events is closed (60)
-  VOXTRAL_SERVE_LIVE_BACKLOG_S      seconds of a live session's audio that the engine may be behind; further audio is
-                                    not read from the socket (60)
+  VOXTRAL_SERVE_LIVE_BACKLOG_S      seconds of audio by which the engine may lag behind a live session; at this limit,
+                                    no further audio is read from the socket (60)
+  VOXTRAL_SERVE_LIVE_ORIGINS        web pages, separated by commas, that may open live sessions, such as
+                                    https://app.example.org; * for all (none but those of the server's own host)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
 """
 
@@ -22,28 +25,28 @@ from voxtral_serve.audio.decode import Bounds
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.units import MIB
 
-FIELDS_BYTES = MIB  # of a form's fields without the file, and of a chat's JSON without its audio
+FIELDS_BYTES = MIB  # limit for the fields of a form without the file, and for the JSON of a chat without its audio
 SEQUENCES = 16  # the largest `n`: each sequence takes a place in vLLM's batch
-# Of bodies that are still arriving (guard.body), over all API processes. Each takes about 25 KB of memory beside
-# its bytes, for its connection and its task (tests/server/test_slow_clients.py).
+# Limits for bodies that are still arriving (guard.body), over all API processes. In addition to its bytes, a body takes
+# about 25 KB of memory for its connection and its task (tests/server/test_slow_clients.py).
 OPEN_BODIES = 512
 OPEN_BYTES = 256 * MIB
 
 
 class OpenLimits(NamedTuple):
-    """How many bodies may be arriving at one API process, and how many bytes of them it holds."""
+    """Limits of one API process for bodies that are still arriving: their number, and their bytes in memory."""
 
     bodies: int
     size: int
 
     @classmethod
     def of_process(cls, processes: int, largest: int) -> "OpenLimits":
-        """The share of one of `processes`; there is always room for two bodies of `largest` bytes."""
+        """The limits of one of `processes` API processes, with room for at least two bodies of `largest` bytes."""
         return cls(max(OPEN_BODIES // processes, 1), max(OPEN_BYTES // processes, 2 * largest))
 
 
 class Limits(NamedTuple):
-    """The values of the environment variables above; `in_flight` is None where its variable is not set."""
+    """The values of the environment variables above. `in_flight` is None if its variable is not set."""
 
     file_bytes: int
     decode_s: int
@@ -52,20 +55,21 @@ class Limits(NamedTuple):
     hosts: frozenset[str]
     live_idle_s: int
     live_backlog_s: int
+    live_origins: frozenset[str]
 
     @property
     def bounds(self) -> Bounds:
-        """Of one clip."""
-        because = "its VLLM_MAX_AUDIO_DECODE_DURATION_S, or 600 where that is not set"
+        """The limits for one clip."""
+        because = "its VLLM_MAX_AUDIO_DECODE_DURATION_S, 600 by default"
         return Bounds(Fraction(self.decode_s), because, self.decode_bytes)
 
 
 class LimitError(ValueError):
-    """The value of an environment variable is not valid. The message has both."""
+    """An environment variable has an invalid value. The message has its name and the value."""
 
 
 def limits(environ: Mapping[str, str]) -> Limits:
-    """The limits that environment variables set. Raises LimitError."""
+    """The limits that are set by environment variables. Raises LimitError."""
 
     def number(name: str, default: int | None) -> Any:
         text = environ.get(name)
@@ -82,8 +86,8 @@ def limits(environ: Mapping[str, str]) -> Limits:
         raise LimitError(f"VOXTRAL_SERVE_MEDIA_HOSTS has {wrong[0]!r}: expected hosts, such as media.example.org")
     if hosts and environ.get("VLLM_MEDIA_URL_ALLOW_REDIRECTS") != "0":
         raise LimitError(
-            "VOXTRAL_SERVE_MEDIA_HOSTS allows hosts, which could redirect vLLM to any other: set "
-            "VLLM_MEDIA_URL_ALLOW_REDIRECTS=0 as well"
+            "VOXTRAL_SERVE_MEDIA_HOSTS allows hosts, which could redirect vLLM to other hosts: also set "
+            "VLLM_MEDIA_URL_ALLOW_REDIRECTS=0"
         )
     return Limits(
         number("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", 25) * MIB,
@@ -93,20 +97,33 @@ def limits(environ: Mapping[str, str]) -> Limits:
         frozenset(hosts),
         number("VOXTRAL_SERVE_LIVE_IDLE_S", 60),
         number("VOXTRAL_SERVE_LIVE_BACKLOG_S", 60),
+        origins(environ.get("VOXTRAL_SERVE_LIVE_ORIGINS", "")),
     )
+
+
+def origins(listed: str) -> frozenset[str]:
+    """Origins as browsers send them. Raises LimitError."""
+    found = {each.strip().lower().rstrip("/") for each in listed.split(",") if each.strip()}
+    if wrong := sorted(
+        each for each in found if each != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", each)
+    ):
+        raise LimitError(
+            f"VOXTRAL_SERVE_LIVE_ORIGINS has {wrong[0]!r}: expected origins, such as https://app.example.org"
+        )
+    return frozenset(found)
 
 
 LIMITS = limits(os.environ)
 
 
 class Rules(NamedTuple):
-    """What the body of a request may hold.
+    """Limits on the content of a request, and abilities of the model.
 
     file_bytes   bytes of one audio file
-    bounds       the longest clip to decode
-    chat_bounds  the longest clips of one chat, all together
+    bounds       limits for one clip
+    chat_bounds  limits for all clips of one chat together
     rate         the model's sampling rate in Hz
-    hosts        hosts whose URLs vLLM may fetch
+    hosts        hosts from which vLLM may fetch audio
     piece_s      the most seconds of audio that the model transcribes in one request
     timed        whether the model's tokens have times
     can          which of "language", "prompt" and "translate" the model supports
@@ -123,12 +140,12 @@ class Rules(NamedTuple):
 
     @property
     def upload_bytes(self) -> int:
-        """The most bytes of an upload's body."""
+        """The largest body of an upload, in bytes."""
         return self.file_bytes + FIELDS_BYTES
 
     @property
     def chat_bytes(self) -> int:
-        """The most bytes of a chat's body, whose audio is in base64."""
+        """The largest body of a chat, in bytes. Its audio is in base64."""
         return self.file_bytes * 4 // 3 + FIELDS_BYTES
 
 

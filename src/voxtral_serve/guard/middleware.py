@@ -22,7 +22,9 @@ from voxtral_serve.guard import asgi, chat, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.body import OpenBodies, discard, hold
 from voxtral_serve.guard.errors import RefusedError, too_large
-from voxtral_serve.guard.live import vllm_dialect, whole_clips
+from voxtral_serve.guard.limits import LIMITS
+from voxtral_serve.guard.live import handshake, whole_clips
+from voxtral_serve.guard.live.socket import LiveSocket
 from voxtral_serve.guard.server import ServerFacts, attach, drifted
 from voxtral_serve.patches.live_server import log
 
@@ -97,7 +99,7 @@ class Request:
         self.status = DISCONNECTED
         self.bytes, self.seconds = 0, 0.0
         self.answering = False
-        self.live: vllm_dialect.VllmSocket | None = None
+        self.live: LiveSocket | None = None
         # Whether the client may still be sending a body
         self.arriving = self.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self.headers
 
@@ -116,7 +118,7 @@ class Request:
 
     def report(self) -> None:
         """Write the request's line to the log."""
-        path = self.path if self.path in METHODS or self.path == whole_clips.PATH else ascii(self.path)[:80]
+        path = self.path if self.path in METHODS or self.path in handshake.PATHS else ascii(self.path)[:80]
         audio = f"{self.bytes} bytes, {self.seconds:.2f} s of audio" if self.live is None else self.live.report()
         spent_ms = 1000 * (time.monotonic() - self.start)
         log.info("%s %s %d, %s, %.0f ms, id %s", self.method, path, self.status, audio, spent_ms, self.id)
@@ -163,6 +165,9 @@ class Request:
             raise RefusedError(
                 405, f"{self.path} takes {' or '.join(self._methods())}, not {self.method}", "method_not_allowed"
             )
+        if websocket:
+            handshake.check_origin(self.headers, LIMITS.live_origins)
+            handshake.key_as_header(self.scope, self.headers)
         self._check_key(facts)
         if self.path in READ:
             await self.guard.app(self.scope, self.receive, self.send)
@@ -181,7 +186,7 @@ class Request:
         return ("GET",) if self.path.startswith(MODEL) else METHODS.get(self.path, ())
 
     def _check_path(self, websocket: bool) -> None:
-        if websocket != (self.path == whole_clips.PATH) or not (websocket or self._methods()):
+        if websocket != (self.path in handshake.PATHS) or not (websocket or self._methods()):
             path = ascii(self.path)[1:-1][:80]
             raise RefusedError(404, f"there is no {path} here: this server has {', '.join(METHODS)}", "not_found")
 
@@ -237,8 +242,11 @@ class Request:
 
     async def _live(self, facts: ServerFacts) -> None:
         if facts.sessions is not None:
-            self.live = vllm_dialect.VllmSocket(facts.sessions, self.receive, self.send, self.id)
+            made = handshake.read(self.path, self.scope, self.headers)
+            self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol)
             await self.live.serve()
+        elif self.path == handshake.MISTRAL_PATH:
+            raise RefusedError(404, "this server has no live sessions: set max_live_sessions", "realtime_not_supported")
         else:
             app = self.guard.app if facts.live else whole_clips.WholeClipsOnly(self.guard.app)
             await app(self.scope, self.receive, self.send)

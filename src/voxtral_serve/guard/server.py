@@ -19,7 +19,7 @@ from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules
 from voxtral_serve.guard.live.cuts import ContextError
 from voxtral_serve.guard.live.link import Engine
 from voxtral_serve.guard.live.service import PONG_S, LiveService
-from voxtral_serve.patches.live_server import FileLimit, GracefulStop, TokenRecording
+from voxtral_serve.patches.live_server import ConnectionHeaders, FileLimit, GracefulStop, TokenRecording
 from voxtral_serve.transcript.words import TokenStream
 
 LEAST_IN_FLIGHT = 16
@@ -63,6 +63,7 @@ def attach(state: Any, app: Any) -> ServerFacts:
         GracefulStop(engine).settle_on(state.server)
     else:
         GracefulStop(engine, facts.sessions.drain).settle_on(state.server)
+        ConnectionHeaders().settle_on(state.server.config)
         state.server.config.ws_ping_timeout = PONG_S
         logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg not in WEBSOCKET_LINES)
     FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)
@@ -114,8 +115,19 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
     if config.model_config.architecture != ENCODE_ONCE or not options.get(OPTION):
         return None
     shape = SessionShape.of(engine.input_processor.tokenizer.instruct.audio_encoder.audio_config)
-    serves = state.openai_serving_models.is_base_model
-    return LiveService(Engine.of_vllm(engine), shape, detector, serves, LIMITS.live_idle_s, LIMITS.live_backlog_s)
+    models = state.openai_serving_models
+    service = LiveService(
+        Engine.of_vllm(engine),
+        shape,
+        detector,
+        models.is_base_model,
+        LIMITS.live_idle_s,
+        LIMITS.live_backlog_s,
+        models.base_model_paths[0].name,
+        TokenStream.of_tokenizer(engine.input_processor.tokenizer),
+    )
+    service.voices.prepare()
+    return service
 
 
 def _verify(state: Any, app: Any) -> Callable[[Any], bool] | None:

@@ -1,4 +1,4 @@
-"""The stages of an upload: form -> fields -> clip -> pieces in a thread, then ask -> answer in the event loop."""
+"""The stages of an upload: form, fields, clip and pieces in a thread; then ask and answer in the event loop."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ class Upload(NamedTuple):
 def read(body: bytes, content_type: str, task: str, rules: Rules, detector: Detector) -> Upload:
     """The upload in a form. `task` is "transcribe" or "translate".
 
-    Raises RefusedError. For a thread: it takes milliseconds, and a second for ten minutes of audio.
+    Raises RefusedError. Call it in a thread: it takes milliseconds, and one second for ten minutes of audio.
     """
     fields.check_task(task, rules.can)
     request, file = fields.read(form.parse(body, content_type), task, rules)
@@ -42,10 +42,10 @@ async def answer(
     request_id: str,
     stream: TokenStream | None,
 ) -> None:
-    """Have vLLM's `app` transcribe an upload, and send the client its answer or vLLM's refusal.
+    """Transcribe an upload with vLLM's `app`, and send the client the answer or vLLM's error.
 
     `scope` and `receive` are those of the client's request, whose body has been received. `stream` is None for a model
-    whose tokens have no times. Raises RefusedError if times are asked for and the tokens do not give them.
+    whose tokens have no times. Raises RefusedError if times are requested and the tokens do not give them.
     """
     gone = asyncio.Event()
     watcher = asyncio.create_task(_watch(receive, gone))

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from voxtral_serve import shims
@@ -222,3 +223,38 @@ class GracefulStop(ServerPatch):
         module.shutdown = shutdown
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+class ConnectionHeaders(ServerPatch):
+    """Object: uvicorn's Config, once it is loaded.
+
+    The handshake of a WebSocket may have `Connection: Upgrade` and `Connection: keep-alive`: one list, as HTTP has it.
+    """
+
+    name = "connection_headers"
+    does = "opens WebSockets to clients that send several Connection headers, as LiveKit's plugin for Mistral does"
+    target = "uvicorn.Config.http_protocol_class"
+    breaks = "Unsupported upgrade request, and status 404"
+    upstream = "uvicorn reads the last Connection header only (its pull request 2002 was closed)"
+    until = "uvicorn reads all Connection headers"
+    expires = "tests/patches/test_live_server.py::test_uvicorn_reads_the_last_connection_header"
+    used_by = "live sessions of the encode-once model"
+
+    handshake = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"), (b"connection", b"keep-alive"))
+
+    def probe(self, module: Any) -> bool:
+        headers = SimpleNamespace(headers=list(self.handshake))
+        return bool(module.http_protocol_class._get_upgrade(headers) is None)
+
+    def apply(self, module: Any) -> None:
+        stock = module.http_protocol_class
+
+        class Joining(stock):  # type: ignore[misc, valid-type]
+            def _get_upgrade(self) -> bytes | None:
+                others = [(name, value) for name, value in self.headers if name != b"connection"]
+                connection = b",".join(value for name, value in self.headers if name == b"connection")
+                joined = SimpleNamespace(headers=[*others, (b"connection", connection)])
+                found: bytes | None = stock._get_upgrade(joined)
+                return found
+
+        module.http_protocol_class = Joining

@@ -1,10 +1,17 @@
 """Live sessions of an API process: audio from a WebSocket to vLLM's engine, text from the engine to the WebSocket.
 
-    vllm_dialect   the events on the socket, as vLLM's own server has them
-    session        one text: audio in, pieces of text out, whatever dialect the socket speaks
-    cuts           where an endless text goes over from one request of the engine to the next
-    link           messages and requests to the engine, of all sessions of this process
-    service        the sockets of this process: idle ones, those that nobody reads, and the end of the server
+    handshake        which protocol a WebSocket speaks, its key, the web page that it comes from
+    socket           a connection from its acceptance to its close, whatever protocol it speaks
+    vllm_dialect     the events of vLLM's own server: one text after the other
+    turn_dialect     what protocols share whose connection is one session of several turns
+    openai_dialect   the events of OpenAI's Realtime transcription; openai_settings is its `session`
+    mistral_dialect  the events of Mistral's realtime transcription
+    items            the text of one turn: deltas, words with times, logprobs
+    turn_audio       the audio of a session, cut into turns; turns finds them, voices has the probabilities of speech
+    session          audio in, pieces of text out, whatever dialect the socket speaks
+    cuts             where an endless text goes over from one request of the engine to the next
+    link             messages and requests to the engine, of all sessions of this process
+    service          the sockets of this process: idle ones, those that nobody reads, and the end of the server
 
 `whole_clips` answers the same WebSocket on a server without live sessions; `metrics` has what /metrics says of them.
 """

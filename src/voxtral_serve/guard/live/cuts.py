@@ -52,7 +52,8 @@ class CutPoints(NamedTuple):
 
         most = samples(1.0)
         if positions < (least := least_positions(shape)):
-            raise ContextError(f"max_model_len is {positions}, and live sessions need at least {least}")
+            needed = f"live sessions need at least {least} with a delay of {shape.delay_ms} ms"
+            raise ContextError(f"max_model_len is {positions}, and {needed}")
         return cls(samples(ROLL_OVER) - LEVELS * FRAME, samples(ROLL_OVER), samples(TIGHT), most)
 
 

@@ -37,7 +37,7 @@ class Engine(NamedTuple):
     call       await call(method, messages) is a utility call
     generate   (prompt, sampling_params, request_id, priority=) -> vLLM's RequestOutputs
     dead       whether the engine has died
-    request    (session, max_tokens) -> (prompt, sampling_params)
+    request    (session, shape, max_tokens) -> (prompt, sampling_params)
     priority   of requests of sessions
     positions  that one request can have
     """
@@ -45,7 +45,7 @@ class Engine(NamedTuple):
     call: Callable[..., Any]
     generate: Callable[..., Any]
     dead: Callable[[], bool]
-    request: Callable[[str, int], tuple[Any, Any]]
+    request: Callable[[str, SessionShape, int], tuple[Any, Any]]
     priority: int
     positions: int
 
@@ -53,10 +53,9 @@ class Engine(NamedTuple):
     def of_vllm(cls, client: Any) -> "Engine":
         """Of vLLM's EngineClient. Raises AttributeError if it is not as expected."""
         config, instruct = client.vllm_config, client.input_processor.tokenizer.instruct
-        shape = SessionShape.of(instruct.audio_encoder.audio_config)
-        ids = [*instruct.start(), *[instruct.audio_encoder.streaming_pad] * (shape.left + shape.delay)]
+        begin, pad = instruct.start(), instruct.audio_encoder.streaming_pad
 
-        def request(session: str, max_tokens: int) -> tuple[Any, Any]:
+        def request(session: str, shape: SessionShape, max_tokens: int) -> tuple[Any, Any]:
             from vllm.inputs import TokensPrompt
             from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -67,7 +66,7 @@ class Engine(NamedTuple):
                 output_kind=RequestOutputKind.DELTA,
                 extra_args={SESSION: session},
             )
-            return TokensPrompt(prompt_token_ids=ids), params
+            return TokensPrompt(prompt_token_ids=[*begin, *[pad] * (shape.prompt - len(begin))]), params
 
         def dead() -> bool:
             errored: bool = client.errored
@@ -85,7 +84,7 @@ class Engine(NamedTuple):
 
 
 class EngineLink:
-    """The only one of a process."""
+    """The only one of a process. `shape` is that of the checkpoint's delay."""
 
     def __init__(self, engine: Engine, shape: SessionShape, tick_s: float = TICK_S) -> None:
         self.engine, self.shape = engine, shape
@@ -98,20 +97,21 @@ class EngineLink:
         self._waiters: list[asyncio.Future[None]] = []  # for all that was put before to be answered
         self._pump: asyncio.Task[None] | None = None
 
-    async def open(self, session: str) -> None:
-        """A new session. Raises LinkError if the engine refuses it."""
+    async def open(self, session: str, delay: int | None = None) -> None:
+        """A new session, with a delay in token positions; None is the checkpoint's. Raises LinkError if the engine
+        refuses it."""
         opening = self._opening[session] = asyncio.get_running_loop().create_future()
         self.sessions.add(session)
-        self._put(["open", session])
+        self._put(["open", session, delay])
         try:
             await opening
         finally:
             self._opening.pop(session, None)
 
-    def open_next(self, session: str) -> None:
+    def open_next(self, session: str, delay: int | None = None) -> None:
         """A session that takes over from one that was closed, in the same call: the engine has a place for it."""
         self.sessions.add(session)
-        self._put(["open", session])
+        self._put(["open", session, delay])
 
     def audio(self, session: str, pcm: bytes) -> None:
         if (waiting := self._audio.get(session)) is not None:
@@ -137,9 +137,11 @@ class EngineLink:
         self._start()
         await waiter
 
-    def tokens(self, session: str) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for a session; closing the iterator aborts its request."""
-        prompt, params = self.engine.request(session, self.engine.positions - self.shape.prompt)
+    def tokens(self, session: str, shape: SessionShape, logprobs: bool = False) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs for a session of this shape; closing the iterator aborts its request."""
+        prompt, params = self.engine.request(session, shape, self.engine.positions - shape.prompt)
+        if logprobs:
+            params.logprobs = 0  # only that of the sampled token
         outputs: AsyncGenerator[Any, None] = self.engine.generate(
             prompt, params, session, priority=self.engine.priority
         )

@@ -14,6 +14,8 @@ class Metrics(NamedTuple):
     ended: Any
     rollovers: Any
     catch_ups: Any
+    errors: Any
+    turns: Any
 
 
 @functools.cache
@@ -38,4 +40,6 @@ def metrics() -> Metrics:
         Counter(f"{prefix}sessions_ended", "Connections of live sessions that ended.", ["reason"]),
         Counter(f"{prefix}rollovers", "Times that a session went over to another request."),
         Counter(f"{prefix}catch_ups", "Times that a session was over 0.5 s behind and caught up."),
+        Counter(f"{prefix}errors", "Events of live clients that were refused.", ["code"]),
+        Counter(f"{prefix}turns", "Turns of live sessions that were ended.", ["by"]),
     )

@@ -19,6 +19,8 @@ from voxtral_serve.guard.live.cuts import CutPoints
 from voxtral_serve.guard.live.link import Engine, EngineLink
 from voxtral_serve.guard.live.metrics import Metrics, metrics
 from voxtral_serve.guard.live.session import LiveSession
+from voxtral_serve.guard.live.voices import VoicePool
+from voxtral_serve.transcript.words import TokenStream
 
 SWEEP_S = 1.0
 UNREAD_S = 30.0  # in which a client takes none of its text, with the socket's buffers full
@@ -49,12 +51,23 @@ STALLED = Ending("stalled", FAILED, f"the engine has not answered for {STALLED_S
 UNREAD = Ending("unread", POLICY, f"the client has not read its text for {UNREAD_S:.0f} s", "unread")
 
 
+class DelayError(ValueError):
+    """A session cannot have this delay. The message says which it can have."""
+
+
 class Socket(Protocol):
     """A client's connection, whatever its dialect."""
 
-    session: LiveSession | None  # the text that is being made
     listening_since: float | None  # since when it waits for the client's next event
     sending_since: float | None  # since when an event waits for the client to read
+
+    @property
+    def session(self) -> LiveSession | None:
+        """The one that is open."""
+
+    @property
+    def awaits_text(self) -> bool:
+        """Whether the client waits for text, and not the server for the client."""
 
     def stop(self, ending: Ending) -> None:
         """End it now."""
@@ -77,10 +90,16 @@ class LiveService:
         serves: Callable[[object], bool],
         idle_s: float,
         backlog_s: float,
+        model: str = "",
+        stream: TokenStream | None = None,
     ) -> None:
-        """`serves` says whether a model of this name is served."""
+        """`serves` says whether a model of this name is served, `model` is the first such name, and `stream` says how
+        to read the model's tokens."""
+        self.model, self.stream = model, stream
+        self.voices = VoicePool()
         self.link, self.detector, self.serves = EngineLink(engine, shape), detector, serves
-        self.points = CutPoints.of(shape, engine.positions)
+        self._points: dict[SessionShape, CutPoints] = {}
+        self._points_of(shape)  # raises ContextError now, not in the first session
         self.idle_s, self.backlog_s = idle_s, backlog_s
         self.metrics: Metrics = metrics()
         self.sockets: dict[Socket, asyncio.Task[None]] = {}
@@ -88,8 +107,33 @@ class LiveService:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pauses")
         self._sweeper: asyncio.Task[None] | None = None
 
-    def session(self, failed: Callable[[str], None]) -> LiveSession:
-        return LiveSession(self.link, self.points, self.metrics, self._is_pause, failed, self.backlog_s)
+    @property
+    def delay_ms(self) -> int:
+        """The checkpoint's."""
+        return self.link.shape.delay_ms
+
+    def check_delay(self, delay_ms: int) -> None:
+        """Raises DelayError for a delay that is not valid, or that the engine's context is too short for."""
+        try:
+            self._points_of(self.link.shape.with_delay_ms(delay_ms))
+        except ValueError as error:
+            raise DelayError(str(error)) from None
+
+    def session(self, failed: Callable[[str], None], *, delay_ms: int | None = None) -> LiveSession:
+        """
+        failed     is told what the engine refused once the session had begun
+        delay_ms   of the text behind the audio; None is the checkpoint's
+
+        Raises ValueError for a delay that is not valid, or that the engine's context is too short for.
+        """
+        shape = self.link.shape.with_delay_ms(delay_ms)
+        points = self._points_of(shape)
+        return LiveSession(self.link, shape, points, self.metrics, self._is_pause, failed, self.backlog_s)
+
+    def _points_of(self, shape: SessionShape) -> CutPoints:
+        if shape not in self._points:
+            self._points[shape] = CutPoints.of(shape, self.link.engine.positions)
+        return self._points[shape]
 
     def add(self, socket: Socket, task: asyncio.Task[None]) -> None:
         """`task` ends with the socket."""
@@ -114,6 +158,7 @@ class LiveService:
             if late:
                 await asyncio.wait(late, timeout=SWEEP_S)
         self._thread.shutdown(wait=False)
+        self.voices.close()
 
     async def _sweep(self) -> None:
         while self.sockets:
@@ -137,7 +182,7 @@ class LiveService:
             elif (
                 socket.listening_since is not None
                 and now - socket.listening_since > self.idle_s
-                and (session is None or not session.ended)
+                and not socket.awaits_text
             ):
                 words = f"no audio and no event for {self.idle_s:g} s"
                 socket.stop(Ending("idle", POLICY, words, "idle_timeout"))

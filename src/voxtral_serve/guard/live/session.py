@@ -1,7 +1,7 @@
-"""One live text: PCM16 in, pieces of text out, over as many requests of the engine as it takes.
+"""One live session: PCM16 in, pieces of text out, over as many requests of the engine as it takes.
 
-It knows nothing of a WebSocket or of its events. Who drives it: `begin`, then `feed` for audio and `end`, all in one
-task; `deltas` in another, which ends with the text; and `close` in any case.
+It knows nothing of a WebSocket or of its events. Who drives it: `begin`, then `feed` for audio, `cut` where a turn ends
+and `end`, all in one task; `outputs` or `deltas` in another, which ends with the text; and `close` in any case.
 """
 
 import asyncio
@@ -9,22 +9,47 @@ import contextlib
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES, CutPoints, Splitter
 from voxtral_serve.guard.live.link import EngineLink, LinkError
 from voxtral_serve.guard.live.metrics import Metrics
+from voxtral_serve.patches.live_server import LEAST_LOGPROB
 
 EOS = 2  # </s> of Mistral's tokenizers
 BEHIND_S, CAUGHT_UP_S = 0.5, 0.16  # lags that a catch-up goes from and to
 
 
-class Part:
-    """The audio and the tokens of one request of a session."""
+class Output(NamedTuple):
+    """What one output of the engine adds to the text of a turn.
 
-    def __init__(self, name: str, shape: SessionShape) -> None:
-        self.name = name
+    turn      number of the turn, from 0
+    start     samples of the session before the audio of the request
+    text      often empty
+    tokens    their ids
+    logprobs  of the tokens; None unless the session asks for them
+    """
+
+    turn: int
+    start: int
+    text: str
+    tokens: Sequence[int]
+    logprobs: Sequence[float] | None
+
+
+class TurnEnd(NamedTuple):
+    """The text of a turn is complete."""
+
+    turn: int
+
+
+class Part:
+    """The audio and the tokens of one request of a session. `turn` and `start` are those of Output."""
+
+    def __init__(self, name: str, shape: SessionShape, turn: int = 0, start: int = 0) -> None:
+        self.name, self.turn, self.start = name, turn, start
         self.samples = 0  # sent
         self.tokens = 0  # received
         self.ready = asyncio.Event()  # the prompt's rows are complete, or there is no more audio
@@ -54,6 +79,7 @@ class Part:
 
 class LiveSession:
     """
+    shape      that of its delay
     points     where its audio is cut
     pause      says whether PCM16 ends in a pause
     failed     is told what the engine refused once the session had begun
@@ -63,25 +89,26 @@ class LiveSession:
     def __init__(
         self,
         link: EngineLink,
+        shape: SessionShape,
         points: CutPoints,
         metrics: Metrics,
         pause: Callable[[bytes], Awaitable[bool]],
         failed: Callable[[str], None],
         backlog_s: float,
     ) -> None:
-        self.link, self.shape, self.metrics = link, link.shape, metrics
+        self.link, self.shape, self.metrics = link, shape, metrics
         self._pause, self._failed = pause, failed
-        self._most, self._ready_samples = round(backlog_s * link.shape.rate_hz), link.shape.ready_samples
+        self._most, self._ready_samples = round(backlog_s * shape.rate_hz), shape.ready_samples
         self._splitter = Splitter(points)
         self._id = uuid.uuid4().hex
         self._parts: list[Part] = []  # those that are not done, and the last one
-        self._done_samples = 0
+        self._done_samples = self._requests = 0
+        self.logprobs = False  # whether the next request asks for them
+        self.turn = 0
         self._room: asyncio.Future[None] | None = None
         self._begun = self._behind = False
         self.ended = self.closed = False
         self.samples = self.tokens = self.prompt_tokens = self.rollovers = 0
-        self._told = 0  # tokens that `deltas` has given
-        self._surplus = 0  # tokens of these that a session without rollovers would not have had
         self.worst_lag_s = 0.0
         self.heard_from = time.monotonic()  # when the last token came, or the engine had nothing to do
 
@@ -89,7 +116,7 @@ class LiveSession:
         """Raises LinkError if the engine has no place for another session."""
         part = self._new()
         self._open(part)
-        await self.link.open(part.name)
+        await self.link.open(part.name, self.shape.delay)
         self.metrics.sessions.inc()
         self._begun = True
 
@@ -117,13 +144,36 @@ class LiveSession:
             self._end(self._parts[-1])
             self._wake()
 
-    async def deltas(self) -> AsyncGenerator[tuple[str, int], None]:
-        """(text, tokens) of each output of the engine, in order; most texts are empty.
+    def cut(self) -> None:
+        """A turn ends with the audio so far: its text comes at once, and what follows is the next turn's."""
+        if not self.ended:
+            self._send(self._splitter.flush(), time.monotonic())
+            self.turn += 1
+            self._next_part()
 
-        There is one token for each 80 ms of audio: those that a rollover adds for its padding are left out. Raises
-        LinkError, and what vLLM raises.
+    async def deltas(self) -> AsyncGenerator[tuple[str, int], None]:
+        """(text, tokens) of each output of the engine, in order; most texts are empty. Raises as `outputs`.
+
+        There is one token for each 80 ms of audio: those that a rollover adds for its padding are left out.
         """
-        text_ended, written = True, False  # whether the text ends in a space; whether there is any
+        told = surplus = start = 0
+        async with contextlib.aclosing(self.outputs()) as outputs:
+            async for output in outputs:
+                if isinstance(output, TurnEnd):
+                    continue
+                if output.start != start:  # another request's first output
+                    start = output.start
+                    surplus = told - round(start / self.shape.samples)
+                tokens = len(output.tokens)
+                left_out = max(0, min(tokens - bool(output.text), surplus))
+                surplus -= left_out
+                told += tokens - left_out
+                if output.text or tokens > left_out:
+                    yield output.text, tokens - left_out
+
+    async def outputs(self) -> AsyncGenerator[Output | TurnEnd, None]:
+        """The text of each turn, in order, and its end. Raises LinkError, and what vLLM raises."""
+        text_ended, written = True, False  # whether the turn's text ends in a space; whether there is any
         while True:
             part = self._parts[0]
             await part.ready.wait()
@@ -131,18 +181,18 @@ class LiveSession:
             fresh = True  # the first word after another request's
             if part.samples:
                 async with contextlib.aclosing(self._outputs(part)) as outputs:
-                    async for text, tokens in outputs:
-                        if text:
+                    async for output in outputs:
+                        if text := output.text:
                             if fresh and written and not text_ended and not text[0].isspace():
-                                text = " " + text
+                                output = output._replace(text=" " + text)
                             fresh, written, text_ended = False, True, text[-1].isspace()
-                        left_out = min(tokens - bool(text), self._surplus)
-                        self._surplus -= left_out
-                        self._told += tokens - left_out
-                        if text or tokens > left_out:
-                            yield text, tokens - left_out
+                        yield output
             self._finish(part)
-            if self._parts[0] is part:
+            last = self._parts[0] is part
+            if last or self._parts[0].turn != part.turn:
+                text_ended, written = True, False
+                yield TurnEnd(part.turn)
+            if last:
                 return
 
     def close(self) -> None:
@@ -173,7 +223,8 @@ class LiveSession:
         return now - self.heard_from
 
     def _new(self) -> Part:
-        part = Part(f"{self._id}-{self.rollovers}", self.shape)
+        part = Part(f"{self._id}-{self._requests}", self.shape, self.turn, self.samples)
+        self._requests += 1
         self._parts.append(part)
         return part
 
@@ -206,18 +257,22 @@ class LiveSession:
         return await self._pause(bytes(self._splitter.heard)) and not self.ended
 
     def _roll_over(self) -> None:
+        self.rollovers += 1
+        self.metrics.rollovers.inc()
+        self._next_part()
+
+    def _next_part(self) -> None:
         """The audio so far is one request's, what follows the next one's: it is opened when the former is done, so
         that a session has one place in the engine."""
         self._splitter.cut()
         self._end(self._parts[-1])
-        self.rollovers += 1
-        self.metrics.rollovers.inc()
         self._new()
 
-    async def _outputs(self, part: Part) -> AsyncGenerator[tuple[str, int], None]:
+    async def _outputs(self, part: Part) -> AsyncGenerator[Output, None]:
         observe = self.metrics.lag.observe
         self.prompt_tokens += self.shape.prompt
-        outputs = self.link.tokens(part.name)
+        asked = self.logprobs
+        outputs = self.link.tokens(part.name, self.shape, asked)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 if not output.outputs:
@@ -233,7 +288,8 @@ class LiveSession:
                 self.tokens += count
                 if self._room is not None:
                     self._wake()
-                yield answer.text, count
+                logprobs = chosen_logprobs(answer) if asked else None
+                yield Output(part.turn, part.start, answer.text, answer.token_ids, logprobs)
                 # Before the audio's end EOS is a pause of the speaker's.
                 if part.ended and EOS in answer.token_ids and self._heard_all(part):
                     return
@@ -259,11 +315,10 @@ class LiveSession:
         self._done_samples += part.samples
         self.link.close(part.name)
         if len(self._parts) > 1:
-            self._surplus = self._told - round(self._done_samples / self.shape.samples)
             self._parts.pop(0)
             following = self._parts[0]
             self._open(following)
-            self.link.open_next(following.name)
+            self.link.open_next(following.name, self.shape.delay)
             if following.waiting:
                 self.link.audio(following.name, b"".join(following.waiting))
                 following.waiting.clear()
@@ -281,3 +336,9 @@ class LiveSession:
             await self._room
         finally:
             self._room = None
+
+
+def chosen_logprobs(answer: Any) -> list[float]:
+    """Of the tokens of vLLM's CompletionOutput. JSON has no -inf."""
+    pairs = zip(answer.token_ids, answer.logprobs, strict=True)
+    return [max(found[token].logprob, LEAST_LOGPROB) for token, found in pairs]

@@ -1,0 +1,81 @@
+"""Published clients of live speech, unmodified, against a real server: each has the words that an upload has.
+
+`make test-clients` runs them. Each program of programs/ is a process of .venv-clients, which sends clips at the pace of
+speech.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import soundfile
+from conftest import DATA, ROOT
+from uploads import KEY, upload
+
+from bench import dataset
+from bench.metrics import normalize, word_errors
+from pico import evaluate
+
+PYTHON = ROOT / ".venv-clients/bin/python"
+PROGRAMS = Path(__file__).parent / "programs"
+# In all programs but those that say otherwise
+MODEL = "voxtral"
+# livekit-plugins-mistralai speaks its live protocol for models with `realtime` in their name only.
+MODELS = {"livekit_mistral": "voxtral-mini-transcribe-realtime-2602"}
+CLIPS = 3
+LONGEST_S = 5.0
+TIMEOUT_S = 240
+# Of the words of all clips. Where a client resamples, or speech detection cuts a turn within a clip, a word may differ.
+MOST_ERRORS = 0.1
+
+
+class Spoken(NamedTuple):
+    path: Path  # 16 bits, 16 kHz
+    text: str  # the upload's
+
+
+def programs() -> list[str]:
+    found = [path.stem for path in sorted(PROGRAMS.glob("*.py")) if "__main__" in path.read_text(encoding="utf-8")]
+    assert len(found) >= 9
+    return found
+
+
+@pytest.fixture(scope="module")
+def spoken(fast_url: str, tmp_path_factory: pytest.TempPathFactory) -> list[Spoken]:
+    folder = tmp_path_factory.mktemp("spoken")
+    clips = [clip for clip in dataset.select(dataset.load(DATA).clips, 60, seed=0) if clip.duration_s <= LONGEST_S]
+    found = []
+    for clip in clips[:CLIPS]:
+        path = folder / f"{clip.id}.wav"
+        soundfile.write(path, np.asarray(evaluate.read_audio(clip.path)), 16000, subtype="PCM_16")
+        found.append(Spoken(path, upload(fast_url, path).json()["text"].strip()))
+    assert len(found) == CLIPS and all(each.text for each in found)
+    return found
+
+
+@pytest.mark.parametrize("program", programs())
+def test_a_client_has_the_words_of_the_upload(program: str, fast_url: str, spoken: list[Spoken]) -> None:
+    """Exact for all clips but one, and at most MOST_ERRORS of all words are others."""
+    command = [PYTHON, PROGRAMS / f"{program}.py", fast_url, MODELS.get(program, MODEL)]
+    done = subprocess.run(
+        [*map(str, command), *(str(each.path) for each in spoken)],
+        env={**os.environ, "OPENAI_API_KEY": KEY},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert (done.returncode, len(lines)) == (0, CLIPS), done.stderr[-4000:]
+    print("\n".join(map(str, lines)))
+    pairs = [(each.text, line["text"]) for each, line in zip(spoken, lines, strict=True)]
+    errors = [word_errors(reference, text) for reference, text in pairs]
+    words = sum(len(normalize(reference).split()) for reference, _ in pairs)
+    wrong = sum(each.total for each in errors)
+    assert wrong <= MOST_ERRORS * words, pairs
+    assert sum(normalize(reference) != normalize(text) for reference, text in pairs) <= 1, pairs
+    assert all(line["turns"] >= 1 for line in lines)
+    assert all(-1 < line["final_s"] < 30 for line in lines), lines

@@ -1,0 +1,368 @@
+"""The protocols of OpenAI and Mistral on a real server: texts are those of uploads, and hostile clients harm nobody."""
+
+import asyncio
+import base64
+import difflib
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import live
+import numpy as np
+import pytest
+import requests
+import soundfile
+import soxr
+from conftest import DATA, MOST_LIVE, Server
+from openai import AsyncOpenAI, OpenAI
+from test_live import CLOSE, close_of, metric, uploaded
+from uploads import AUTHORIZED, KEY
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from bench import dataset
+from pico import evaluate
+
+RATE = 16000
+PIECES = [1280, 160, 4001, 16000]
+TEXT = "conversation.item.input_audio_transcription"
+INPUT = "input_audio_buffer"
+COMPLETED = f"{TEXT}.completed"
+PCM = {"type": "audio/pcm", "rate": RATE}
+
+
+@pytest.fixture(scope="module")
+def audios() -> list[np.ndarray]:
+    """Short clips, as 16 bits hold them."""
+    found = dataset.select(dataset.load(DATA)[0], 30, seed=0)
+    clips = sorted((clip for clip in found if clip.id not in CLOSE), key=lambda clip: clip.duration_s)
+    return [evaluate.read_audio(clip.path) for clip in clips[: len(PIECES)]]
+
+
+def opened(url: str, query: str = "intent=transcription", path: str = "/v1/realtime", **more: Any) -> ClientConnection:
+    address = url.replace("http://", "ws://") + path + (f"?{query}" if query else "")
+    return connect(address, **{"additional_headers": AUTHORIZED, **more})
+
+
+def configure(socket: ClientConnection, turn_detection: Any = None, form: Any = PCM, **session: Any) -> None:
+    audio = {"input": {"format": form, "turn_detection": turn_detection}}
+    live.send(socket, "session.update", session={"type": "transcription", "audio": audio, **session})
+
+
+def until(socket: ClientConnection, kind: str) -> dict[str, Any]:
+    """The next event of a kind; an error is none of the others."""
+    while (event := live.receive(socket))["type"] != kind:
+        assert event["type"] != "error", event
+    return event
+
+
+def append(socket: ClientConnection, content: bytes, piece: int = 2560, kind: str = f"{INPUT}.append") -> None:
+    for start in range(0, len(content), piece):
+        live.send(socket, kind, audio=base64.b64encode(content[start : start + piece]).decode())
+
+
+def committed(url: str, content: bytes, piece: int, form: Any = PCM) -> dict[str, Any]:
+    with opened(url) as socket:
+        configure(socket, form=form)
+        append(socket, content, piece)
+        live.send(socket, f"{INPUT}.commit")
+        return until(socket, COMPLETED)
+
+
+def test_a_turn_has_the_text_of_the_upload(fast_url: str, audios: list[np.ndarray]) -> None:
+    """Of PCM of 16 kHz, to the letter, several at once and in pieces of any size."""
+    expected = [uploaded(fast_url, audio) for audio in audios]
+    with ThreadPoolExecutor(len(audios)) as pool:
+        pieces = [2 * piece + 1 for piece in PIECES]  # odd numbers of bytes
+        found = list(pool.map(committed, [fast_url] * len(audios), map(live.pcm16, audios), pieces))
+    assert [each["transcript"] for each in found] == expected
+    for each, audio in zip(found, audios, strict=True):
+        assert each["usage"] == {"type": "duration", "seconds": round(len(audio) / RATE, 3)}
+
+
+@pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu", "audio/pcma"])
+def test_formats(fast_url: str, audios: list[np.ndarray], kind: str) -> None:
+    """PCM of 24 kHz and G.711 have the text of an upload of the same audio, however it is cut."""
+    import audioop
+    import io
+
+    rate = 24000 if kind == "audio/pcm" else 8000
+    samples = np.frombuffer(live.pcm16(soxr.resample(audios[0], RATE, rate)), "<i2")
+    content = samples.tobytes()
+    if kind != "audio/pcm":
+        to, back = (
+            (audioop.lin2ulaw, audioop.ulaw2lin) if kind == "audio/pcmu" else (audioop.lin2alaw, audioop.alaw2lin)
+        )
+        content = to(content, 2)
+        samples = np.frombuffer(back(content, 2), "<i2")
+    found = {committed(fast_url, content, piece, {"type": kind})["transcript"] for piece in (997, 4800)}
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="WAV", subtype="PCM_16")
+    answer = requests.post(
+        f"{fast_url}/v1/audio/transcriptions",
+        files={"file": ("clip.wav", file.getvalue())},
+        data={"model": "voxtral"},
+        headers=AUTHORIZED,
+        timeout=60,
+    )
+    assert found == {answer.json()["text"]}
+
+
+def test_server_vad_and_word_times(fast_url: str, audios: list[np.ndarray]) -> None:
+    """Three clips with pauses: each is a turn, with its words at their times."""
+    pause = np.zeros(RATE, np.float32)
+    audio = np.concatenate([part for clip in audios[:3] for part in (clip, pause)])
+    with opened(fast_url) as socket:
+        configure(socket, {"type": "server_vad", "silence_duration_ms": 500})
+        append(socket, live.pcm16(audio))
+        live.send(socket, f"{INPUT}.clear")
+        events: list[dict[str, Any]] = []
+        while not events or sum(event["type"] == "conversation.item.done" for event in events) < 3:
+            events.append(live.receive(socket))
+            assert events[-1]["type"] != "error", events[-1]
+    stops = [event["audio_end_ms"] for event in events if event["type"] == f"{INPUT}.speech_stopped"]
+    ends = np.cumsum([len(clip) + len(pause) for clip in audios[:3]]) / RATE * 1000
+    assert len(stops) == 3 and all(0 <= end - stop <= 1500 for end, stop in zip(ends, stops, strict=True))
+    texts = [event["transcript"] for event in events if event["type"] == COMPLETED]
+    assert [text.split()[-1] for text in texts] == [uploaded(fast_url, clip).split()[-1] for clip in audios[:3]]
+    words = [word for event in events if event["type"] == f"{TEXT}.segment" for word in event["words"]]
+    assert [word["word"] for word in words] == " ".join(texts).split()
+    for one, other in itertools.pairwise(words):
+        assert one["start"] < one["end"] <= other["start"]
+    starts = np.cumsum([0] + [len(clip) + len(pause) for clip in audios[:2]]) / RATE
+    for text, start, clip in zip(texts, starts, audios[:3], strict=True):
+        mine, words = words[: len(text.split())], words[len(text.split()) :]
+        assert start - 0.1 <= mine[0]["start"] and mine[-1]["end"] <= start + len(clip) / RATE + 0.7
+
+
+@pytest.mark.slow
+def test_turns_lose_no_words(fast_url: str) -> None:
+    """A recording of a minute, by turns and in one: at most 1 % of the words are lost or doubled."""
+    pcm = live.pcm16(evaluate.read_audio(DATA / "live/00.opus"))
+
+    def words(turn_detection: Any) -> list[str]:
+        with opened(fast_url, ping_interval=None) as socket, ThreadPoolExecutor(1) as pool:
+            configure(socket, turn_detection)
+            sent = pool.submit(append, socket, pcm, RATE)
+            sent.add_done_callback(lambda _: live.send(socket, f"{INPUT}.commit"))
+            sent.add_done_callback(lambda _: live.send(socket, f"{INPUT}.clear"))
+            items, texts, cleared = 0, list[str](), False
+            while not cleared or len(texts) < items:
+                event = live.receive(socket)
+                assert event["type"] != "error", event
+                items += event["type"] == f"{INPUT}.committed"
+                cleared |= event["type"] == f"{INPUT}.cleared"
+                if event["type"] == COMPLETED:
+                    texts.append(event["transcript"])
+        assert len(texts) == 1 if turn_detection is None else len(texts) > 5
+        return " ".join(texts).lower().replace(",", "").replace(".", "").split()
+
+    one, turns = words(None), words({"type": "server_vad"})
+    codes = difflib.SequenceMatcher(None, one, turns, autojunk=False).get_opcodes()
+    lost_or_doubled = sum(abs((b - a) - (d - c)) for _, a, b, c, d in codes)
+    assert lost_or_doubled <= 0.01 * len(one)
+
+
+def test_logprobs(fast_url: str, audios: list[np.ndarray]) -> None:
+    with opened(fast_url) as socket:
+        configure(socket, include=["item.input_audio_transcription.logprobs"])
+        append(socket, live.pcm16(audios[0]))
+        live.send(socket, f"{INPUT}.commit")
+        found = until(socket, COMPLETED)
+    assert "".join(each["token"] for each in found["logprobs"]) == found["transcript"]
+    assert all(each["logprob"] <= 0 for each in found["logprobs"])
+
+
+def test_the_client_of_openai(fast_url: str, audios: list[np.ndarray]) -> None:
+    """Unmodified, sync and async, with a model in the URL and without an intent."""
+    expected, content = uploaded(fast_url, audios[0]), live.pcm16(audios[0])
+    session: Any = {"type": "transcription", "audio": {"input": {"format": PCM, "turn_detection": None}}}
+    audio = base64.b64encode(content).decode()
+    with OpenAI(api_key=KEY, base_url=f"{fast_url}/v1").realtime.connect(model="voxtral") as connection:
+        connection.session.update(session=session)
+        connection.input_audio_buffer.append(audio=audio)
+        connection.input_audio_buffer.commit()
+        for event in connection:
+            assert event.type != "error", event
+            if event.type == COMPLETED:
+                assert event.transcript == expected
+                break
+
+    async def run() -> str:
+        client = AsyncOpenAI(api_key=KEY, base_url=f"{fast_url}/v1")
+        async with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+            await connection.session.update(session=session)
+            await connection.input_audio_buffer.append(audio=audio)
+            await connection.input_audio_buffer.commit()
+            async for event in connection:
+                assert event.type != "error", event
+                if event.type == COMPLETED:
+                    return event.transcript
+        raise AssertionError
+
+    assert asyncio.run(run()) == expected
+
+
+def test_mistrals_protocol(fast_url: str, audios: list[np.ndarray]) -> None:
+    with opened(fast_url, "model=voxtral", "/v1/audio/transcriptions/realtime") as socket:
+        assert live.receive(socket)["session"]["model"] == "voxtral"
+        live.send(socket, "session.update", session={"audio_format": {"encoding": "pcm_s16le", "sample_rate": RATE}})
+        append(socket, live.pcm16(audios[0]), kind="input_audio.append")
+        live.send(socket, "input_audio.flush")
+        live.send(socket, "input_audio.end")
+        done = until(socket, "transcription.done")
+        assert done["text"] == uploaded(fast_url, audios[0])
+        assert " ".join(each["text"] for each in done["segments"]) == done["text"]
+        assert close_of(socket) == (1000, "the text is complete")
+
+
+# ---- Hostile clients: each gets an error or a close, and a session beside them has its text
+
+
+@pytest.fixture
+def beside(fast_url: str, audios: list[np.ndarray]) -> Iterator[None]:
+    """A session of another client, in which a clip goes on while the test runs."""
+    with opened(fast_url) as socket:
+        configure(socket)
+        content = live.pcm16(audios[1])
+        half = len(content) // 4 * 2
+        append(socket, content[:half])
+        until(socket, "session.updated")
+        yield
+        append(socket, content[half:])
+        live.send(socket, f"{INPUT}.commit")
+        assert until(socket, COMPLETED)["transcript"] == uploaded(fast_url, audios[1])
+    until_free(fast_url)
+
+
+def until_free(url: str) -> None:
+    start = time.monotonic()
+    while metric(url, "sessions "):
+        assert time.monotonic() - start < 5
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ("{", "invalid_json"),
+        ("[1]", "processing_error"),
+        ('{"type":"response.create"}', "invalid_value"),
+        ('{"type":"transcription_session.update"}', "beta_api_shape_disabled"),
+        ('{"type":"session.update","session":{"type":"realtime"}}', "invalid_value"),
+        ('{"type":"input_audio_buffer.append","audio":7}', "processing_error"),
+        ('{"type":"input_audio_buffer.append","audio":"?"}', "invalid_audio"),
+        ('{"type":"input_audio_buffer.append","audio":"' + "A" * (15 * 2**20 + 4) + '"}', "invalid_audio"),
+        ('{"type":"input_audio_buffer.commit"}', "input_audio_buffer_commit_empty"),
+        (b"\x00\x01", "invalid_event"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+@pytest.mark.usefixtures("beside")
+def test_a_wrong_event_is_told(fast_url: str, audios: list[np.ndarray], sent: Any, code: str) -> None:
+    with opened(fast_url) as socket:
+        live.receive(socket)
+        socket.send(sent)
+        error = live.receive(socket)
+        assert (error["type"], error["error"]["code"]) == ("error", code)
+        configure(socket)
+        append(socket, live.pcm16(audios[0]))
+        live.send(socket, f"{INPUT}.commit")
+        assert until(socket, COMPLETED)["transcript"]
+
+
+@pytest.mark.usefixtures("beside")
+def test_strange_audio_is_no_error(fast_url: str, audios: list[np.ndarray]) -> None:
+    """Empty appends, thousands of one byte, and 15 MiB of base64 at once, which is minutes of silence."""
+    content = live.pcm16(audios[0])
+    with opened(fast_url) as socket:
+        configure(socket)
+        live.send(socket, f"{INPUT}.append", audio="")
+        append(socket, content[:6000], 1)
+        append(socket, content[6000:], 2560)
+        live.send(socket, f"{INPUT}.commit")
+        assert until(socket, COMPLETED)["transcript"] == uploaded(fast_url, audios[0])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("beside")
+def test_the_largest_append(fast_url: str) -> None:
+    """15 MiB of base64: six minutes, faster than speech."""
+    with opened(fast_url) as socket:
+        configure(socket)
+        append(socket, bytes(15 * 2**20 // 4 * 3), 15 * 2**20)
+        live.send(socket, f"{INPUT}.commit")
+        assert until(socket, COMPLETED)["usage"]["seconds"] == pytest.approx(368.64)
+
+
+@pytest.mark.usefixtures("beside")
+def test_keys_and_pages(fast_url: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        for path in ("/v1/realtime", "/v1/audio/transcriptions/realtime"):
+            with pytest.raises(InvalidStatus) as refused:
+                opened(fast_url, f"api_key={KEY}", path, additional_headers=headers)
+            assert refused.value.response.status_code == 401
+    with pytest.raises(InvalidStatus) as refused:
+        opened(fast_url, origin="https://evil.example")
+    assert refused.value.response.status_code == 403
+    assert json.loads(refused.value.response.body)["error"]["code"] == "origin_not_allowed"
+    protocols: Any = ["realtime", f"openai-insecure-api-key.{KEY}"]
+    with opened(fast_url, additional_headers={}, subprotocols=protocols) as socket:
+        assert socket.subprotocol == "realtime"
+        assert live.receive(socket)["type"] == "session.created"
+
+
+@pytest.mark.usefixtures("beside")
+def test_reconnect_storms_and_half_closed_sockets(fast: Server, audios: list[np.ndarray]) -> None:
+    """Clients that connect, send some audio, and go in any way: their places are free at once."""
+    content = live.pcm16(audios[0][: 2 * RATE])
+
+    def storm(number: int) -> None:
+        for _ in range(8):
+            socket = opened(fast.url)
+            try:
+                if number % 3:
+                    configure(socket)
+                    append(socket, content)
+                if number % 3 == 2:
+                    live.send(socket, f"{INPUT}.commit")
+            finally:
+                socket.socket.shutdown(number % 3)  # read, write, or both
+                socket.socket.close()
+
+    with ThreadPoolExecutor(MOST_LIVE - 2) as pool:
+        list(pool.map(storm, range(MOST_LIVE - 2)))
+    start = time.monotonic()
+    while metric(fast.url, "sessions ") > 1:  # but for the one beside
+        assert time.monotonic() - start < 5
+        time.sleep(0.05)
+
+
+def test_too_many_sessions(fast_url: str) -> None:
+    """The first audio beyond the limit is refused with the protocol's own error."""
+    until_free(fast_url)
+    sockets = [opened(fast_url) for _ in range(MOST_LIVE)]
+    try:
+        for socket in sockets:
+            configure(socket)
+            append(socket, bytes(3200))
+            until(socket, "session.updated")
+        start = time.monotonic()
+        while metric(fast_url, "sessions ") < MOST_LIVE:
+            assert time.monotonic() - start < 5
+        with opened(fast_url) as socket:
+            append(socket, bytes(3200))
+            error = [live.receive(socket), live.receive(socket)][1]["error"]
+            assert error["code"] == "too_many_sessions" and f"max_live_sessions is {MOST_LIVE}" in error["message"]
+            assert close_of(socket) == (1013, error["message"])
+        path = "/v1/audio/transcriptions/realtime"
+        with opened(fast_url, "model=voxtral", path) as socket:
+            append(socket, bytes(3200), kind="input_audio.append")
+            assert [live.receive(socket), live.receive(socket)][1]["error"]["code"] == 429
+    finally:
+        for socket in sockets:
+            socket.close()
+    assert metric(fast_url, 'sessions_ended_total{reason="refused"}') >= 2

@@ -1,0 +1,232 @@
+"""Mistral's realtime protocol, with an engine that computes nothing and voices that are loud noise."""
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from livefakes import SHAPE, FakeClient, FakeEngine, service
+from test_live_openai import with_pauses
+from test_live_session import RATE, noise, tokens_of
+
+from voxtral_serve.guard.live.mistral_dialect import MistralDialect, TurnSigns
+
+AUDIO = "input_audio"
+
+
+class Client(FakeClient):
+    def __init__(self, live: Any, model: str | None = "voxtral") -> None:
+        super().__init__(live, lambda socket: MistralDialect(socket, model))
+
+    def update(self, **session: Any) -> None:
+        self.send("session.update", session=session)
+
+    def speak(self, pcm: bytes, piece: int = 2560) -> None:
+        for start in range(0, len(pcm), piece):
+            self.send(f"{AUDIO}.append", audio=base64.b64encode(pcm[start : start + piece]).decode())
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == kind]
+
+
+def words_of(seconds: float) -> str:
+    return " ".join(f"w{n}" for n in range(tokens_of(round(seconds * RATE))) if n % 5 == 4)
+
+
+def test_a_stream_as_the_client_of_mistral_sends_it() -> None:
+    """Settings, audio, flush and end: one text, and the server closes."""
+
+    async def run() -> None:
+        engine = FakeEngine()
+        client = Client(service(engine))
+        created = (await client.until("session.created"))["session"]
+        assert created["model"] == "voxtral" and created["request_id"]
+        assert created["audio_format"] == {"encoding": "pcm_s16le", "sample_rate": 16000}
+        assert created["target_streaming_delay_ms"] == 480
+        client.update(audio_format={"encoding": "pcm_s16le", "sample_rate": 16000}, target_streaming_delay_ms=480)
+        client.speak(noise(2))
+        await client.until("text.delta")
+        client.send(f"{AUDIO}.flush")
+        client.send(f"{AUDIO}.end")
+        assert await client.gone() == (1000, "the text is complete")
+        (done,) = client.of("transcription.done")
+        assert done["text"] == words_of(2.0) == "".join(each["text"] for each in client.of("transcription.text.delta"))
+        assert (done["model"], done["language"]) == ("voxtral", None)
+        tokens = tokens_of(2 * RATE)
+        assert done["usage"] == {
+            **{"prompt_tokens": SHAPE.prompt, "completion_tokens": tokens, "total_tokens": SHAPE.prompt + tokens},
+            "prompt_audio_seconds": 2,
+        }
+        segments = client.of("transcription.segment")
+        assert [{**each, "type": "transcription_segment"} for each in segments] == done["segments"]
+        assert " ".join(each["text"] for each in segments) == done["text"]
+        assert bytes(engine.audio[engine.opened[0]]) == noise(2)
+        assert client.socket.reason == "done"
+
+    asyncio.run(run())
+
+
+def test_each_flush_has_its_own_text() -> None:
+    """As pipecat and LiveKit end what a speaker has said."""
+
+    async def run() -> None:
+        engine = FakeEngine()
+        client = Client(service(engine))
+        client.send(f"{AUDIO}.flush")  # of nothing: no answer
+        for number, seconds in enumerate((1.0, 2.0)):
+            client.speak(noise(seconds, seed=number))
+            client.send(f"{AUDIO}.flush")
+            done = await client.until("transcription.done", number + 1)
+            assert done["text"] == words_of(seconds)
+            assert [each["start"] >= number for each in done["segments"]]
+        assert [bytes(engine.audio[name]) for name in engine.opened[:2]] == [noise(1), noise(2, seed=1)]
+        client.leave()
+        await client.gone()
+        assert client.socket.reason == "done"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seconds", [0, 1.5])
+def test_an_end_without_a_flush(seconds: float) -> None:
+    async def run() -> None:
+        client = Client(service(FakeEngine()))
+        client.speak(noise(seconds))
+        client.send(f"{AUDIO}.end")
+        assert await client.gone() == (1000, "the text is complete")
+        (done,) = client.of("transcription.done")
+        assert done["text"] == (words_of(seconds) if seconds else "")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "kind"), [("pcm_s32le", "<i4"), ("pcm_f16le", "<f2"), ("pcm_f32le", "<f4"), ("pcm_s16le", "<i2")]
+)
+def test_encodings(encoding: str, kind: str) -> None:
+    async def run() -> None:
+        engine, pcm = FakeEngine(), noise(1)
+        samples = np.frombuffer(pcm, "<i2").astype(np.float64)
+        scaled = samples * 2**16 if kind == "<i4" else samples if kind == "<i2" else samples / 2**15
+        client = Client(service(engine))
+        client.update(audio_format={"encoding": encoding, "sample_rate": 16000})
+        client.speak(scaled.astype(kind).tobytes(), 999)
+        client.send(f"{AUDIO}.end")
+        await client.gone()
+        heard = np.frombuffer(bytes(engine.audio[engine.opened[0]]), "<i2").astype(float)
+        assert len(heard) == RATE
+        assert np.abs(heard - samples).max() <= (8 if kind == "<f2" else 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("session", "named"),
+    [
+        (None, "session"),
+        ({"audio_format": {"encoding": "mp3"}}, "session.audio_format.encoding"),
+        ({"audio_format": {"encoding": "pcm_s16le", "sample_rate": 1}}, "session.audio_format.sample_rate"),
+        (
+            {"target_streaming_delay_ms": 481},
+            "target_streaming_delay_ms is a delay of 481 ms: expected a multiple of 80",
+        ),
+        ({"target_streaming_delay_ms": "fast"}, "session.target_streaming_delay_ms"),
+        ({"turn_detection": {"end_threshold": 7}}, "session.turn_detection.end_threshold"),
+        ({"speed": 2}, "session.speed"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_is_wrong_is_named(session: Any, named: str) -> None:
+    async def run() -> None:
+        client = Client(service(FakeEngine()))
+        client.send("session.update", session=session)
+        error = (await client.until("error"))["error"]
+        assert error["code"] == 400 and named in error["message"] and "expected" in error["message"]
+        client.leave()
+        await client.gone()
+
+    asyncio.run(run())
+
+
+def test_what_has_no_effect_is_no_error() -> None:
+    async def run() -> None:
+        client = Client(service(FakeEngine()))
+        client.update(diarize=True, context_bias=["Voxtral"], language="en", speaker_references={"a": "AAAA"})
+        assert (await client.until("updated"))["session"]["diarize"] is False
+        client.speak(noise(1))
+        client.update(audio_format={"encoding": "pcm_s16le", "sample_rate": 16000})
+        await client.until("updated", 2)
+        client.update(audio_format={"encoding": "pcm_s16le", "sample_rate": 8000})
+        assert "once there is audio" in (await client.until("error"))["error"]["message"]
+        client.leave()
+        await client.gone()
+
+    asyncio.run(run())
+
+
+def test_turns_are_told() -> None:
+    async def run() -> None:
+        client = Client(service(FakeEngine()))
+        client.update(turn_detection={"min_silence_ms": 400})
+        client.speak(with_pauses(1.0, 0.3, 1.0, 1.0))
+        client.send(f"{AUDIO}.end")
+        await client.gone()
+        found = [(each["type"], each["time_s"]) for each in client.events if each["type"].startswith("turn.")]
+        assert [kind.partition(".")[2] for kind, _ in found] == ["start", "eager_end", "resume", "eager_end", "end"]
+        times = [time for _, time in found]
+        assert times == pytest.approx([0.0, 1.2, 1.3, 2.5, 2.7], abs=0.07)
+        assert client.of("turn.end")[0]["end_reason"] == "threshold"
+        (done,) = client.of("transcription.done")
+        assert done["text"] == words_of(3.3)
+
+    asyncio.run(run())
+
+
+def test_a_turn_that_may_be_over_ends_with_its_timeout() -> None:
+    signs = TurnSigns(
+        {
+            **{"start_threshold": 0.5, "eager_end_threshold": 0.5, "end_threshold": 0.3},
+            **{"min_silence_ms": 64, "end_timeout_ms": 96},
+        },
+        RATE,
+    )
+    found = [signs.step(p, 512 * n, 512 * (n + 1)) for n, p in enumerate([0.9, 0.4, 0.4, 0.4, 0.4, 0.4])]
+    assert [each and (each.kind, each.reason) for each in found] == [
+        *(("start", None), ("eager_end", None), None, None, ("end", "timeout"), None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "event", ["{", '{"type":"hello"}', '{"type":"input_audio.append"}', '{"type":"input_audio.append","audio":"AAA"}']
+)
+def test_a_wrong_event_is_told_and_the_session_goes_on(event: str) -> None:
+    async def run() -> None:
+        client = Client(service(FakeEngine()))
+        client.speak(noise(1))
+        client.raw(event)
+        error = (await client.until("error"))["error"]
+        assert isinstance(error["code"], int) and error["message"]
+        client.send(f"{AUDIO}.end")
+        assert await client.gone() == (1000, "the text is complete")
+        assert client.of("transcription.done")[0]["text"] == words_of(1.0)
+
+    asyncio.run(run())
+
+
+def test_ends_have_the_status_of_an_answer() -> None:
+    async def run() -> None:
+        live = service(FakeEngine(most=1))
+        first, second, wrong = Client(live), Client(live), Client(live, "whisper-9")
+        assert (await wrong.until("error"))["error"]["code"] == 404
+        assert (await wrong.gone() or (0, ""))[0] == 1008
+        for client in (first, second):
+            client.speak(noise(1))
+            await asyncio.sleep(0.05)
+        assert (await second.until("error"))["error"]["code"] == 429
+        assert (await second.gone() or (0, ""))[0] == 1013
+        await asyncio.wait_for(live.drain(10), 5)
+        assert await first.gone() == (1012, "the server is stopping")
+        assert first.of("transcription.done")[0]["text"]
+
+    asyncio.run(run())
