@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCE, SERVICE = "compose.yaml", "realtime"
-IMAGE = "nginx:1.28.0"  # at least 1.27.3, which has `resolve`
+IMAGE = "nginx:1.28.3"  # at least 1.27.3, which has `resolve`
 NGINX_UID = "101:101"  # of that image
 # 100 of the longest bodies at a time; without a size, a tmpfs takes half of the host's memory.
 BODIES = "4g"
