@@ -48,7 +48,8 @@ test: lint ## lint, types, units, and a real server behind each capability
 test-slow: .venv/ready-dev ## the longer tests of vLLM 0.32.0: more servers, longer runs
 	@.venv/bin/python -m pytest -m slow $(SLOW)
 
-# kubernetes-validate has the schemas of Kubernetes' own kinds only: no ServiceMonitor, no Kustomization.
+# kubernetes-validate has the schemas of Kubernetes' own kinds only: no ServiceMonitor, no Kustomization, and no ScaledObject,
+# which is KEDA's. tests/unit/test_deploy.py validates the overlays as kubectl renders them.
 lint: .venv/ready-dev ## style, types, documentation, and the schemas of the deployment files
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
@@ -58,7 +59,7 @@ lint: .venv/ready-dev ## style, types, documentation, and the schemas of the dep
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet -f docs/mkdocs.yml
 	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
 	@.venv/bin/kubernetes-validate --quiet --strict \
-	  $(filter-out %/kustomization.yaml %/monitor.yaml, $(wildcard deploy/kubernetes/*.yaml))
+	  $(filter-out %/kustomization.yaml %/monitor.yaml %/scale.yaml, $(shell find deploy/kubernetes deploy/nginx -name '*.yaml'))
 
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or also run on it (Python 3.12, 6 GB)
 	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py

@@ -9,6 +9,7 @@ A room is a folder whose code runs in one kind of process with one set of depend
   transcript  tokens to words with times, subtitles, JSON. Called by the guard
   checkpoint  what a directory of weights holds; standard library. Called by `engine` and `check`
   check       `voxtral-serve check`, before a start
+  deploy      the compose file of several servers, and a container's probes: standard library, no other room
   client      `voxtral-serve transcribe`, on any machine: no vLLM, no other room
 
 tests/unit/test_house.py holds who may import whom. A line of code for a live session goes into `engine` where it works

@@ -32,12 +32,17 @@ def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="voxtral-serve", description="Voxtral speech-to-text served by vLLM.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check, transcribe = _add_check(commands), _add_transcribe(commands)
+    deployment = {"replicas": _add_replicas(commands), "ready": _add_ready(commands), "drain": _add_drain(commands)}
     # The rest goes to vLLM's own parser, which knows each of its options by name.
     given, words = parser.parse_known_args(arguments)
+    if given.command != "check" and words:
+        {"transcribe": transcribe, **deployment}[given.command].error(f"unrecognized arguments: {' '.join(words)}")
     if given.command == "transcribe":
-        if words:
-            transcribe.error(f"unrecognized arguments: {' '.join(words)}")
         return _transcribe(given, transcribe)
+    if given.command == "replicas":
+        return _replicas(given)
+    if given.command in deployment:
+        return _probe(given)
     return _check(given, words, arguments, check)
 
 
@@ -161,6 +166,80 @@ def _transcribe(given: argparse.Namespace, command: argparse.ArgumentParser) -> 
             in_flight=given.jobs,
         )
     )
+
+
+def _add_replicas(commands: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        "replicas",
+        help="print a compose file with one server for each GPU, and nginx in front",
+        usage="voxtral-serve replicas --gpus 0,1,2 [--config FILE] [--tls] > compose.replicas.yaml",
+        description="Print a compose file made of the current directory's compose.yaml: one server for each GPU, and "
+        "nginx in front on port 8000.",
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    add("--gpus", required=True, metavar="LIST", help="indices, or ids as `nvidia-smi -L` prints them, with commas")
+    profile = "the profile, a path in the image (default: %(default)s)"
+    add("--config", default="/profiles/fast.yaml", metavar="FILE", help=profile)
+    add("--tls", action="store_true", help="also listen on port 443, with the files tls.crt and tls.key")
+    return command
+
+
+def _replicas(given: argparse.Namespace) -> int:
+    from voxtral_serve.deploy.compose import ComposeError, compose, gpu_ids
+
+    try:
+        print(compose(Path(), gpu_ids(given.gpus), given.config, given.tls), end="")
+    except ComposeError as error:
+        print(f"voxtral-serve: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _add_ready(commands: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        "ready",
+        help="a probe for the server's container: whether it has transcribed a clip",
+        description="Exit with status 0 if the server answers /health and has transcribed one clip since its start. "
+        "The key is that of the server, in VLLM_API_KEY or VLLM_API_KEY_FILE.",
+        allow_abbrev=False,
+    )
+    _add_probe(command)
+    command.add_argument(
+        "--seen", type=Path, default=Path("/tmp/voxtral-ready"), help="keeps that it has (%(default)s)"
+    )
+    return command
+
+
+def _add_drain(commands: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        "drain",
+        help="wait in the server's container until its live sessions have ended",
+        description="Wait until the server has no live session. Exit status: 1 if some are left.",
+        allow_abbrev=False,
+    )
+    _add_probe(command)
+    command.add_argument(
+        "--within", type=float, default=3600, metavar="S", help="seconds to wait (default: %(default)s)"
+    )
+    return command
+
+
+def _add_probe(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+
+
+def _probe(given: argparse.Namespace) -> int:
+    from voxtral_serve.deploy import probe
+
+    if given.command == "drain":
+        return 1 if probe.drain(given.url, given.within) else 0
+    try:
+        probe.ready(given.url, given.seen, probe.api_key(os.environ))
+    except probe.NotReadyError as error:
+        print(f"voxtral-serve: not ready: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

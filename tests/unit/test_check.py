@@ -21,7 +21,18 @@ from vllm.third_party import pynvml
 
 from pico import others
 from voxtral_serve import checkpoint, shims
-from voxtral_serve.check import Report, check_all, clip_length, device, installation, kv_cache, memory, options, plan
+from voxtral_serve.check import (
+    Report,
+    check_all,
+    clip_length,
+    device,
+    installation,
+    kv_cache,
+    memory,
+    options,
+    parallel,
+    plan,
+)
 from voxtral_serve.check.device import Device
 from voxtral_serve.checkpoint import CheckpointError
 from voxtral_serve.engine.names import ENCODE_ONCE
@@ -297,6 +308,36 @@ def test_middleware_of_the_command_line_comes_on_top(tmp_path: Path) -> None:
     read = options.read_options(Report(), config, ["--middleware", "a.OnTheCommandLine"])
     assert read is not None
     assert read.values.middleware == ["a.InTheConfig", "a.OnTheCommandLine"]
+
+
+@pytest.mark.parametrize(
+    ("words", "rust", "part"),
+    [
+        (
+            ["--data-parallel-size", "2", "--additional-config", '{"max_live_sessions": 4}'],
+            "0",
+            "max_live_sessions 4: exp",
+        ),
+        (["--grpc"], "0", "the guard is left out"),
+        ([], "1", "VLLM_USE_RUST_FRONTEND is set"),
+    ],
+)
+def test_several_engines_and_other_frontends(
+    words: list[str], rust: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", rust)
+    problems = check_all(ROOT / "profiles/fast.yaml", PICO, words).problems
+    assert any(part in problem for problem in problems), problems
+
+
+def test_internal_data_parallel_of_uploads_is_for_the_newer_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, problems in (("0.20.0", 1), ("0.32.0", 0)):
+        monkeypatch.setattr(parallel, "version", lambda name, version=version: version)
+        read = options.read_options(Report(), CONFIG, ["--data-parallel-size", "2"])
+        assert read is not None
+        parallel.check_parallel(report := Report(), read, gate=True)
+        assert len(report.problems) == problems
+    assert "different engines" not in "".join(report.problems)
 
 
 # Before a start: the port and the key

@@ -2,9 +2,12 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate  # type: ignore[import-untyped,unused-ignore]
 import pytest
 import vllm
 import yaml
@@ -12,6 +15,7 @@ from conftest import CONFIG, ROOT
 
 from voxtral_serve.check import Report
 from voxtral_serve.check.options import read_options
+from voxtral_serve.deploy import compose
 
 KUBERNETES = ROOT / "deploy/kubernetes"
 ENTRYPOINT = (ROOT / "entrypoint.sh").read_text(encoding="utf-8")
@@ -22,8 +26,9 @@ def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def kind(name: str) -> Any:
-    (found,) = [each for path in KUBERNETES.glob("*.yaml") if (each := read(path))["kind"] == name]
+def kind(name: str, folder: str = "base") -> Any:
+    """The object of this kind in a folder of deploy/kubernetes, or in `../nginx`."""
+    (found,) = [each for path in (KUBERNETES / folder).glob("*.yaml") if (each := read(path))["kind"] == name]
     return found
 
 
@@ -31,12 +36,18 @@ def test_the_dashboard_s_metrics_are_vllm_s() -> None:
     sources = [*Path(vllm.__file__).parent.glob("v1/metrics/*.py")]
     known = set(re.findall(r'name="(vllm:\w+)"', "".join(path.read_text() for path in sources)))
     panels = json.loads((ROOT / "deploy/grafana/dashboards/voxtral.json").read_text())["panels"]
-    text = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    alerts = read(ROOT / "deploy/rules.yml")["groups"][0]["rules"]
+    text = " ".join(
+        [*(target["expr"] for panel in panels for target in panel["targets"]), *(a["expr"] for a in alerts)]
+    )
     shown = {re.sub(r"_(bucket|total)$", "", name) for name in re.findall(r"vllm:\w+", text)}
     assert len(shown) >= 8
     assert shown - known == set()
     others = set(re.findall(r"\b(http_\w+)\{", text))
     assert others == {"http_requests_total"}  # of prometheus-fastapi-instrumentator, which vLLM sets up
+    guard = (ROOT / "src/voxtral_serve/guard/live/metrics.py").read_text()
+    for name in set(re.findall(r"voxtral_serve_live_(\w+?)(?:_bucket|_total)?\b", text)):
+        assert f'{{prefix}}{name}"' in guard, name
 
 
 def test_the_dashboard_finds_its_data() -> None:
@@ -46,8 +57,11 @@ def test_the_dashboard_finds_its_data() -> None:
     (job,) = read(ROOT / "deploy/prometheus.yml")["scrape_configs"]
     assert f'job="{job["job_name"]}"' in json.dumps(board["templating"]).replace('\\"', '"')
     services = read(ROOT / "compose.yaml")["services"]
-    (targets,) = (static["targets"] for static in job["static_configs"])
-    assert set(targets) == {f"{name}:8000" for name in services if services[name].get("image") == "vllm-voxtral"}
+    (found,) = job["dns_sd_configs"]
+    names = {name for name in services if services[name].get("image") == "vllm-voxtral"}
+    assert (set(found["names"]), found["port"]) == ({*names, compose.NAME}, compose.PORT)
+    mounts = services["prometheus"]["volumes"]
+    assert {f"./deploy/{name}:/etc/prometheus/{name}:ro,z" for name in ("prometheus.yml", "rules.yml")} <= {*mounts}
 
 
 def test_the_entrypoint_s_flags_are_vllm_s() -> None:
@@ -125,12 +139,12 @@ def test_kubernetes_parts_name_each_other() -> None:
         kind("Deployment")["spec"]["selector"]["matchLabels"],
         kind("Service")["spec"]["selector"],
         kind("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
-        kind("ServiceMonitor")["spec"]["selector"]["matchLabels"],
+        kind("ServiceMonitor", "parts/monitor")["spec"]["selector"]["matchLabels"],
     ):
         assert selector.items() <= labels.items()
     assert labels.items() <= kind("Service")["metadata"]["labels"].items()  # the monitor looks for the service
     (port,) = kind("Service")["spec"]["ports"]
-    (endpoint,) = kind("ServiceMonitor")["spec"]["endpoints"]
+    (endpoint,) = kind("ServiceMonitor", "parts/monitor")["spec"]["endpoints"]
     (exposed,) = container["ports"]
     assert endpoint["port"] == port["name"]
     assert (port["targetPort"], exposed["containerPort"]) == (exposed["name"], 8000)
@@ -138,16 +152,108 @@ def test_kubernetes_parts_name_each_other() -> None:
     claims = [
         each["persistentVolumeClaim"]["claimName"] for each in pod["spec"]["volumes"] if "persistentVolumeClaim" in each
     ]
-    assert kind("PersistentVolumeClaim")["metadata"]["name"] in claims
+    assert claims == [read(KUBERNETES / "weights.example.yaml")["metadata"]["name"]]
     (secret,) = [each["secret"]["secretName"] for each in pod["spec"]["volumes"] if "secret" in each]
-    assert secret == kind("Secret")["metadata"]["name"]
+    assert secret == kind("Secret", ".")["metadata"]["name"]
 
 
-def test_the_secret_is_not_applied_and_all_else_is() -> None:
-    applied = set(kind("Kustomization")["resources"])
-    files = {path.name for path in KUBERNETES.glob("*.yaml")}
-    assert files - applied == {"kustomization.yaml", "secret.example.yaml"}
-    assert applied <= files
+def test_the_examples_are_not_applied_and_all_else_is() -> None:
+    assert {path.name for path in KUBERNETES.glob("*.yaml")} == {"secret.example.yaml", "weights.example.yaml"}
+    for kustomization in [*KUBERNETES.glob("*/**/kustomization.yaml"), ROOT / "deploy/nginx/kustomization.yaml"]:
+        folder, applied = kustomization.parent, read(kustomization)["resources"]
+        files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+        assert files == {each for each in applied if each.endswith(".yaml")}, folder
+        for each in applied:
+            assert (folder / each).is_file() or (folder / each / "kustomization.yaml").is_file(), (folder, each)
+
+
+OVERLAYS = ("single", "replicas", "live")
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, list[Any]]:
+    """What kubectl would apply, by overlay. Kustomize is in kubectl only."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("not run: kubectl is not installed, whose `kubectl kustomize` renders the overlays")
+    made = {}
+    for overlay in OVERLAYS:
+        command = [kubectl, "kustomize", str(KUBERNETES / "overlays" / overlay)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        made[overlay] = list(yaml.safe_load_all(done.stdout))
+    return made
+
+
+def test_the_rendered_overlays_fit_kubernetes_schemas(rendered: dict[str, list[Any]]) -> None:
+    """Of Kubernetes' own kinds. KEDA's and the Prometheus operator's have no schema there."""
+    others = ("ServiceMonitor", "ScaledObject")
+    for objects in rendered.values():
+        names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+        assert len(set(names)) == len(names)
+        for each in objects:
+            if each["kind"] not in others:
+                kubernetes_validate.validate(each, kubernetes_validate.latest_version(), True)
+
+
+def deployments(objects: list[Any]) -> dict[str, Any]:
+    return {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "Deployment"}
+
+
+def test_the_overlays_have_the_deployments_that_they_are_named_for(rendered: dict[str, list[Any]]) -> None:
+    found = {overlay: set(deployments(objects)) for overlay, objects in rendered.items()}
+    uploads = {"voxtral-uploads", "voxtral-nginx"}
+    assert found == {"single": {"voxtral"}, "replicas": uploads, "live": uploads | {"voxtral-live"}}
+    for objects in rendered.values():
+        services = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "Service"}
+        assert "voxtral" in services  # the one address
+        for name, spec in deployments(objects).items():
+            labels = spec["template"]["metadata"]["labels"]
+            chosen = [service for service, each in services.items() if each["selector"].items() <= labels.items()]
+            assert chosen == [{"voxtral-nginx": "voxtral"}.get(name, name)]
+            (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
+            assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_what_is_scaled_and_asked_for_is_there(rendered: dict[str, list[Any]]) -> None:
+    for objects in rendered.values():
+        found = deployments(objects)
+        for each in objects:
+            if each["kind"] == "ScaledObject":
+                assert each["spec"]["scaleTargetRef"]["name"] == each["metadata"]["name"]
+                assert each["metadata"]["name"] in found
+                (trigger,) = each["spec"]["triggers"]
+                assert f'service="{each["metadata"]["name"]}"' in trigger["metadata"]["query"]
+        if "voxtral-nginx" in found:
+            (nginx,) = found["voxtral-nginx"]["template"]["spec"]["containers"]
+            # A variable may use those before it only.
+            before = [each["name"] for each in nginx["env"]]
+            uses = {each["name"]: each.get("value", "") for each in nginx["env"]}
+            assert before.index("NAMESPACE") < before.index("VOXTRAL_UPLOADS") < before.index("VOXTRAL_LIVE")
+            live = "voxtral-live" if "voxtral-live" in found else "voxtral-uploads"
+            assert uses["VOXTRAL_LIVE"] == f"{live}.$(NAMESPACE).svc.cluster.local:8000"
+
+
+def test_the_scale_is_that_of_the_profiles() -> None:
+    for folder, profile, part in (
+        ("uploads", "fast", lambda options: options["max_num_seqs"]),
+        ("live", "realtime", lambda options: options["additional_config"]["max_live_sessions"]),
+    ):
+        (trigger,) = kind("ScaledObject", f"parts/{folder}")["spec"]["triggers"]
+        query = trigger["metadata"]["query"]
+        assert query.endswith(f" / {part(read(ROOT / f'profiles/{profile}.yaml'))}")
+        known = {"vllm:num_requests_running", "vllm:num_requests_waiting", "voxtral_serve_live_sessions"}
+        assert set(re.findall(r"(?:vllm:|voxtral_)\w+", query)) <= known
+
+
+def test_nginx_is_the_same_in_compose_and_kubernetes() -> None:
+    (container,) = kind("Deployment", "../nginx")["spec"]["template"]["spec"]["containers"]
+    made = yaml.safe_load(compose.compose(ROOT, ["0"], "/profiles/fast.yaml", tls=False))["services"]["proxy"]
+    assert container["image"] == made["image"] == compose.IMAGE
+    assert re.fullmatch(r"nginx:1\.(\d+)\.\d+", compose.IMAGE)[1] >= "28"  # type: ignore[index]
+    assert set(made["environment"]) == {each["name"] for each in container["env"]} - {"NAMESPACE"}
+    pod = kind("Deployment", "../nginx")["spec"]["template"]["spec"]["securityContext"]
+    assert f"{pod['runAsUser']}:{pod['runAsGroup']}" == made["user"]
 
 
 def test_a_running_request_has_its_time() -> None:
@@ -157,9 +263,17 @@ def test_a_running_request_has_its_time() -> None:
     (given,) = [int(each["value"]) for each in container["env"] if each["name"] == "VOXTRAL_SERVE_SHUTDOWN_S"]
     waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert given + waited + 5 <= pod["terminationGracePeriodSeconds"]
+    nginx = (ROOT / "deploy/nginx/nginx.conf").read_text(encoding="utf-8")
+    longest, *_ = re.findall(r"proxy_read_timeout (\d+)s;", nginx)
+    assert given >= int(longest)
+    live = yaml.safe_load(read(KUBERNETES / "parts/live/kustomization.yaml")["patches"][0]["patch"])
+    of_live = live["spec"]["template"]["spec"]
+    (command,) = [each["lifecycle"]["preStop"]["exec"]["command"][2] for each in of_live["containers"]]
+    within = sum(map(int, re.findall(r"\d+", command)))
+    assert within + given + 5 <= of_live["terminationGracePeriodSeconds"]
     by_default = int(re.findall(r"VOXTRAL_SERVE_SHUTDOWN_S:-(\d+)", ENTRYPOINT)[0])
-    compose = read(ROOT / "compose.yaml")["services"]["realtime"]
-    assert by_default + 5 <= int(compose["stop_grace_period"].removesuffix("s"))
+    one = read(ROOT / "compose.yaml")["services"]["realtime"]
+    assert by_default + 5 <= int(one["stop_grace_period"].removesuffix("s"))
 
 
 def test_the_user_is_one_number_everywhere() -> None:

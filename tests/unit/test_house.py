@@ -64,6 +64,7 @@ HOUSE = {
             *("voxtral_serve.units", *NAMES),
         ),
     ),
+    "voxtral_serve.deploy": Rule("It runs around a server, as probes that take no time.", standard_library=True),
     "voxtral_serve.plugin": Rule(
         "vLLM passes over an error in importing it.",
         ("voxtral_serve.engine", "voxtral_serve.patches", "voxtral_serve.shims"),
@@ -71,7 +72,7 @@ HOUSE = {
     ),
     "voxtral_serve.cli": Rule(
         "A front: `transcribe` needs no vLLM, and `check` no client.",
-        ("voxtral_serve.check", "voxtral_serve.client"),
+        ("voxtral_serve.check", "voxtral_serve.client", "voxtral_serve.deploy"),
         standard_library=True,
     ),
     "voxtral_serve.realtime": Rule("A name that configs use.", ("voxtral_serve.guard",)),

@@ -15,6 +15,7 @@ from voxtral_serve.check.live import check_live
 from voxtral_serve.check.memory import check_memory, check_memory_of_other
 from voxtral_serve.check.model_directory import check_model
 from voxtral_serve.check.options import ServeOptions, is_option, read_options
+from voxtral_serve.check.parallel import check_parallel
 from voxtral_serve.check.plan import Plan
 from voxtral_serve.check.profiles import fitting
 from voxtral_serve.check.report import ConfigError, Report
@@ -36,6 +37,8 @@ def check_all(config: Path | None, model: Path | None, words: Sequence[str] = ()
         check_patches(report)
     absent = check_plugin(report)
     options = read_options(report, config, words) if vllm else None
+    if options:
+        check_parallel(report, options, gate)
     if gate and options:
         check_gate(report, options.values)
     if options is None and model is None and words and not is_option(words[0]):
