@@ -1,6 +1,7 @@
 """The longest clip that `voxtral-serve check` states is the longest that a server takes."""
 
 import numpy as np
+import pytest
 import requests
 from conftest import CONFIG, PICO
 from uploads import upload
