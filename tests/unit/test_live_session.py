@@ -17,7 +17,7 @@ from voxtral_serve.guard.live import link as links
 from voxtral_serve.guard.live import service as services
 from voxtral_serve.guard.live.link import LinkError
 from voxtral_serve.guard.live.metrics import metrics
-from voxtral_serve.guard.live.session import LiveSession
+from voxtral_serve.guard.live.session import MOST_PARTS, LiveSession, TurnEnd
 
 RATE = 16000
 SHORT = 256  # positions of a context: cuts from 15.5 to 20 s
@@ -861,6 +861,28 @@ def test_metrics() -> None:
     assert value("rollovers_total") == before["rollovers_total"] + 1
     assert value("sessions ") == 0
     assert metrics() is metrics()
+
+
+def test_turns_of_a_sample_wait_for_their_text() -> None:
+    async def run() -> None:
+        session = service(FakeEngine()).session(lambda why: pytest.fail(why))
+        await session.begin()
+
+        async def speak() -> None:
+            for _ in range(3 * MOST_PARTS):
+                await session.feed(bytes(2))
+                session.cut()
+            session.end()
+
+        speaking = asyncio.create_task(speak())
+        await asyncio.sleep(0.05)
+        assert (session.turn, speaking.done()) == (MOST_PARTS, False)
+        ends = [output.turn async for output in session.outputs() if isinstance(output, TurnEnd)]
+        await speaking
+        assert ends == list(range(3 * MOST_PARTS + 1))
+        session.close()
+
+    asyncio.run(run())
 
 
 # The times of calls to the engine

@@ -20,6 +20,7 @@ from voxtral_serve.patches.live_server import LEAST_LOGPROB
 
 EOS = 2  # </s> of Mistral's tokenizers
 BEHIND_S, CAUGHT_UP_S = 0.5, 0.16  # lags that a catch-up goes from and to
+MOST_PARTS = 16  # requests of a session that are not complete: turns of a few samples are no backlog of audio
 
 
 class Output(NamedTuple):
@@ -121,11 +122,11 @@ class LiveSession:
         self._begun = True
 
     async def feed(self, pcm: bytes) -> None:
-        """Mono PCM16 of any length, at the shape's rate. It waits while the backlog is full."""
+        """Mono PCM16 of any length, at the shape's rate. It waits while the backlog is full, in seconds or in turns."""
         arrived = time.monotonic()
         while pcm and not self.ended:
             room, later = (self._most - self.backlog) * SAMPLE_BYTES, b""
-            if room <= 0:
+            if room <= 0 or len(self._parts) > MOST_PARTS:
                 await self._until_room()
                 continue
             if len(pcm) > room:
