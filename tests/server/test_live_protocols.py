@@ -83,6 +83,31 @@ def test_a_turn_has_the_text_of_the_upload(fast_url: str, audios: list[np.ndarra
         assert each["usage"] == {"type": "duration", "seconds": round(len(audio) / RATE, 3)}
 
 
+def delayed(url: str, content: bytes, delay: str) -> str:
+    """The text of a turn whose session has this delay."""
+    with opened(url) as socket:
+        spoken = {"format": PCM, "turn_detection": None, "transcription": {"delay": delay}}
+        live.send(socket, "session.update", session={"type": "transcription", "audio": {"input": spoken}})
+        updated = until(socket, "session.updated")["session"]
+        assert updated["audio"]["input"]["transcription"]["delay"] == delay
+        append(socket, content)
+        live.send(socket, f"{INPUT}.commit")
+        return str(until(socket, COMPLETED)["transcript"])
+
+
+def test_each_session_has_its_own_delay(fast_url: str, audios: list[np.ndarray]) -> None:
+    """Of all delays at the same time. The words are nearly the upload's; the engine's tests compare tokens."""
+    delays = ["minimal", "low", "medium", "high", "xhigh"]
+    expected, content = uploaded(fast_url, audios[-1]), live.pcm16(audios[-1])
+    with ThreadPoolExecutor(len(delays)) as pool:
+        found = list(
+            pool.map(delayed, *zip(*((fast_url, live.pcm16(audios[-1]), delay) for delay in delays), strict=True))
+        )
+    assert found[2] == expected
+    for text in found:
+        assert difflib.SequenceMatcher(None, text.split(), expected.split()).ratio() >= 0.7
+
+
 @pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu", "audio/pcma"])
 def test_formats(fast_url: str, audios: list[np.ndarray], kind: str) -> None:
     """PCM of 24 kHz and G.711 have the text of an upload of the same audio, however it is cut."""
