@@ -41,8 +41,8 @@ bench: .venv/ready ## measure a server that is up (URL=http://127.0.0.1:8000 SAM
 
 # Two sessions at the same time, one for each core; the output of the first follows that of the second.
 test: lint ## lint, types, units, and a real server behind each capability
-	@mkdir -p results; .venv/bin/python -m pytest -m "not slow" tests/unit tests/patches > results/units.log 2>&1 & units=$$!; \
-	  .venv/bin/python -m pytest -m "not slow" tests/server; servers=$$?; \
+	@mkdir -p results; .venv/bin/python -m pytest -m "not slow" tests/unit > results/units.log 2>&1 & units=$$!; \
+	  .venv/bin/python -m pytest -m "not slow" tests/server tests/patches; servers=$$?; \
 	  wait $$units; units=$$?; cat results/units.log; exit $$((servers | units))
 
 test-slow: .venv/ready-dev ## the longer tests of vLLM 0.32.0: more servers, longer runs

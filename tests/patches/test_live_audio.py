@@ -40,6 +40,7 @@ print(json.dumps([hasattr(module.EngineCoreProc, {UTILITY!r}), output.failure_me
 """
 
 
+@pytest.mark.slow
 def test_vllm_has_no_place_for_a_utility_call(stock: Path) -> None:
     """Where this fails, vLLM may take the call of a scheduler class, and the patch can go."""
     done = scratch.run(stock, "-c", CALL, VLLM_PLUGINS="")

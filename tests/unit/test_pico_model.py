@@ -142,6 +142,7 @@ def test_cached_decoding_equals_one_pass(net: model.Voxtral) -> None:
     torch.testing.assert_close(torch.cat(steps, 1), whole, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_clip_says_the_same_alone_and_in_a_batch(net: model.Voxtral) -> None:
     clips = [noise(0.3), noise(2.0, 1), noise(1.1, 2)]
     assert net.transcribe(clips) == [net.transcribe([clip])[0] for clip in clips]
