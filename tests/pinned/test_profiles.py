@@ -28,7 +28,8 @@ def test_speculation_has_a_profile_of_its_own() -> None:
 
 
 def test_live_audio(fast_url: str) -> None:
-    (clip,) = dataset.select(dataset.load(DATA)[0], 1, seed=0)
+    # In bfloat16, clip 432 has a near-tie (tests/server/test_live.py).
+    clip = next(clip for clip in dataset.select(dataset.load(DATA)[0], 2, seed=0) if clip.id != "432")
     (upload,) = transcribe(fast_url, [clip])
     created, *deltas, done = live.transcribe(fast_url, evaluate.read_audio(clip.path), 1280)
     assert (created["type"], done["type"]) == ("session.created", "transcription.done"), done
