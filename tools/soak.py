@@ -51,6 +51,9 @@ FLAGS: tuple[str, ...] = (
     "1",
     "--max-model-len",
     "512",
+    # Without live sessions: the profile's longest clip is longer than this context.
+    "--additional-config",
+    "{}",
 )
 FLAGS += ("--api-key", inputs.KEY)
 # Where several are decoded in one step, sums of bfloat16 fall otherwise and a near-tie may too: words of a clip.

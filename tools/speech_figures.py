@@ -35,6 +35,8 @@ FLAGS = (
     "1",
     "--max-model-len",
     "512",
+    "--additional-config",
+    "{}",  # without live sessions: the longest clip of the profile is longer than this context
 )
 PEAK_DBFS, FILE_S, TURN_S = -40, 600, 0.5
 AT_ONCE = 8

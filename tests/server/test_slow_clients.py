@@ -43,7 +43,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def server(hugging_face: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[conftest.Server]:
     port, log = serve.free_port(), tmp_path_factory.mktemp("slow_clients") / "server.log"
-    flags = (*EAGER, "--api-server-count", "1", "--max-model-len", "512", "--api-key", inputs.KEY)
+    # Without live sessions, whose longest clip is longer than this context
+    uploads = ("--max-model-len", "512", "--additional-config", "{}")
+    flags = (*EAGER, "--api-server-count", "1", *uploads, "--api-key", inputs.KEY)
     with serve.server(ROOT / "profiles/fast.yaml", hugging_face, port, log, *flags) as process:
         yield conftest.Server(f"http://127.0.0.1:{port}", log, process)
 
