@@ -83,29 +83,6 @@ def test_a_turn_has_the_text_of_the_upload(fast_url: str, audios: list[np.ndarra
         assert each["usage"] == {"type": "duration", "seconds": round(len(audio) / RATE, 3)}
 
 
-def delayed(url: str, content: bytes, delay: str) -> str:
-    """The text of a turn whose session has this delay."""
-    with opened(url) as socket:
-        spoken = {"format": PCM, "turn_detection": None, "transcription": {"delay": delay}}
-        live.send(socket, "session.update", session={"type": "transcription", "audio": {"input": spoken}})
-        updated = until(socket, "session.updated")["session"]
-        assert updated["audio"]["input"]["transcription"]["delay"] == delay
-        append(socket, content)
-        live.send(socket, f"{INPUT}.commit")
-        return str(until(socket, COMPLETED)["transcript"])
-
-
-def test_each_session_has_its_own_delay(fast_url: str, audios: list[np.ndarray]) -> None:
-    """Of all delays at the same time. The words are nearly the upload's; the engine's tests compare tokens."""
-    delays = ["minimal", "low", "medium", "high", "xhigh"]
-    expected, content = uploaded(fast_url, audios[-1]), live.pcm16(audios[-1])
-    with ThreadPoolExecutor(len(delays)) as pool:
-        found = list(pool.map(lambda delay: delayed(fast_url, content, delay), delays))
-    assert found[2] == expected
-    for text in found:
-        assert difflib.SequenceMatcher(None, text.split(), expected.split()).ratio() >= 0.7
-
-
 @pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcmu", "audio/pcma"])
 def test_formats(fast_url: str, audios: list[np.ndarray], kind: str) -> None:
     """PCM of 24 kHz and G.711 have the text of an upload of the same audio, however it is cut."""
@@ -240,6 +217,28 @@ def test_mistrals_protocol(fast_url: str, audios: list[np.ndarray]) -> None:
         assert done["text"] == uploaded(fast_url, audios[0])
         assert " ".join(each["text"] for each in done["segments"]) == done["text"]
         assert close_of(socket) == (1000, "the text is complete")
+
+
+def delayed(url: str, content: bytes, delay_ms: int) -> dict[str, Any]:
+    """What Mistral's protocol says of a session of this delay."""
+    with opened(url, "model=voxtral", "/v1/audio/transcriptions/realtime") as socket:
+        form = {"encoding": "pcm_s16le", "sample_rate": RATE}
+        live.send(socket, "session.update", session={"audio_format": form, "target_streaming_delay_ms": delay_ms})
+        append(socket, content, kind="input_audio.append")
+        live.send(socket, "input_audio.end")
+        return until(socket, "transcription.done")
+
+
+def test_each_session_has_its_own_delay(fast_url: str, audios: list[np.ndarray]) -> None:
+    """Five at the same time. The engine's prompt has the delay; its tests compare the tokens that follow."""
+    delays = [160, 240, 480, 960, 2400]
+    expected, content = uploaded(fast_url, audios[-1]), live.pcm16(audios[-1])
+    with ThreadPoolExecutor(len(delays)) as pool:
+        found = list(pool.map(lambda delay_ms: delayed(fast_url, content, delay_ms), delays))
+    assert [each["usage"]["prompt_tokens"] for each in found] == [33 + delay_ms // 80 for delay_ms in delays]
+    assert found[2]["text"] == expected
+    for each in found:
+        assert difflib.SequenceMatcher(None, each["text"].split(), expected.split()).ratio() >= 0.7
 
 
 # ---- Hostile clients: each gets an error or a close, and a session beside them has its text

@@ -4,9 +4,11 @@ The samples do not depend on how the audio is cut into pieces: a sample whose by
 soxr resamples a stream as it would the whole.
 """
 
+import io
 from typing import Any, NamedTuple
 
 import numpy as np
+import soundfile  # type: ignore[import-untyped,unused-ignore]
 
 RATES_HZ = (8000, 48000)
 
@@ -18,24 +20,17 @@ class StreamFormat(NamedTuple):
     rate: int
 
 
-def _mu_law() -> np.ndarray:
-    """int16 [256]: the samples of mu-law bytes (ITU-T G.711)."""
-    code = ~np.arange(256, dtype=np.uint8)
-    size = (((code & 0x0F).astype(np.int32) << 3) + 0x84 << (code >> 4 & 7)) - 0x84
-    return np.where(code & 0x80, -size, size).astype(np.int16)
-
-
-def _a_law() -> np.ndarray:
-    """int16 [256]: the samples of A-law bytes (ITU-T G.711)."""
-    code = np.arange(256, dtype=np.uint8) ^ 0x55
-    exponent, mantissa = (code >> 4 & 7).astype(np.int32), (code & 0x0F).astype(np.int32) << 4
-    size = np.where(exponent, mantissa + 0x108 << np.maximum(exponent - 1, 0), mantissa + 8)
-    return np.where(code & 0x80, size, -size).astype(np.int16)
+def _table(subtype: str) -> np.ndarray:
+    """int16 [256]: the samples of the bytes of ITU-T G.711, by libsndfile."""
+    every = io.BytesIO(bytes(range(256)))
+    raw = {"samplerate": 8000, "channels": 1, "format": "RAW", "subtype": subtype}
+    samples: np.ndarray = soundfile.read(every, dtype="int16", **raw)[0]
+    return samples
 
 
 # Bytes of one sample
 WIDTHS = {"pcm_s16le": 2, "pcm_s32le": 4, "pcm_f16le": 2, "pcm_f32le": 4, "pcm_mulaw": 1, "pcm_alaw": 1}
-TABLES = {"pcm_mulaw": _mu_law(), "pcm_alaw": _a_law()}
+TABLES = {"pcm_mulaw": _table("ULAW"), "pcm_alaw": _table("ALAW")}
 FLOATS = {"pcm_f16le": "<f2", "pcm_f32le": "<f4"}
 
 

@@ -1,5 +1,6 @@
 """Where the words of a live session go: the screen as they come, files as each turn is complete."""
 
+import textwrap
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Self, TextIO
 from voxtral_serve.client.dialects import Segment, Turn
 from voxtral_serve.client.errors import UsageError
 from voxtral_serve.client.text import shown
+
+LINE = 42  # characters of a subtitle's line, as the server's subtitles of files have them
 
 
 class Captions:
@@ -121,7 +124,8 @@ class _Screen:
 
 def cue(number: int, segment: Segment) -> str:
     """A subtitle of SubRip's format."""
-    return f"{number}\n{clock(segment.start_s)} --> {clock(segment.end_s)}\n{segment.text}\n\n"
+    lines = "\n".join(textwrap.wrap(segment.text, LINE))
+    return f"{number}\n{clock(segment.start_s)} --> {clock(segment.end_s)}\n{lines}\n\n"
 
 
 def clock(seconds: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from voxtral_serve.audio.stream import RATES_HZ, WIDTHS, StreamFormat
 from voxtral_serve.guard.live.items import TurnText, timed_segments
 from voxtral_serve.guard.live.openai_settings import Check, choice, flag, merged, number, refusal, text, texts
-from voxtral_serve.guard.live.service import POLICY, DelayError, Ending
+from voxtral_serve.guard.live.service import POLICY, Ending
 from voxtral_serve.guard.live.socket import EventError, LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turn_dialect import NO_ERRORS, TurnDialect
@@ -169,7 +169,7 @@ class MistralDialect(TurnDialect):
         delay_ms: int = number(0, LONGEST_MS, whole=True)(given, path)
         try:
             self.service.check_delay(delay_ms)
-        except DelayError as error:
+        except ValueError as error:
             raise EventError(f"{path} is {error}", "invalid_value", path) from None
         if self.audio is not None and delay_ms != (self._delay_ms or self.service.delay_ms):
             raise EventError(f"{path} cannot change once there is audio", "invalid_value", path)

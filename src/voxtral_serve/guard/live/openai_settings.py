@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from voxtral_serve.audio.stream import StreamFormat
-from voxtral_serve.guard.live.service import DelayError, LiveService
+from voxtral_serve.guard.live.service import LiveService
 from voxtral_serve.guard.live.socket import EventError
 from voxtral_serve.guard.live.turns import TurnRule
 
@@ -216,7 +216,7 @@ class OpenAiSettings:
         if new.get("delay") is not None:
             try:
                 self._service.check_delay(DELAYS_MS[new["delay"]])
-            except DelayError as error:
+            except ValueError as error:
                 where = f"{path}.delay"
                 raise EventError(f"{where} is {new['delay']!r}, {error}", "invalid_value", where) from None
         return new

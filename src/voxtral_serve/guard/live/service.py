@@ -51,10 +51,6 @@ STALLED = Ending("stalled", FAILED, f"the engine has not answered for {STALLED_S
 UNREAD = Ending("unread", POLICY, f"the client has not read its text for {UNREAD_S:.0f} s", "unread")
 
 
-class DelayError(ValueError):
-    """A session cannot have this delay. The message says which it can have."""
-
-
 class Socket(Protocol):
     """A client's connection, whatever its dialect."""
 
@@ -113,11 +109,8 @@ class LiveService:
         return self.link.shape.delay_ms
 
     def check_delay(self, delay_ms: int) -> None:
-        """Raises DelayError for a delay that is not valid, or that the engine's context is too short for."""
-        try:
-            self._points_of(self.link.shape.with_delay_ms(delay_ms))
-        except ValueError as error:
-            raise DelayError(str(error)) from None
+        """Raises ValueError for a delay that is not valid, or that the engine's context is too short for."""
+        self._points_of(self.link.shape.with_delay_ms(delay_ms))
 
     def session(self, failed: Callable[[str], None], *, delay_ms: int | None = None) -> LiveSession:
         """
