@@ -103,7 +103,7 @@ def test_one_row_per_clip_and_load_in_their_order(case: Case, server: FakeServer
 
     class Slow(dict[str, Answer]):
         def get(self, name: str, default: Any = None) -> Any:
-            time.sleep(0.03)
+            time.sleep(0.2)  # longer than all of a load take to start, on a busy machine
             seen.append(sum(not each.end for each in server.received))
             return Answer("alpha")
 

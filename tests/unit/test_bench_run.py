@@ -142,7 +142,7 @@ def test_warm_up_goes_round_and_is_not_counted(case: Case) -> None:
 
         def get(self, name: str, default: Any = None) -> Any:
             self.asked += 1
-            return Answer("alpha", delay_s=0.3 if self.asked <= 5 else 0.0)
+            return Answer("alpha", delay_s=1.0 if self.asked <= 5 else 0.0)
 
     case.server.answers = SlowStart()
     assert case.run("--samples", "3", "--warmup", "5", "--concurrency", "5") == 0
@@ -150,8 +150,8 @@ def test_warm_up_goes_round_and_is_not_counted(case: Case) -> None:
     assert sorted(case.server.sent()[:5]) == sorted(chosen + chosen[:2])
     assert sorted(case.server.sent()[5:]) == chosen
     assert len(rows_of(case.out)) == summary_of(case.out)["completed"] == 3
-    assert load_of(case.out)["wall_s"] < 0.3
-    assert load_of(case.out)["latency_ms"]["max"] < 300
+    assert load_of(case.out)["wall_s"] < 1.0
+    assert load_of(case.out)["latency_ms"]["max"] < 1000
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])

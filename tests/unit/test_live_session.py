@@ -367,10 +367,10 @@ def test_lag_is_counted_from_the_arrival_of_the_last_sample_that_a_token_needs()
         before = time.monotonic()
         reader = asyncio.ensure_future(anext(deltas := session.deltas()))
         await session.feed(bytes(2 * (SHAPE.ready_samples - 10)))
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.5)
         await session.feed(bytes(20))
         await reader
-        assert session.worst_lag_s < 0.1  # of the last ten samples, and not of the first
+        assert session.worst_lag_s < 0.4  # of the last ten samples, and not of the first
         engine.paused = True
         await session.feed(bytes(2 * SHAPE.samples))
         reader = asyncio.ensure_future(anext(deltas))
