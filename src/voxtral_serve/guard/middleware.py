@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from voxtral_serve.guard import asgi, chat, upload
+from voxtral_serve.guard import asgi, chat, page, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.body import OpenBodies, discard, hold
 from voxtral_serve.guard.errors import RefusedError, too_large
@@ -39,6 +39,7 @@ READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, MODELS), ("GET",)) |
 TASKS = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
 CHAT = "/v1/chat/completions"
 METHODS = READ | dict.fromkeys((*TASKS, CHAT), ("POST",))
+PAGE = page.read() if LIMITS.page else {}
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -153,6 +154,9 @@ class Request:
 
     async def serve(self) -> None:
         """Answer the request or have vLLM answer it. Raises RefusedError."""
+        if self.path in PAGE and self.scope["type"] == "http":
+            await self._page()
+            return
         facts = self.guard.facts
         if facts is None or (facts.sessions is not None and facts.sessions.stopping):
             raise RefusedError(503, "the server is starting or stopping", "not_ready")
@@ -162,9 +166,7 @@ class Request:
             await self.guard.app(self.scope, self.receive, self.send)
             return
         if not websocket and self.method not in self._methods():
-            raise RefusedError(
-                405, f"{self.path} takes {' or '.join(self._methods())}, not {self.method}", "method_not_allowed"
-            )
+            raise self._wrong_method()
         if websocket:
             handshake.check_origin(self.headers, LIMITS.live_origins)
             handshake.key_as_header(self.scope, self.headers)
@@ -181,8 +183,20 @@ class Request:
         else:
             await self._upload(facts)
 
+    async def _page(self) -> None:
+        if self.method not in page.METHODS:
+            raise self._wrong_method()
+        for message in page.response(PAGE[self.path], self.method, self.headers):
+            await self.send(message)
+
+    def _wrong_method(self) -> RefusedError:
+        methods = " or ".join(self._methods())
+        return RefusedError(405, f"{self.path} takes {methods}, not {self.method}", "method_not_allowed")
+
     def _methods(self) -> tuple[str, ...]:
         """Those of the path; none for a path that is unknown."""
+        if self.path in PAGE:
+            return page.METHODS
         return ("GET",) if self.path.startswith(MODEL) else METHODS.get(self.path, ())
 
     def _check_path(self, websocket: bool) -> None:
