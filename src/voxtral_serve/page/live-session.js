@@ -29,8 +29,8 @@ export const DELAYS = [
 /**
  * Events, each with `detail`:
  *   state    {state, words, wait_ms}  "connecting", "listening", "waiting" (for another connection), "paused", "ended"
- *   partial  [{start, text}]          turns whose text is not complete, in their order
- *   turn     {start, end, text, segments: [{start, end, text, words}]}   a text that does not change any more
+ *   partial  [{number, start, text}]  turns whose text is not complete, in their order
+ *   turn     {number, start, end, text, segments: [{start, end, text, words}]}   a text that does not change any more
  *   lost     {seconds}                audio in all that was dropped, since no server took it
  *   failed   {words}                  the session is over, and why
  * Times are seconds of the recording; null where the server did not tell them.
@@ -47,6 +47,7 @@ export class LiveSession extends EventTarget {
     this.tape = new Tape(KEPT_S * RATE);
     this.marks = []; // positions at which turns end by a commit
     this.attempt = 0; // since text came last
+    this.number = 0; // of the next turn
     this.paused = this.ending = this.over = this.asking = false;
     this.forget();
   }
@@ -327,7 +328,9 @@ export class LiveSession extends EventTarget {
   }
 
   item(name) {
-    if (!this.items.has(name)) this.items.set(name, { start: null, end: null, text: "", segments: [] });
+    if (!this.items.has(name)) {
+      this.items.set(name, { number: this.number++, start: null, end: null, text: "", segments: [] });
+    }
     return this.items.get(name);
   }
 
@@ -343,7 +346,7 @@ export class LiveSession extends EventTarget {
       if (item.complete) this.tell("turn", turn(item));
     }
     const partial = [...this.items.values()].filter(({ text }) => text.trim());
-    this.tell("partial", partial.map(({ start, text }) => ({ start, text: text.trim() })));
+    this.tell("partial", partial.map(({ number, start, text }) => ({ number, start, text: text.trim() })));
   }
 
   segment({ start, end, text, words = [] }) {
@@ -365,11 +368,11 @@ export class LiveSession extends EventTarget {
   }
 }
 
-function turn({ start, end, complete, segments }) {
+function turn({ number, start, end, complete, segments }) {
   const last = end === null ? null : end / RATE;
   const whole = { start: segments[0]?.start ?? start, end: segments.at(-1)?.end ?? last, text: complete };
   const timed = whole.start !== null && whole.end !== null;
-  return { ...whole, segments: segments.length ? segments : timed ? [{ ...whole, words: [] }] : [] };
+  return { number, ...whole, segments: segments.length ? segments : timed ? [{ ...whole, words: [] }] : [] };
 }
 
 /** PCM16 as the protocol has it; all machines that run browsers are little-endian. */

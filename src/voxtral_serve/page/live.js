@@ -1,11 +1,11 @@
 // The half of the page for live speech: a microphone, or a file as if it were live; words as they are spoken.
 
+import { CHANNEL, lastTurns } from "./captions-channel.js";
 import { CaptureError, level, Microphone, microphones, PacedFile, RATE } from "./capture.js";
 import { element } from "./dom.js";
 import { DELAYS, LiveSession } from "./live-session.js";
 import { asJson, asSubtitles, asText, shortClock, TurnView } from "./turns.js";
 
-const CHANNEL = "voxtral-serve-live"; // to caption views in other tabs of this browser
 const METER_MS = 100; // between two positions of the level meter
 const STILL_MS = 1000; // the same for people who asked for less motion
 const QUIET_DB = -60; // of the meter's low end
@@ -314,7 +314,7 @@ class Live {
   }
 
   caption() {
-    this.channel.postMessage({ texts: this.view.text.slice(-CAPTION_TURNS) });
+    this.channel.postMessage({ turns: lastTurns([...this.view.turns, ...this.view.partial]) });
   }
 
   clear() {
@@ -337,8 +337,6 @@ class Live {
     }
   }
 }
-
-const CAPTION_TURNS = 4; // that a caption view is told
 
 function label(name, text) {
   return element("label", { htmlFor: name, textContent: text });

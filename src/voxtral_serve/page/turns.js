@@ -42,10 +42,6 @@ export class TurnView {
     this.update([]);
   }
 
-  get text() {
-    return [...this.turns, ...this.partial].map(({ text }) => text);
-  }
-
   keepToEnd(change) {
     const { place } = this;
     const near = place.scrollHeight - place.scrollTop - place.clientHeight < NEAR;
@@ -76,7 +72,8 @@ export function asSubtitles(turns) {
 
 /** Times are seconds of the audio that was heard: pauses take none. */
 export function asJson(turns) {
-  return `${JSON.stringify({ text: turns.map(({ text }) => text).join(" "), turns }, null, 2)}\n`;
+  const text = turns.map((turn) => turn.text).join(" ");
+  return `${JSON.stringify({ text, turns: turns.map(({ number, ...turn }) => turn) }, null, 2)}\n`;
 }
 
 function wrap(text) {
