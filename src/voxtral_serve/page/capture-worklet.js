@@ -1,5 +1,6 @@
 // In the audio thread: the microphone's samples become pieces of mono PCM16 at the session's rate.
 
+import { pcm16 } from "./pcm.js";
 import { Resampler } from "./resampler.js";
 
 class Capture extends AudioWorkletProcessor {
@@ -20,7 +21,7 @@ class Capture extends AudioWorkletProcessor {
 
   take(samples) {
     for (const sample of this.resampler.take(samples)) {
-      this.piece[this.filled++] = Math.max(-32768, Math.min(32767, Math.round(sample * 32768)));
+      this.piece[this.filled++] = pcm16(sample);
       if (this.filled === this.piece.length) this.send();
     }
   }

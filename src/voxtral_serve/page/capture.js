@@ -1,5 +1,7 @@
 // Where live audio comes from: a microphone, or a file at the pace of speech. Either gives pieces of PCM16.
 
+import { pcm16 } from "./pcm.js";
+
 export const RATE = 16000; // Hz: the model's
 const PIECE = 640; // samples, 40 ms: half of the audio of a token
 const LARGEST_FILE = 256 * 1024 * 1024; // bytes; a browser holds all samples of a file in memory
@@ -123,7 +125,7 @@ export class PacedFile {
       throw new CaptureError(`The browser cannot play ${this.file.name}: it is no audio file, or of a kind that it does not know.`);
     }
     this.buffer = decoded;
-    this.pcm = pcm16(decoded);
+    this.pcm = mono(decoded);
     await this.resume();
   }
 
@@ -190,11 +192,11 @@ export class PacedFile {
 }
 
 /** Int16Array, mono. The samples of a 16-bit file of RATE come out as they were. */
-function pcm16(buffer) {
+function mono(buffer) {
   const channels = Array.from({ length: buffer.numberOfChannels }, (_, index) => buffer.getChannelData(index));
   return Int16Array.from(channels[0], (_, index) => {
     const sum = channels.reduce((all, channel) => all + channel[index], 0);
-    return Math.max(-32768, Math.min(32767, Math.round((sum / channels.length) * 32768)));
+    return pcm16(sum / channels.length);
   });
 }
 

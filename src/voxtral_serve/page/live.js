@@ -47,8 +47,8 @@ class Live {
     this.turns = element(
       "select",
       { id: "live-turns" },
-      element("option", { value: "server_vad", textContent: "at pauses (server_vad)" }),
-      element("option", { value: "semantic_vad", textContent: "at ends of sentences (semantic_vad)" }),
+      element("option", { value: "server_vad", textContent: "at pauses" }),
+      element("option", { value: "semantic_vad", textContent: "at ends of sentences" }),
     );
     this.startButton = button("live-start", "Start", () => this.start(), "primary");
     this.pauseButton = button("live-pause", "Pause", () => this.pauseOrResume());
@@ -80,7 +80,7 @@ class Live {
       { id: "live-settings" },
       element("legend", { textContent: "Text" }),
       element("div", {}, label("live-delay", "Delay"), this.delay, this.delayShown),
-      element("div", {}, label("live-turns", "New paragraph"), this.turns),
+      element("div", {}, label("live-turns", "Paragraphs end"), this.turns),
     );
     return element("div", { className: "live-settings" }, source, text);
   }
@@ -123,7 +123,7 @@ class Live {
     const focused = document.activeElement;
     this.startButton.hidden = !idle;
     this.pauseButton.hidden = idle;
-    this.pauseButton.disabled = state !== "running" && state !== "paused";
+    this.pauseButton.disabled = state === "finishing"; // not while it starts, to have the focus then
     this.pauseButton.textContent = state === "paused" ? "Resume" : "Pause";
     this.stopButton.hidden = idle;
     this.stopButton.textContent = state === "finishing" ? "Leave out the rest" : "Stop";
@@ -251,7 +251,7 @@ class Live {
       await this.source.resume();
       this.session.resume();
       this.show("running");
-    } else {
+    } else if (this.state === "running") {
       this.show("paused");
       await this.source.pause();
       this.session.pause();
