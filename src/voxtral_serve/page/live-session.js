@@ -5,7 +5,7 @@ import { RATE } from "./capture.js";
 import { Tape } from "./tape.js";
 
 const KEPT_S = 600; // seconds of audio without text that are kept for another connection
-const WAIT_MS = [1000, 2000, 4000, 8000, 15000]; // before connecting again; the last one from then on
+const WAIT_MS = [1000, 2000, 4000, 8000, 15000];
 const OPEN_MS = 15000; // for a connection to open
 const PING_MS = 15000; // between questions whether the server is there
 const DEAD_MS = 60000; // without any answer, after which a connection is given up
@@ -39,11 +39,12 @@ export class LiveSession extends EventTarget {
   /**
    * address   of the WebSocket
    * key       the API key, or ""
+   * wait_ms   before connecting again: the first time, the second and so on; the last one from then on
    * probe     async (): the status of a small request to the server with the key, or 0 where none comes
    */
-  constructor({ address, key, probe, delay = "medium", turns = "server_vad" }) {
+  constructor({ address, key, probe, delay = "medium", turns = "server_vad", wait_ms = WAIT_MS }) {
     super();
-    Object.assign(this, { address, key, probe, delay, turns });
+    Object.assign(this, { address, key, probe, delay, turns, wait_ms });
     this.tape = new Tape(KEPT_S * RATE);
     this.marks = []; // positions at which turns end by a commit
     this.attempt = 0; // since text came last
@@ -192,7 +193,7 @@ export class LiveSession extends EventTarget {
       this.finish();
       return;
     }
-    const wait_ms = WAIT_MS[Math.min(this.attempt++, WAIT_MS.length - 1)];
+    const wait_ms = this.wait_ms[Math.min(this.attempt++, this.wait_ms.length - 1)];
     this.timer = setTimeout(() => this.connect(), wait_ms);
     this.tell("state", { state: "waiting", words, wait_ms });
   }
