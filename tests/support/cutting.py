@@ -11,7 +11,7 @@ BLOCK = 1 << 16
 
 
 class CutProxy:
-    """Before the server at `url`, on a port of its own (`self.url`). A context manager. `closed` refuses connections."""
+    """Before the server at `url`, on a port of its own (`self.url`). A context manager. `closed`: none is accepted."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

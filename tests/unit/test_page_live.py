@@ -19,8 +19,8 @@ WORDS = {1: "Alpha", 2: " beta.", 3: "Gamma", 4: " delta.", 5: "Last", 6: " word
 # 80 ms each; 7 is noise in which nothing is said
 NUMBERS = [0, 0, 1, 7, 2, 0, 0, 0, 7, 3, 7, 7, 4, 0, 0, 7, 5, 6]
 TURNS = [("Alpha beta.", 0.16, 0.4), ("Gamma delta.", 0.72, 1.04), ("Last words.", 1.28, 1.44)]
-# Sends `pcm` in pieces of 40 ms and returns the events. `steps` are calls of the session by the number of the piece that
-# follows. They begin once there is a connection; after "pause", all that was said has its text before it goes on.
+# Sends `pcm` in pieces of 40 ms and returns the events. `steps` are calls of the session, by the number of the piece
+# that follows. They wait for a connection; after "pause", all that was said has its text before it goes on.
 SESSION = """async ({address, pcm, options, steps, status}) => {
   const { LiveSession } = await import("/page/live-session.js");
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
