@@ -15,8 +15,9 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from voxtral_serve.guard import asgi, chat, page, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
@@ -35,10 +36,11 @@ THREADS = 4  # for decoding; ten minutes of audio occupy one thread for a second
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
 MODELS, MODEL = "/v1/models", "/v1/models/"  # the list; one of it, whose name follows and may have slashes
+SERVER = "/v1/server"  # guard.about
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
 TASKS = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
 CHAT = "/v1/chat/completions"
-METHODS = READ | dict.fromkeys((*TASKS, CHAT), ("POST",))
+METHODS = READ | {SERVER: ("GET",)} | dict.fromkeys((*TASKS, CHAT), ("POST",))
 PAGE = page.read() if LIMITS.page else {}
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -173,6 +175,8 @@ class Request:
         self._check_key(facts)
         if self.path in READ:
             await self.guard.app(self.scope, self.receive, self.send)
+        elif self.path == SERVER:
+            await self._json(facts.about)
         elif self.path.startswith(MODEL):
             await self._model()
         elif websocket:
@@ -249,7 +253,10 @@ class Request:
             raise RefusedError(
                 404, f"the model {ascii(name)[:80]} does not exist: this server has {names}", "model_not_found", "model"
             )
-        body = json.dumps(found, ensure_ascii=False).encode()
+        await self._json(found)
+
+    async def _json(self, content: Mapping[str, Any]) -> None:
+        body = json.dumps(dict(content), ensure_ascii=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
