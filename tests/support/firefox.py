@@ -3,6 +3,7 @@
 Playwright drives a Firefox of its own build only, and Debian has no geckodriver.
 """
 
+import contextlib
 import itertools
 import json
 import queue
@@ -49,20 +50,24 @@ class Firefox:
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.stack = contextlib.ExitStack()
+        self.stack.callback(self._end)
         try:
-            self.socket = connect(f"{self._address()}/session", max_size=None)
+            self.socket = self.stack.enter_context(connect(f"{self._address()}/session", max_size=None))
             self.numbers = itertools.count(1)
             self.ask("session.new", capabilities={})
             self.context = self.ask("browsingContext.getTree")["contexts"][0]["context"]
         except BaseException:
-            self.process.kill()
+            self.stack.close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.socket.close()
+        self.stack.close()
+
+    def _end(self) -> None:
         self.process.terminate()
         self.process.wait(timeout=60)
 

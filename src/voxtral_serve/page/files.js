@@ -1,5 +1,6 @@
 // The half of the page for files: choose or drop them, and each becomes a card with its progress, player and text.
 
+import { ApiError } from "./api.js";
 import { button, clock, duration, element, size } from "./elements.js";
 import { Player } from "./player.js";
 import { transcribe } from "./transcribe.js";
@@ -123,9 +124,9 @@ class Card {
     const facts = server.facts ?? (await this.context.api.resending(() => server.load(), { signal, waiting: (...told) => this.#wait(...told) }));
     const most = facts.limits.file_bytes;
     if (this.file.size > most) {
-      throw new Error(`The file has ${size(this.file.size)}, and this server takes at most ${size(most)}. Send a compressed format such as Opus, or a shorter file.`);
+      throw new ApiError(413, `The file has ${size(this.file.size)}, and this server takes at most ${size(most)}. Send a compressed format such as Opus, or a shorter file.`);
     }
-    if (!this.file.size) throw new Error("The file is empty.");
+    if (!this.file.size) throw new ApiError(400, "The file is empty.");
     return transcribe(this.file, facts, signal, {
       uploaded: (share) => this.#upload(share),
       text: (text, delta) => this.#write(text, delta),
@@ -177,7 +178,7 @@ class Card {
   #fail(error) {
     this.failed = error;
     this.draft.hidden = true;
-    if (!(error instanceof this.context.api.ApiError)) console.error(error);
+    if (!(error instanceof ApiError)) console.error(error);
     this.#show(error.message, { error: true });
     this.context.announce(`${this.file.name}: ${error.message}`);
   }
