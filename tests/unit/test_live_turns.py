@@ -111,24 +111,37 @@ RULE = TurnRule(0.5, 4 * FRAME, FRAME)
 
 
 def test_a_turn_ends_after_its_silence() -> None:
-    assert events(RULE, [0.1, 0.2, 0.6, 0.47, 0.46, 0.44, 0.3, 0.2, 0.1, 0.1, 0.1]) == [
+    """Silence begins below 0.35, and lasts until two frames of 0.5."""
+    assert events(RULE, [0.1, 0.2, 0.6, 0.6, 0.47, 0.36, 0.34, 0.3, 0.2, 0.1, 0.1]) == [
         SpeechStart(FRAME),
-        SpeechEnd(9 * FRAME),
+        SpeechEnd(10 * FRAME),
     ]
 
 
 def test_a_short_pause_ends_nothing() -> None:
-    assert events(RULE, [0.9, 0.1, 0.1, 0.1, 0.9, 0.1, 0.1, 0.1]) == [SpeechStart(0)]
+    assert events(RULE, [0.9, 0.9, 0.1, 0.1, 0.1, 0.9, 0.9, 0.1, 0.1, 0.1]) == [SpeechStart(0)]
+
+
+def test_one_frame_is_no_speech() -> None:
+    """Neither in silence nor in a pause, where it keeps the turn from ending until the next frame."""
+    assert events(RULE, [0.1, 0.9, 0.1, 0.4, 0.9, 0.4]) == []
+    assert events(RULE, [0.9, 0.9, 0.1, 0.1, 0.9, 0.1]) == [SpeechStart(0), SpeechEnd(6 * FRAME)]
+    assert events(RULE, [0.9, 0.9, 0.1, 0.1, 0.1, 0.9, 0.1]) == [SpeechStart(0), SpeechEnd(7 * FRAME)]
+
+
+def test_no_turn_ends_in_a_frame_that_is_neither() -> None:
+    assert events(RULE, [0.9, 0.9, 0.1, 0.4, 0.4, 0.4, 0.4, 0.3]) == [SpeechStart(0), SpeechEnd(8 * FRAME)]
 
 
 def test_a_turn_does_not_start_before_the_one_before_has_ended() -> None:
     rule = RULE._replace(silence=FRAME, prefix=10 * FRAME)
-    assert events(rule, [0.9, 0.1, 0.9]) == [SpeechStart(0), SpeechEnd(2 * FRAME), SpeechStart(2 * FRAME)]
+    assert events(rule, [0.9, 0.9, 0.1, 0.9, 0.9]) == [SpeechStart(0), SpeechEnd(3 * FRAME), SpeechStart(3 * FRAME)]
 
 
 def test_silence_between_turns() -> None:
     rule = RULE._replace(idle=3 * FRAME)
     assert events(rule, [0.1] * 7) == [IdleTimeout(0, 3 * FRAME), IdleTimeout(3 * FRAME, 6 * FRAME)]
+    assert events(rule, [0.1, 0.1, 0.9, 0.9]) == [SpeechStart(FRAME)]
 
 
 def test_the_end_of_a_sentence() -> None:
@@ -189,8 +202,8 @@ def test_a_model_that_fails_fails_its_sessions() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("gain_db", [0, -20])
 def test_sentence_ends_of_the_live_set(gain_db: float) -> None:
-    """Pauses of 700 ms and more after a sentence: those below -50 dBFS, and those with noise."""
-    found, words, within = {True: [0, 0], False: [0, 0]}, 0, 0
+    """Pauses of 700 ms and more after a sentence, those below -50 dBFS and those with noise; and ends in a sentence."""
+    found, words, inside, late = {True: [0, 0], False: [0, 0]}, 0, 0, 0
     for row in map(json.loads, (DATA / "live.jsonl").read_text().splitlines()):
         samples = read_audio(DATA / row["path"])
         stream, finder = VoiceStream(), TurnFinder(TurnRule(0.5, RATE // 2, 0), 0, lambda at: False)
@@ -201,20 +214,27 @@ def test_sentence_ends_of_the_live_set(gain_db: float) -> None:
             if isinstance(event, SpeechEnd):
                 stops.append(event.at / RATE)
                 finder.reset(event.at)
+        begins = True  # a sentence, with the next word
         for (word, start, end), (_, following, _) in itertools.pairwise([*row["words"], ("", row["duration"], 0)]):
             words += 1
-            within += sum(start + 0.05 < stop < end - 0.05 for stop in stops)
+            within = sum(start + 0.05 < stop < end - 0.05 for stop in stops)
+            late, inside = late + within * begins, inside + within * (not begins)
+            begins = word[-1] in ".?!"
             pause = samples[round(end * RATE) :][: round(0.7 * RATE)]
-            if word[-1] in ".?!" and following - end >= 0.7 and len(pause) == round(0.7 * RATE):
+            if not begins:
+                inside += sum(end - 0.05 <= stop <= following + 0.05 for stop in stops)
+            elif following - end >= 0.7 and len(pause) == round(0.7 * RATE):
                 loudest = np.sqrt((pause.reshape(-1, 160) ** 2).mean(1)).max()
                 counts = found[bool(20 * np.log10(loudest + 1e-9) < -50)]
                 counts[0] += any(end - 0.05 <= stop <= following + 0.2 for stop in stops)
                 counts[1] += 1
     (quiet, of_quiet), (noisy, of_noisy) = found[True], found[False]
+    print(f"quiet {quiet}/{of_quiet}, noisy {noisy}/{of_noisy}, inside a sentence {inside}, in its first word {late}")
     assert of_quiet > 100 and of_noisy > 60
     assert quiet >= 0.99 * of_quiet
-    assert noisy >= 0.91 * of_noisy  # the aim is 0.97
-    assert within <= 0.002 * words
+    assert noisy >= 0.97 * of_noisy
+    # With the rule before this one (a frame of 0.45 was speech) they were 11 and 2, and 12 and 4 at -20 dB.
+    assert inside <= 11 and late <= 3
 
 
 # ---- Levels, formats, times
