@@ -16,6 +16,7 @@ from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES, CutPoints, Splitter
 from voxtral_serve.guard.live.link import EngineLink, LinkError
 from voxtral_serve.guard.live.metrics import Metrics
+from voxtral_serve.guard.metrics import metrics as guard_metrics
 from voxtral_serve.patches.live_server import LEAST_LOGPROB
 
 EOS = 2  # </s> of Mistral's tokenizers
@@ -98,6 +99,7 @@ class LiveSession:
         backlog_s: float,
     ) -> None:
         self.link, self.shape, self.metrics = link, shape, metrics
+        self._seconds = guard_metrics().audio.labels("live")
         self._pause, self._failed = pause, failed
         self._most, self._ready_samples = round(backlog_s * shape.rate_hz), shape.ready_samples
         self._splitter = Splitter(points)
@@ -239,6 +241,7 @@ class LiveSession:
         part = self._parts[-1]
         part.samples += len(pcm) // SAMPLE_BYTES
         self.samples += len(pcm) // SAMPLE_BYTES
+        self._seconds.inc(len(pcm) / SAMPLE_BYTES / self.shape.rate_hz)
         part.arrivals.append((part.samples, arrived))
         part.last = arrived
         if part.opened:
