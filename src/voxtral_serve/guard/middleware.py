@@ -27,6 +27,7 @@ from voxtral_serve.guard.live import handshake, whole_clips
 from voxtral_serve.guard.live.socket import LiveSocket
 from voxtral_serve.guard.metrics import code_counted, metrics
 from voxtral_serve.guard.server import ServerFacts, attach, drifted
+from voxtral_serve.logs import SERVED, fields
 from voxtral_serve.patches.live_server import log
 
 NAME = "voxtral_serve.guard"
@@ -62,6 +63,7 @@ class Guard:
             await self._lifespan(scope, receive, send)
             return
         request = Request(self, scope, receive, send)
+        before = SERVED.set(served := {"request_id": request.id})
         try:
             await request.serve()
         except RefusedError as error:
@@ -73,6 +75,8 @@ class Guard:
             await request.refuse(RefusedError(503, "the server is stopping: send this again", "stopping"))
         finally:
             request.report()
+            served.clear()
+            SERVED.reset(before)
 
     async def _lifespan(self, scope: Message, receive: Receive, send: Send) -> None:
         try:
@@ -133,9 +137,15 @@ class Request:
         if self.bytes:
             counted.bodies.inc(self.bytes)
         path = self.path if self.path in METHODS or self.path in handshake.PATHS else ascii(self.path)[:80]
-        audio = f"{self.bytes} bytes, {self.seconds:.2f} s of audio" if self.live is None else self.live.report()
+        if self.live is None:
+            audio = f"{self.bytes} bytes, {self.seconds:.2f} s of audio"
+            more = {"bytes": self.bytes, "audio_s": round(self.seconds, 3)}
+        else:
+            audio, more = self.live.report(), self.live.fields()
         spent_ms = 1000 * (time.monotonic() - self.start)
-        log.info("%s %s %d, %s, %.0f ms, id %s", self.method, path, self.status, audio, spent_ms, self.id)
+        head = {"method": self.method, "path": path, "status": self.status, "duration_ms": round(spent_ms)}
+        line = "%s %s %d, %s, %.0f ms, id %s"
+        log.info(line, self.method, path, self.status, audio, spent_ms, self.id, extra=fields(**head, **more))
 
     async def refuse(self, error: RefusedError) -> None:
         """Answer with an error in OpenAI's form. A connection whose body is still arriving is then closed."""

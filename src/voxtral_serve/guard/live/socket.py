@@ -19,6 +19,7 @@ from voxtral_serve.guard.live.link import EngineGoneError, LinkError
 from voxtral_serve.guard.live.service import DEAD, FAILED, LATER, STOPPING, Ending, LiveService
 from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.metrics import code_counted
+from voxtral_serve.logs import SERVED
 from voxtral_serve.patches.live_server import log
 from voxtral_serve.units import MIB
 
@@ -155,8 +156,21 @@ class LiveSocket:
             f"ended: {self.reason}"
         )
 
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of a line of JSON."""
+        return {
+            "audio_s": round(self.samples / self.service.link.shape.rate_hz, 3),
+            "tokens": self.tokens,
+            "texts": self.texts,
+            "worst_lag_ms": round(1000 * self.worst_lag_s),
+            "rollovers": self.rollovers,
+            "ended": self.reason,
+        }
+
     async def begin(self, session: LiveSession) -> bool:
         """Whether the engine takes the session; if it does not, the socket ends."""
+        if (served := SERVED.get()) is not None:
+            served["session_id"] = session.id
         try:
             await session.begin()
         except EngineGoneError:
