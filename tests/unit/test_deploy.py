@@ -146,6 +146,17 @@ def test_what_the_containers_run_is_right(name: str, words: list[str]) -> None:
     assert read.values.model == "."
 
 
+def test_each_server_has_a_name_in_the_log() -> None:
+    services = read(ROOT / "compose.yaml")["services"]
+    servers = {name: each["environment"] for name, each in services.items() if each.get("image") == "vllm-voxtral"}
+    assert {name: each["VOXTRAL_SERVE_REPLICA"] for name, each in servers.items()} == {name: name for name in servers}
+    assert all(each["VLLM_API_KEY_FILE"] == "/run/secrets/api_key" for each in servers.values())
+    (container,) = kind("Deployment")["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each for each in container["env"]}
+    assert environment["VOXTRAL_SERVE_REPLICA"]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert environment["VOXTRAL_SERVE_LOG"]["value"] == "json"
+
+
 def test_the_older_model_is_served_as_its_design_says() -> None:
     services = read(ROOT / "compose.yaml")["services"]
     assert services["realtime"]["ports"] == ["8000:8000"]

@@ -33,8 +33,9 @@ class JsonLines(JsonFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         if record.name.startswith("uvicorn") and isinstance(record.args, tuple):
+            without = tuple(each.partition("?")[0] if isinstance(each, str) else each for each in record.args)
             record = copy.copy(record)
-            record.args = tuple(each.partition("?")[0] if isinstance(each, str) else each for each in record.args)
+            record.args = without
         return super().format(record)
 
     def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
@@ -54,7 +55,7 @@ class JsonLines(JsonFormatter):
             log_data["exception"] = message_dict["exc_info"]
 
 
-class LineHandler(logging.StreamHandler):  # type: ignore[type-arg]
+class LineHandler(logging.StreamHandler):
     """Writes to the stream that VLLM_LOGGING_STREAM names, by a file object of its own.
 
     vLLM 0.20.0 has sys.stdout put the process's name before each line. A line is one write, so that lines of several
