@@ -428,8 +428,7 @@ def run_shadowed() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
-LOG, REPLICA = "VOXTRAL_SERVE_LOG", "VOXTRAL_SERVE_REPLICA"
-VLLM_LOG, JSON_LINES = "VLLM_LOGGING_CONFIG_PATH", "json_lines.json"
+LOG, VLLM_LOG, JSON_LINES = "VOXTRAL_SERVE_LOG", "VLLM_LOGGING_CONFIG_PATH", "json_lines.json"
 
 
 def configure_log() -> None:
@@ -441,15 +440,21 @@ def configure_log() -> None:
 
 def check_log() -> None:
     """Raise PatchError for a form of the log that there is not, or that vLLM would not use."""
-    form, replica, config = os.environ.get(LOG, "text"), os.environ.get(REPLICA, "-"), os.environ.get(VLLM_LOG)
+    form, replica, config = (
+        os.environ.get(LOG, "text"),
+        os.environ.get("VOXTRAL_SERVE_REPLICA", "-"),
+        os.environ.get(VLLM_LOG),
+    )
     if form not in ("text", "json"):
-        raise PatchError(f"{LOG} is {form!r}: expected json, or text, which is the default")
+        raise PatchError(f"VOXTRAL_SERVE_LOG is {form!r}: expected json, or text, which is the default")
     if not (replica.isprintable() and 1 <= len(replica) <= 253):
-        raise PatchError(f"{REPLICA} is {replica!r}: expected a name of 1 to 253 printable characters")
+        raise PatchError(f"VOXTRAL_SERVE_REPLICA is {replica!r}: expected a name of 1 to 253 printable characters")
     if form == "json" and config is None:
-        raise PatchError(f"{LOG} is json, which needs the package voxtral-serve: install it, or unset {LOG}")
+        raise PatchError(
+            "VOXTRAL_SERVE_LOG is json, which needs the package voxtral-serve: install it, or unset the variable"
+        )
     if form == "json" and os.path.basename(config or "") != JSON_LINES:
-        raise PatchError(f"{LOG} is json, and {VLLM_LOG} is {config!r}: unset one of them")
+        raise PatchError(f"VOXTRAL_SERVE_LOG is json, and VLLM_LOGGING_CONFIG_PATH is {config!r}: unset one of them")
 
 
 install()
