@@ -68,7 +68,7 @@ def test_what_a_server_says_of_itself() -> None:
     assert (found["models"], found["capabilities"]["live"]) == (["voxtral", "whisper-1"], True)
     assert found["capabilities"]["word_times"] is True
     expected = {"file_bytes": LIMITS.file_bytes, "clip_s": LIMITS.decode_s, "in_flight": 64, "live_sessions": 16}
-    assert found["limits"] == {**expected, "live_idle_s": LIMITS.live_idle_s}
+    assert found["limits"] == {**expected, "live_idle_s": LIMITS.live_idle_s, "live_session_s": None}
     without = about.about(["voxtral"], RULES, LIMITS, 64, None)
     assert (without["capabilities"]["live"], without["limits"]["live_sessions"]) == (False, None)
 

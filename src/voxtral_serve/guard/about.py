@@ -35,6 +35,7 @@ def about(
             "in_flight": most_in_flight,
             "live_sessions": live_sessions,
             "live_idle_s": limits.live_idle_s if live_sessions is not None else None,
+            "live_session_s": limits.live_session_s if live_sessions is not None else None,
         },
     }
 

@@ -92,9 +92,9 @@ class Figures {
     if (!this.#now) return [];
     const { values } = this.#now;
     const rows = [];
-    const running = sum(values, "vllm:num_requests_running");
+    const inFlight = sum(values, "voxtral_serve_requests_in_flight");
     const waiting = sum(values, "vllm:num_requests_waiting");
-    if (running !== null) rows.push(["In flight", waiting ? `${running}, and ${waiting} waiting` : String(running)]);
+    if (inFlight !== null) rows.push(["In flight", waiting ? `${inFlight}, ${waiting} of them waiting` : String(inFlight)]);
     const sessions = capabilities.live ? sum(values, "voxtral_serve_live_sessions") : null;
     if (sessions !== null) rows.push(["Live now", String(sessions)]);
     const lag = this.#lag();
