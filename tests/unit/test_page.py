@@ -1,7 +1,12 @@
 """The files of the page, as the guard reads and serves them."""
 
 import asyncio
+import hashlib
+import json
+import random
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +17,13 @@ from guarding import RULES
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.guard import limits, middleware, page
 from voxtral_serve.guard.server import ServerFacts
+from voxtral_serve.transcript import subtitles
+from voxtral_serve.transcript.subtitles import Segment
 
 FILES = page.read()
 LARGEST = 300 * 1024  # bytes of all files: one load of the page
 DETECTOR = Detector()
+NODE = shutil.which("node")
 
 
 class Answer:
@@ -139,3 +147,62 @@ def test_a_directory_that_is_no_page(tmp_path: Path) -> None:
 
 def test_the_files_are_in_the_package() -> None:
     assert page.DIRECTORY == ROOT / "src/voxtral_serve/page"  # all that is below it is in the wheel
+
+
+def test_what_the_server_is_needs_the_key() -> None:
+    answer = Answer("/v1/server")
+    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+def test_vendored_files_are_unmodified() -> None:
+    """Each has a line in the README beside it, with its sum."""
+    for folder in (page.DIRECTORY / "vendor", ROOT / "tests/support/axe"):
+        listed = dict(
+            re.findall(r"^\| `([\w.]+\.js)` .* `([0-9a-f]{64})` \|$", (folder / "README.md").read_text(), re.M)
+        )
+        assert listed.keys() == {path.name for path in folder.glob("*.js")}
+        for name, expected in listed.items():
+            assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected, name
+
+
+SIGNS = [
+    "a",
+    "word",
+    "well-known",
+    "-",
+    "--",
+    "3-4",
+    "x-ray",
+    "é",
+    "e\u0301",
+    "日本",
+    "²",
+    "Ⅷ",
+    "😀",
+    "'",
+    '"',
+    "&",
+    "<b>",
+    "_",
+    "٣",
+]
+
+
+@pytest.mark.skipif(NODE is None, reason="not run: no node. Debian's package is `nodejs`")
+def test_subtitles_are_those_of_the_server(tmp_path: Path) -> None:
+    """Segments of hyphens, dashes, digits and signs of several scripts, wrapped by the page and by the server."""
+    chosen = random.Random(0)
+    segments = []
+    for number in range(3000):
+        words = [
+            "".join(chosen.choices(SIGNS, k=chosen.choice([1, 1, 2, 4, 20]))) for _ in range(chosen.randint(1, 14))
+        ]
+        segments.append(Segment(" ".join(words), number * 1.7, number * 1.7 + chosen.random()))
+    rounded = [{"start": round(s.start, 3), "end": round(s.end, 3), "text": s.text} for s in segments]
+    (tmp_path / "segments.json").write_text(json.dumps(rounded))
+    script = f"""import {{ readFileSync }} from "node:fs";
+    import {{ srt, vtt }} from {json.dumps(str(page.DIRECTORY / "subtitles.js"))};
+    const segments = JSON.parse(readFileSync({json.dumps(str(tmp_path / "segments.json"))}, "utf-8"));
+    process.stdout.write(JSON.stringify([srt(segments), vtt(segments)]));"""
+    run = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout) == [subtitles.srt(segments), subtitles.vtt(segments)]

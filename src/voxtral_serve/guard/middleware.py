@@ -15,8 +15,9 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from voxtral_serve.guard import asgi, chat, page, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
@@ -25,7 +26,9 @@ from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
 from voxtral_serve.guard.live.socket import LiveSocket
+from voxtral_serve.guard.metrics import code_counted, metrics
 from voxtral_serve.guard.server import ServerFacts, attach, drifted
+from voxtral_serve.logs import SERVED, fields
 from voxtral_serve.patches.live_server import log
 
 NAME = "voxtral_serve.guard"
@@ -35,10 +38,11 @@ THREADS = 4  # for decoding; ten minutes of audio occupy one thread for a second
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
 MODELS, MODEL = "/v1/models", "/v1/models/"  # the list; one of it, whose name follows and may have slashes
+SERVER = "/v1/server"  # guard.about
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
 TASKS = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
 CHAT = "/v1/chat/completions"
-METHODS = READ | dict.fromkeys((*TASKS, CHAT), ("POST",))
+METHODS = READ | {SERVER: ("GET",)} | dict.fromkeys((*TASKS, CHAT), ("POST",))
 PAGE = page.read() if LIMITS.page else {}
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -50,6 +54,7 @@ class Guard:
         self.app = app
         self.facts: ServerFacts | None = None
         self.in_flight = 0
+        self.metrics = metrics()
         self.bodies = OpenBodies()
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="guard")
 
@@ -61,6 +66,7 @@ class Guard:
             await self._lifespan(scope, receive, send)
             return
         request = Request(self, scope, receive, send)
+        before = SERVED.set(served := {"request_id": request.id})
         try:
             await request.serve()
         except RefusedError as error:
@@ -72,10 +78,13 @@ class Guard:
             await request.refuse(RefusedError(503, "the server is stopping: send this again", "stopping"))
         finally:
             request.report()
+            served.clear()
+            SERVED.reset(before)
 
     async def _lifespan(self, scope: Message, receive: Receive, send: Send) -> None:
         try:
             self.facts = attach(scope["app"].state, self.app)
+            self.metrics.most.set(self.facts.most_in_flight)
         except Exception as error:  # of a vLLM that is not as expected: uvicorn logs the message and exits
             await send({"type": "lifespan.startup.failed", "message": drifted(error)})
             return
@@ -117,15 +126,34 @@ class Request:
             self.status = 403
         await self.client(message)
 
+    @property
+    def endpoint(self) -> str | None:
+        """The path, if the API has it. One of few values."""
+        if self.path in METHODS or self.path in handshake.PATHS:
+            return self.path
+        return f"{MODEL}{{id}}" if self.path.startswith(MODEL) else None
+
     def report(self) -> None:
-        """Write the request's line to the log."""
+        """Count the request, and write its line to the log."""
+        counted = self.guard.metrics
+        counted.requests.labels(self.endpoint or "other", self.status).inc()
+        if self.bytes:
+            counted.bodies.inc(self.bytes)
         path = self.path if self.path in METHODS or self.path in handshake.PATHS else ascii(self.path)[:80]
-        audio = f"{self.bytes} bytes, {self.seconds:.2f} s of audio" if self.live is None else self.live.report()
+        if self.live is None:
+            audio = f"{self.bytes} bytes, {self.seconds:.2f} s of audio"
+            more = {"bytes": self.bytes, "audio_s": round(self.seconds, 3)}
+        else:
+            audio, more = self.live.report(), self.live.fields()
         spent_ms = 1000 * (time.monotonic() - self.start)
-        log.info("%s %s %d, %s, %.0f ms, id %s", self.method, path, self.status, audio, spent_ms, self.id)
+        head = {"method": self.method, "path": path, "status": self.status, "duration_ms": round(spent_ms)}
+        line = "%s %s %d, %s, %.0f ms, id %s"
+        log.info(line, self.method, path, self.status, audio, spent_ms, self.id, extra=fields(**head, **more))
 
     async def refuse(self, error: RefusedError) -> None:
         """Answer with an error in OpenAI's form. A connection whose body is still arriving is then closed."""
+        websocket = self.scope["type"] == "websocket"
+        code_counted(websocket, error.code)
         # A client that waits for `100 Continue` sends no body before, and none once it has this answer.
         if self.arriving and error.status in HELD and (error.status != 401 or b"expect" not in self.headers):
             self.arriving = not await hold(self.receive)
@@ -141,7 +169,6 @@ class Request:
             headers.append((b"www-authenticate", b"Bearer"))
         elif error.status == 405:
             headers.append((b"allow", ", ".join(self._methods()).encode()))
-        websocket = self.scope["type"] == "websocket"
         closing = self.arriving and not websocket
         if closing:
             headers.append((b"connection", b"close"))
@@ -173,6 +200,8 @@ class Request:
         self._check_key(facts)
         if self.path in READ:
             await self.guard.app(self.scope, self.receive, self.send)
+        elif self.path == SERVER:
+            await self._json(facts.about)
         elif self.path.startswith(MODEL):
             await self._model()
         elif websocket:
@@ -227,10 +256,12 @@ class Request:
         """A place among the requests in flight. Raises RefusedError if there is none."""
         self._check_queue(facts)
         self.guard.in_flight += 1
+        self.guard.metrics.in_flight.inc()
         try:
             yield
         finally:
             self.guard.in_flight -= 1
+            self.guard.metrics.in_flight.dec()
 
     async def _model(self) -> None:
         """Answer `GET /v1/models/{id}`, which vLLM does not have, from its list of models."""
@@ -249,7 +280,10 @@ class Request:
             raise RefusedError(
                 404, f"the model {ascii(name)[:80]} does not exist: this server has {names}", "model_not_found", "model"
             )
-        body = json.dumps(found, ensure_ascii=False).encode()
+        await self._json(found)
+
+    async def _json(self, content: Mapping[str, Any]) -> None:
+        body = json.dumps(dict(content), ensure_ascii=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
@@ -262,6 +296,8 @@ class Request:
         elif self.path == handshake.MISTRAL_PATH:
             raise RefusedError(404, "this server has no live sessions: set max_live_sessions", "realtime_not_supported")
         else:
+            if not facts.live:
+                code_counted(True, whole_clips.ERROR["code"])
             app = self.guard.app if facts.live else whole_clips.WholeClipsOnly(self.guard.app)
             await app(self.scope, self.receive, self.send)
 
@@ -276,7 +312,7 @@ class Request:
                 raise RefusedError(
                     400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
                 )
-            self.seconds = clean.seconds
+            self._accept(clean.seconds, "chat")
             # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
             request = asgi.request(self.scope, chat.CONTENT_TYPE, clean.content, self.id, self.receive)
             del clean
@@ -292,7 +328,7 @@ class Request:
                 self.guard.threads, upload.read, body, content_type, TASKS[self.path], facts.rules, facts.detector
             )
             del body
-            self.seconds = ready.audio.clip.seconds
+            self._accept(ready.audio.clip.seconds, "upload")
             await upload.answer(ready, self.guard.app, self.scope, self.receive, self.send, self.id, facts.stream)
 
     async def _body(self, most: int, facts: ServerFacts) -> bytes | None:
@@ -307,6 +343,10 @@ class Request:
         body = await self.guard.bodies.read(self.receive, most, facts.open, self._count)
         self.arriving = False
         return body
+
+    def _accept(self, seconds: float, kind: str) -> None:
+        self.seconds = seconds
+        self.guard.metrics.audio.labels(kind).inc(seconds)
 
     def _count(self, size: int) -> None:
         self.bytes += size

@@ -68,7 +68,7 @@ export function errorOf(status, body, retryAfter = null) {
 }
 
 function sentence(text) {
-  const trimmed = text.trim();
+  const trimmed = text.trim().replace(/^file: /, ""); // the name of the form's field
   return trimmed.charAt(0).toUpperCase() + trimmed.slice(1) + (/[.!?]$/.test(trimmed) ? "" : ".");
 }
 

@@ -25,14 +25,17 @@ function startKey() {
   const field = byId("key");
   const state = byId("key-state");
   byId("key-form").addEventListener("submit", (event) => event.preventDefault());
+  const show = (text, wrong) => {
+    state.textContent = text;
+    state.classList.toggle("error", wrong);
+    if (wrong) field.setAttribute("aria-invalid", "true");
+    else field.removeAttribute("aria-invalid");
+  };
   field.addEventListener("change", () => api.key.set(field.value));
-  api.events.addEventListener("key", () => {
-    field.removeAttribute("aria-invalid");
-    state.textContent = "";
-  });
-  api.events.addEventListener("unauthorized", () => {
-    field.setAttribute("aria-invalid", "true");
-    state.textContent = api.key.value ? "not accepted" : "needed";
+  api.events.addEventListener("key", () => show("", false));
+  api.events.addEventListener("unauthorized", () => show(api.key.value ? "not accepted" : "needed", true));
+  server.state.addEventListener("change", () => {
+    if (server.state.facts) show(api.key.value ? "accepted" : "not needed", false);
   });
 }
 

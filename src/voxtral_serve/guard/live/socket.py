@@ -18,11 +18,14 @@ from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.live.link import EngineGoneError, LinkError
 from voxtral_serve.guard.live.service import DEAD, FAILED, LATER, STOPPING, Ending, LiveService
 from voxtral_serve.guard.live.session import LiveSession
+from voxtral_serve.guard.metrics import code_counted
+from voxtral_serve.logs import SERVED
 from voxtral_serve.patches.live_server import log
 from voxtral_serve.units import MIB
 
 MOST_APPEND = 15 * MIB  # bytes of one append's base64, as OpenAI has it; uvicorn takes messages of 16 MiB
 LARGE = 256 * 1024  # characters of an event that is decoded in a thread: more takes over a millisecond
+FULL = "too_many_sessions"  # the error's code
 LAST_WORD_S = 1.0  # for the error event and the close of a socket whose client may not read
 _decode = msgspec.json.Decoder().decode
 
@@ -41,7 +44,7 @@ class Dialect:
     def __init__(self, socket: "LiveSocket") -> None:
         self.socket, self.service = socket, socket.service
         self.session: LiveSession | None = None
-        self.draining = False
+        self.draining: Ending | None = None  # of the socket, once the text of the audio so far is complete
 
     async def greet(self) -> None:
         """The first events of a connection."""
@@ -91,6 +94,9 @@ class LiveSocket:
         self.dialect = dialect(self)
         self.listening_since: float | None = None
         self.sending_since: float | None = None
+        self.opened = time.monotonic()
+        # Seconds since 1970; None for a session without an end of its own
+        self.expires_at = None if service.session_s is None else int(time.time() + service.session_s)
         self.reason = ""
         # Of all texts of the socket, for its line in the log
         self.texts = self.samples = self.tokens = self.rollovers = 0
@@ -138,12 +144,14 @@ class LiveSocket:
             self._ending = ending
             self._reader.cancel()
 
-    def drain(self) -> None:
-        self.dialect.draining = True
-        if self.session is None:
-            self.stop(STOPPING)
-        else:
-            self.dialect.drain()
+    def drain(self, ending: Ending) -> None:
+        """End the text of the audio so far, and then the socket."""
+        if self.dialect.draining is None:
+            self.dialect.draining = ending
+            if self.session is None:
+                self.stop(ending)
+            else:
+                self.dialect.drain()
 
     def report(self) -> str:
         """What the line in the log says of it."""
@@ -153,8 +161,21 @@ class LiveSocket:
             f"ended: {self.reason}"
         )
 
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of a line of JSON."""
+        return {
+            "audio_s": round(self.samples / self.service.link.shape.rate_hz, 3),
+            "tokens": self.tokens,
+            "texts": self.texts,
+            "worst_lag_ms": round(1000 * self.worst_lag_s),
+            "rollovers": self.rollovers,
+            "ended": self.reason,
+        }
+
     async def begin(self, session: LiveSession) -> bool:
         """Whether the engine takes the session; if it does not, the socket ends."""
+        if (served := SERVED.get()) is not None:
+            served["session_id"] = session.id
         try:
             await session.begin()
         except EngineGoneError:
@@ -162,7 +183,8 @@ class LiveSocket:
             return False
         except LinkError as error:
             words = f"{error}: this server has no place for another live session, try again later"
-            self.stop(Ending("refused", LATER, words, "too_many_sessions"))
+            code_counted(True, FULL)
+            self.stop(Ending("refused", LATER, words, FULL))
             return False
         return True
 
