@@ -10,10 +10,15 @@ const TICK_MS = 40;
 /** Why there is no audio, in words that say what to do. */
 export class CaptureError extends Error {}
 
-const NEED_HTTPS =
-  "This page was opened over http from another machine, and browsers lend the microphone only to pages of https or of " +
-  "localhost. Serve it over https, or reach it as http://localhost through a tunnel: ssh -L 8000:localhost:8000 SERVER. " +
-  "A file can be played as if it were live.";
+function needHttps() {
+  const port = location.port || 80;
+  return (
+    "This page was opened over http from another machine, and browsers lend the microphone only to pages of https or of " +
+    `localhost. Serve it over https; or run ssh -L 8000:localhost:${port} ${location.hostname} and open localhost:8000. ` +
+    "A file can be played as if it were live."
+  );
+}
+
 const REFUSALS = {
   NotAllowedError:
     "The microphone is not allowed. Allow it for this page (the sign beside the address, or the browser's settings), " +
@@ -35,7 +40,7 @@ export class Microphone {
   /** Ask for the microphone and record. Throws CaptureError. */
   async start() {
     if (!navigator.mediaDevices?.getUserMedia) {
-      throw new CaptureError(isSecureContext ? "This browser has no access to microphones." : NEED_HTTPS);
+      throw new CaptureError(isSecureContext ? "This browser has no access to microphones." : needHttps());
     }
     const plain = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
     const audio = this.device ? { ...plain, deviceId: { exact: this.device } } : plain;

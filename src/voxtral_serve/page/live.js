@@ -2,9 +2,9 @@
 
 import { CHANNEL, lastTurns } from "./captions-channel.js";
 import { CaptureError, level, Microphone, microphones, PacedFile, RATE } from "./capture.js";
-import { element } from "./dom.js";
+import { button, clock, element } from "./elements.js";
 import { DELAYS, LiveSession } from "./live-session.js";
-import { asJson, asSubtitles, asText, shortClock, TurnView } from "./turns.js";
+import { asJson, asSubtitles, asText, TurnView } from "./turns.js";
 
 const METER_MS = 100; // between two positions of the level meter
 const STILL_MS = 1000; // the same for people who asked for less motion
@@ -39,72 +39,69 @@ class Live {
   build() {
     this.microphone = element("input", { type: "radio", name: "live-source", id: "live-microphone", checked: true });
     this.fromFile = element("input", { type: "radio", name: "live-source", id: "live-from-file" });
-    this.device = element("select", { id: "live-device", ariaLabel: "Which microphone" });
-    this.file = element("input", { type: "file", id: "live-file", accept: "audio/*,video/*", ariaLabel: "File to play" });
+    this.device = element("select", { id: "live-device", "aria-label": "Which microphone" });
+    const kinds = { accept: "audio/*,video/*", "aria-label": "File to play" };
+    this.file = element("input", { type: "file", id: "live-file", change: () => this.chooseFile(), ...kinds });
     this.audible = element("input", { type: "checkbox", id: "live-audible", checked: true });
-    this.delay = element("input", { type: "range", id: "live-delay", min: 0, max: DELAYS.length - 1, step: 1, value: 2 });
-    this.delayShown = element("output", { htmlFor: "live-delay", id: "live-delay-shown" });
+    const range = { min: 0, max: DELAYS.length - 1, step: 1, value: 2, input: () => this.showDelay() };
+    this.delay = element("input", { type: "range", id: "live-delay", ...range });
+    this.delayShown = element("output", { for: "live-delay", id: "live-delay-shown" });
     this.turns = element(
       "select",
       { id: "live-turns" },
-      element("option", { value: "server_vad", textContent: "at pauses" }),
-      element("option", { value: "semantic_vad", textContent: "at ends of sentences" }),
+      element("option", { value: "server_vad" }, "at pauses"),
+      element("option", { value: "semantic_vad" }, "at ends of sentences"),
     );
-    this.startButton = button("live-start", "Start", () => this.start(), "primary");
-    this.pauseButton = button("live-pause", "Pause", () => this.pauseOrResume());
-    this.stopButton = button("live-stop", "Stop", () => this.stop());
-    this.meter = element("meter", { id: "live-level", min: QUIET_DB, max: 0, low: -45, high: -6, optimum: -20, value: QUIET_DB });
-    this.meter.setAttribute("aria-label", "Level of the sound");
-    this.clock = element("span", { id: "live-clock", className: "clock" });
+    this.startButton = button("Start", () => this.start(), { id: "live-start", class: "primary" });
+    this.pauseButton = button("Pause", () => this.pauseOrResume(), { id: "live-pause" });
+    this.stopButton = button("Stop", () => this.stop(), { id: "live-stop" });
+    const scale = { min: QUIET_DB, max: 0, low: -45, high: -6, optimum: -20, value: QUIET_DB };
+    this.meter = element("meter", { id: "live-level", "aria-label": "Level of the sound", ...scale });
+    this.clock = element("span", { id: "live-clock", class: "clock" });
     this.status = element("p", { id: "live-status", role: "status" });
-    this.problem = element("p", { id: "live-problem", className: "error", role: "alert" });
-    this.transcript = element("div", { id: "live-transcript", tabIndex: 0, role: "region", ariaLabel: "Transcript" });
+    this.problem = element("p", { id: "live-problem", class: "error", role: "alert" });
+    const region = { tabindex: 0, role: "region", "aria-label": "Transcript" };
+    this.transcript = element("div", { id: "live-transcript", ...region });
     this.section.append(this.settings(), this.controls(), this.problem, this.transcript, this.actions());
     for (const each of [this.microphone, this.fromFile]) each.addEventListener("change", () => this.show());
-    this.file.addEventListener("change", () => this.chooseFile());
-    this.delay.addEventListener("input", () => this.showDelay());
     this.showDelay();
   }
 
   settings() {
+    this.audibleRow = element("div", { class: "below" }, this.audible, label(this.audible, "Play it aloud"));
     const source = element(
       "fieldset",
-      { id: "live-source" },
-      element("legend", { textContent: "Source" }),
-      element("div", {}, this.microphone, label("live-microphone", "Microphone"), this.device),
-      element("div", {}, this.fromFile, label("live-from-file", "A file, as if it were live"), this.file),
-      (this.audibleRow = element("div", { className: "below" }, this.audible, label("live-audible", "Play it aloud"))),
+      {},
+      element("legend", {}, "Source"),
+      element("div", {}, this.microphone, label(this.microphone, "Microphone"), this.device),
+      element("div", {}, this.fromFile, label(this.fromFile, "A file, as if it were live"), this.file),
+      this.audibleRow,
     );
     const text = element(
       "fieldset",
-      { id: "live-settings" },
-      element("legend", { textContent: "Text" }),
-      element("div", {}, label("live-delay", "Delay"), this.delay, this.delayShown),
-      element("div", {}, label("live-turns", "Paragraphs end"), this.turns),
+      {},
+      element("legend", {}, "Text"),
+      element("div", {}, label(this.delay, "Delay"), this.delay, this.delayShown),
+      element("div", {}, label(this.turns, "Paragraphs end"), this.turns),
     );
-    return element("div", { className: "live-settings" }, source, text);
+    return element("div", { class: "live-settings" }, source, text);
   }
 
   controls() {
     const buttons = [this.startButton, this.pauseButton, this.stopButton];
-    const row = element("div", { className: "live-controls" }, ...buttons, this.meter, this.clock);
+    const row = element("div", { class: "live-controls" }, ...buttons, this.meter, this.clock);
     return element("div", {}, row, this.status);
   }
 
   actions() {
-    this.copyButton = button("live-copy", "Copy", () => this.copy());
+    const copy = button("Copy", () => this.copy(), { id: "live-copy" });
     const saves = SAVED.map(([suffix, type, form]) =>
-      button(`live-save-${suffix}`, `Save .${suffix}`, () => save(form(this.view.turns), type, `live.${suffix}`)),
+      button(`Save .${suffix}`, () => save(form(this.view.turns), type, `live.${suffix}`), { id: `live-save-${suffix}` }),
     );
-    this.clearButton = button("live-clear", "Clear", () => this.clear());
-    this.results = [this.copyButton, ...saves, this.clearButton];
-    const caption = element("a", {
-      href: new URL("caption.html", import.meta.url).href,
-      target: "_blank",
-      textContent: "Caption view",
-      id: "live-caption",
-    });
-    return element("div", { className: "live-actions" }, ...this.results, caption);
+    this.clearButton = button("Clear", () => this.clear(), { id: "live-clear" });
+    this.results = [copy, ...saves, this.clearButton];
+    const caption = { href: new URL("caption.html", import.meta.url).href, target: "_blank", id: "live-caption" };
+    return element("div", { class: "live-actions" }, ...this.results, element("a", caption, "Caption view"));
   }
 
   showDelay() {
@@ -148,8 +145,8 @@ class Live {
   async listMicrophones() {
     const found = await microphones();
     const chosen = this.device.value;
-    const options = found.map(({ deviceId, label }, index) =>
-      element("option", { value: deviceId, textContent: label || `Microphone ${index + 1}` }),
+    const options = found.map(({ deviceId, label: name }, index) =>
+      element("option", { value: deviceId }, name || `Microphone ${index + 1}`),
     );
     this.device.replaceChildren(...options);
     if (found.some(({ deviceId }) => deviceId === chosen)) this.device.value = chosen;
@@ -241,7 +238,7 @@ class Live {
     if (now - (this.metered ?? 0) < every) return;
     this.meter.value = this.loudest;
     this.meter.title = `${Math.round(this.loudest)} dBFS`;
-    this.clock.textContent = shortClock(this.heard / RATE);
+    this.clock.textContent = clock(this.heard / RATE);
     this.metered = now;
     this.loudest = QUIET_DB;
   }
@@ -287,7 +284,7 @@ class Live {
 
   changed({ state, words, wait_ms }) {
     if (state === "ended") {
-      this.end(`Done: ${shortClock(this.heard / RATE)} of audio.${this.lost}`);
+      this.end(`Done: ${clock(this.heard / RATE)} of audio.${this.lost}`);
       return;
     }
     const rest = this.state === "finishing";
@@ -338,14 +335,8 @@ class Live {
   }
 }
 
-function label(name, text) {
-  return element("label", { htmlFor: name, textContent: text });
-}
-
-function button(id, text, act, className = "") {
-  const made = element("button", { type: "button", id, textContent: text, className });
-  made.addEventListener("click", act);
-  return made;
+function label(control, text) {
+  return element("label", { for: control.id }, text);
 }
 
 function save(content, type, name) {
