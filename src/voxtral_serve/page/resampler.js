@@ -6,11 +6,11 @@ const PASSED = 0.94; // of the lower rate's bandwidth; the rest is the filter's 
 /** A windowed-sinc filter at each of the positions that output samples have between two input samples. */
 export class Resampler {
   /** Rates in Hz, whole numbers. */
-  constructor(from, to) {
-    const divisor = greatestCommonDivisor(from, to);
-    this.from = from / divisor;
-    this.to = to / divisor;
-    this.reach = Math.ceil((ZEROS * Math.max(from, to)) / to); // input samples on each side of an output sample
+  constructor(source, target) {
+    const divisor = greatestCommonDivisor(source, target);
+    this.from = source / divisor;
+    this.to = target / divisor;
+    this.reach = Math.ceil((ZEROS * Math.max(source, target)) / target); // input samples on each side of an output sample
     this.filters = Array.from({ length: this.to }, (_, phase) => this.filter(phase / this.to));
     this.kept = new Float32Array(this.reach); // input that later output needs; silence before the first sample
     this.phase = 0; // of the next output sample, in `to`ths of an input sample beyond this.reach
