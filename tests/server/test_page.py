@@ -17,11 +17,11 @@ from browser import chromium, visit
 from conftest import DATA, EAGER, ROOT, UNBOUND
 from firefox import Firefox
 from playwright.sync_api import Browser, Page, expect
-from proxying import COMMAND, NGINX, Proxy, wait_for_port
 from uploads import AUTHORIZED, KEY, upload
 
 from bench import dataset, serve
 from tools import inputs
+from tools.local_nginx import COMMAND, NGINX, Proxy, wait_for_port
 
 RATE = 16000
 FORMS = {"txt": "text", "srt": "srt", "vtt": "vtt", "json": "verbose_json"}

@@ -408,7 +408,7 @@ REFUSALS = {
         "LiveError",
         "StreamError",
         "VLLMValidationError",
-        "report.problem",
+        "PageError", "report.problem",
     ),
 }
 
