@@ -408,7 +408,8 @@ REFUSALS = {
         "LiveError",
         "StreamError",
         "VLLMValidationError",
-        "PageError", "report.problem",
+        "PageError",
+        "report.problem",
     ),
 }
 
