@@ -1,7 +1,7 @@
 """Are two servers behind nginx as fast as two servers? Measures one replica, all replicas behind nginx, and vLLM's own
 data parallel, on the GPUs of one host.
 
-    python -m tools.replica_figures --gpus 0,1 --out bench/results/replicas.json
+    python -m tools.replica_figures --gpus 0,1 --out results/replicas.json
 
 All servers are resident, one on each GPU. A turn sends clips with --in-flight requests in flight to the first server,
 or that many for each server to nginx. Each round goes one, all, all, one, so that a drift of the machine falls on both
@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bench import BenchError, dataset, environment, results, serve
 from bench.answers import Row
@@ -59,6 +61,13 @@ def ratios(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
         whole = {"mean": statistics.geometric_mean(pairs), "lowest": min(pairs), "highest": max(pairs)}
         found[figure] = whole if len(pairs) == len(one) else None
     return found
+
+
+def parallel(config: Path, engines: int) -> tuple[str, ...]:
+    """Options of vLLM's data parallel, which has no live sessions with the encode-once model."""
+    own = yaml.safe_load(config.read_text(encoding="utf-8")).get("additional_config", {})
+    own.pop("max_live_sessions", None)
+    return "--data-parallel-size", str(engines), "--additional-config", json.dumps(own)
 
 
 class Figures:
@@ -121,7 +130,7 @@ def measure(flags: argparse.Namespace, model: Path, scratch: Path) -> dict[str, 
     }
     if flags.data_parallel:
         with contextlib.ExitStack() as up:
-            process, url, log = start(up, flags.gpus, "data-parallel", "--data-parallel-size", str(len(gpus)))
+            process, url, log = start(up, flags.gpus, "data-parallel", *parallel(flags.config, len(gpus)))
             serve.wait_until_up(process, url, log, show=False)
             send(url, figures.clips[: flags.in_flight * len(gpus)], flags.in_flight * len(gpus))
             for _ in range(2 * flags.rounds):

@@ -209,7 +209,7 @@ class FakeClient:
         return [event["type"].rpartition(".")[2] for event in self.events]
 
     async def until(self, kind: str, count: int = 1) -> dict[str, Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(found := [event for event in self.events if event["type"].endswith(kind)]) < count:
                 await asyncio.sleep(0.001)
         return found[-1]
@@ -221,7 +221,13 @@ class FakeClient:
         return self.closed
 
 
-def service(engine: FakeEngine, silent_s: float = 1.0, idle_s: float = 60, backlog_s: float = 60) -> LiveService:
+def service(
+    engine: FakeEngine,
+    silent_s: float = 1.0,
+    idle_s: float = 60,
+    backlog_s: float = 60,
+    session_s: float | None = None,
+) -> LiveService:
     made = LiveService(
         engine.engine,
         SHAPE,
@@ -231,6 +237,7 @@ def service(engine: FakeEngine, silent_s: float = 1.0, idle_s: float = 60, backl
         backlog_s,
         "voxtral",
         STREAM,
+        session_s,
     )
     made.voices = VoicePool(FakeVoices)
     made.link._tick_s = 0

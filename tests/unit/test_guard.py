@@ -22,15 +22,15 @@ DETECTOR = Detector()
 
 
 def test_limits_of_an_empty_environment() -> None:
-    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, frozenset())
+    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset())
 
 
 def test_limits() -> None:
     hosts = {"VOXTRAL_SERVE_MEDIA_HOSTS": " A.example.org, b:80,", "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"}
     numbers = {"VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1", "VOXTRAL_SERVE_MAX_IN_FLIGHT": "7"}
-    live = {"VOXTRAL_SERVE_LIVE_IDLE_S": "8", "VOXTRAL_SERVE_LIVE_BACKLOG_S": "9"}
+    live = {"VOXTRAL_SERVE_LIVE_IDLE_S": "8", "VOXTRAL_SERVE_LIVE_BACKLOG_S": "9", "VOXTRAL_SERVE_LIVE_SESSION_S": "10"}
     found = limits.limits({**hosts, **numbers, **live})
-    assert (found.live_idle_s, found.live_backlog_s) == (8, 9)
+    assert (found.live_idle_s, found.live_backlog_s, found.live_session_s) == (8, 9, 10)
     assert (found.file_bytes, found.in_flight, found.hosts) == (1 << 20, 7, {"a.example.org", "b:80"})
 
 

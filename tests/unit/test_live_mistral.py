@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from livefakes import SHAPE, FakeClient, FakeEngine, service
-from test_live_openai import with_pauses
+from test_live_openai import Sentences, with_pauses, with_sentences
 from test_live_session import RATE, noise, tokens_of
 
 from voxtral_serve.guard.live.mistral_dialect import MistralDialect, TurnSigns
@@ -65,6 +65,40 @@ def test_a_stream_as_the_client_of_mistral_sends_it() -> None:
         assert " ".join(each["text"] for each in segments) == done["text"]
         assert bytes(engine.audio[engine.opened[0]]) == noise(2)
         assert client.socket.reason == "done"
+
+    asyncio.run(run())
+
+
+def test_segments_come_within_a_text() -> None:
+    """Each sentence when it is complete; transcription.done has the same ones."""
+
+    async def run() -> None:
+        client = Client(with_sentences(Sentences()))
+        client.speak(noise(5))
+        await client.until("transcription.segment", 3)
+        assert not client.of("transcription.done")
+        client.send(f"{AUDIO}.end")
+        assert await client.gone() == (1000, "the text is complete")
+        segments, (done,) = client.of("transcription.segment"), client.of("transcription.done")
+        assert [{**each, "type": "transcription_segment"} for each in segments] == done["segments"]
+        assert " ".join(each["text"] for each in segments) == done["text"]
+        assert segments[0]["text"] == "w4 w9 w14." and segments[0]["end"] == pytest.approx(1.16)
+
+    asyncio.run(run())
+
+
+def test_a_session_that_is_too_long_is_ended_with_its_text() -> None:
+    async def run() -> None:
+        live = service(FakeEngine(), session_s=20)
+        client = Client(live)
+        client.speak(noise(2))
+        await client.until("text.delta")
+        live.sweep(client.socket.opened + 21)
+        code, reason = await client.gone() or (0, "")
+        assert code == 1008 and reason.startswith("the session has had its 20 s")
+        assert client.events[-1] == {"type": "error", "error": {"message": reason, "code": 408}}
+        assert client.of("transcription.done")[0]["text"]
+        assert client.socket.reason == "expired"
 
     asyncio.run(run())
 

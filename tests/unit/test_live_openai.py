@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
-from livefakes import LOGPROB, SHAPE, FakeClient, FakeEngine, chunks, service
+from livefakes import LOGPROB, SHAPE, SPOKEN, STREAM, FakeClient, FakeEngine, chunks, service
 from test_live_session import RATE, noise, tokens_of
 
 from voxtral_serve.guard.live.handshake import Undecided
@@ -399,6 +399,56 @@ def test_words_have_times_of_the_session() -> None:
     asyncio.run(run())
 
 
+class Sentences(FakeEngine):
+    """Each third word, one each 1.2 s, ends a sentence."""
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        async for output in super().generate(*args, **kwargs):
+            token = output.outputs[0].token_ids[0]
+            output.outputs[0].text = piece(token).decode()
+            yield output
+
+
+def piece(token: int) -> bytes:
+    content = STREAM.piece(token)
+    return content + b"." if content and (token - SPOKEN) % 15 == 14 else content
+
+
+def with_sentences(engine: FakeEngine) -> Any:
+    live = service(engine)
+    live.stream = STREAM._replace(decode=lambda tokens: b"".join(map(piece, tokens)).decode(), piece=piece)
+    return live
+
+
+def test_segments_come_within_a_turn() -> None:
+    """Each sentence when it is complete, before the commit; each word in one segment, with times of the session."""
+
+    async def run() -> None:
+        client = Client(with_sentences(Sentences()))
+        client.configure(turn_detection=None)
+        for number in range(2):
+            before = len(client.of(f"{TEXT}.segment"))
+            client.speak(noise(5.0, seed=number))
+            early = await client.until(f"{TEXT}.segment", before + 3)
+            assert early["text"] == "w34 w39 w44."
+            assert len(client.of(f"{INPUT}.committed")) == number
+            client.send(f"{INPUT}.commit")
+            completed = await client.until("completed", number + 1)
+            mine = [each for each in client.of(f"{TEXT}.segment") if each["item_id"] == completed["item_id"]]
+            assert " ".join(each["text"] for each in mine) == completed["transcript"]
+            assert [word["word"] for each in mine for word in each["words"]] == completed["transcript"].split()
+            assert [each["text"] for each in mine[:3]] == ["w4 w9 w14.", "w19 w24 w29.", "w34 w39 w44."]
+            # Token 14 ends at 1.16 s of its turn.
+            assert mine[0]["end"] == pytest.approx(5 * number + 1.16)
+            for one, other in itertools.pairwise(client.of(f"{TEXT}.segment")):
+                assert one["start"] < one["end"] <= other["start"]
+        kinds = [kind for kind in client.types() if kind.endswith((".segment", ".completed"))]
+        assert kinds.index(f"{TEXT}.completed") >= 3
+        await closed(client)
+
+    asyncio.run(run())
+
+
 # ---- What is wrong
 
 
@@ -606,6 +656,35 @@ def test_a_drain_completes_the_turn_that_goes_on() -> None:
             assert await client.gone() == (1012, "the server is stopping")
         ((_, transcript, seconds),) = turns_of(speaking)
         assert transcript and 0 < seconds <= 2.0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+def test_a_session_that_is_too_long_is_ended_with_its_text(speaks: bool) -> None:
+    """What comes after its end is dropped; session.created says when that is."""
+    import time
+
+    async def run() -> None:
+        live = service(FakeEngine(), session_s=20)
+        client = Client(live)
+        created = await client.until("created")
+        assert time.time() + 10 < created["session"]["expires_at"] <= time.time() + 20
+        client.configure()
+        if speaks:
+            client.speak(noise(2))
+            await client.until("delta")
+        await client.until("updated")
+        live.sweep(client.socket.opened + 21)
+        client.speak(with_pauses(1.0, 1.0))
+        code, reason = await client.gone() or (0, "")
+        assert (code, reason.startswith("the session has had its 20 s")) == (1008, True)
+        error = client.events[-1]["error"]
+        assert (error["code"], error["message"], error["type"]) == ("session_expired", reason, "invalid_request_error")
+        assert len(turns_of(client)) == speaks
+        if speaks:
+            assert 0 < turns_of(client)[0][2] <= 2.0
+        assert client.socket.reason == "expired"
 
     asyncio.run(run())
 

@@ -580,6 +580,32 @@ def test_an_idle_client_is_told(begun: bool) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("state", ["speaking", "between"])
+def test_a_session_that_is_too_long_is_ended_with_its_text(state: str) -> None:
+    async def run() -> None:
+        live = service(FakeEngine(), session_s=20)
+        client = FakeClient(live)
+        client.begin()
+        client.speak(noise(2))
+        await client.until("delta", 5)
+        if state == "between":
+            client.end()
+            await client.until("done")
+        live.sweep(client.socket.opened + 19)
+        await asyncio.sleep(0.01)
+        assert client.closed is None
+        live.sweep(client.socket.opened + 21)
+        live.sweep(client.socket.opened + 22)
+        words = "the session has had its 20 s (VOXTRAL_SERVE_LIVE_SESSION_S): connect again"
+        assert await client.gone() == (1008, words)
+        assert client.kinds()[-2:] == ["done", "error"]
+        assert client.events[-1] == {"type": "error", "error": words, "code": "session_expired"}
+        assert client.events[-2]["usage"]["completion_tokens"] == tokens_of(client.socket.samples)
+        assert client.socket.reason == "expired"
+
+    asyncio.run(run())
+
+
 def test_a_client_that_waits_for_its_text_is_not_idle() -> None:
     async def run() -> None:
         engine = FakeEngine()

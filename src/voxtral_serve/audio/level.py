@@ -91,6 +91,11 @@ class StreamPower:
         if whole:
             self._frames.append(_power(np.frombuffer(data[:whole], "<i2").astype(np.float32) / 2**15, self.hop))
 
+    @property
+    def last(self) -> int:
+        """Frames so far."""
+        return self.first + len(self._joined())
+
     def power(self, first: int, last: int) -> np.ndarray:
         """float64 [n]: of frames `first` to `last - 1`, as far as they are there."""
         kept = self._joined()

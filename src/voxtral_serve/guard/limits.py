@@ -8,6 +8,7 @@ brackets:
   VOXTRAL_SERVE_MAX_IN_FLIGHT       requests in flight whose bodies are complete, including waiting ones (4 x
                                     max_num_seqs, at least 16); divided among the `api_server_count` processes
   VOXTRAL_SERVE_LIVE_IDLE_S         seconds after which a live session without audio and events is closed (60)
+  VOXTRAL_SERVE_LIVE_SESSION_S      seconds after which a live session is ended (none)
   VOXTRAL_SERVE_LIVE_BACKLOG_S      seconds of audio by which the engine may lag behind a live session; at this limit,
                                     no further audio is read from the socket (60)
   VOXTRAL_SERVE_LIVE_ORIGINS        web pages, separated by commas, that may open live sessions, such as
@@ -46,7 +47,7 @@ class OpenLimits(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The values of the environment variables above. `in_flight` is None if its variable is not set."""
+    """The values of the environment variables above. `in_flight` and `live_session_s` may be None: not set."""
 
     file_bytes: int
     decode_s: int
@@ -55,6 +56,7 @@ class Limits(NamedTuple):
     hosts: frozenset[str]
     live_idle_s: int
     live_backlog_s: int
+    live_session_s: int | None
     live_origins: frozenset[str]
 
     @property
@@ -97,6 +99,7 @@ def limits(environ: Mapping[str, str]) -> Limits:
         frozenset(hosts),
         number("VOXTRAL_SERVE_LIVE_IDLE_S", 60),
         number("VOXTRAL_SERVE_LIVE_BACKLOG_S", 60),
+        number("VOXTRAL_SERVE_LIVE_SESSION_S", None),
         origins(environ.get("VOXTRAL_SERVE_LIVE_ORIGINS", "")),
     )
 

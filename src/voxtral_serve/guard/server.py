@@ -126,6 +126,7 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
         LIMITS.live_backlog_s,
         models.base_model_paths[0].name,
         TokenStream.of_tokenizer(engine.input_processor.tokenizer),
+        LIMITS.live_session_s,
     )
     service.voices.prepare()
     return service

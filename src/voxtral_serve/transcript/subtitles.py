@@ -21,21 +21,35 @@ class Segment(NamedTuple):
     end: float
 
 
-def segments(timed: Iterable[Word]) -> list[Segment]:
-    """A segment ends with a sentence, and before it would need more than LINES or last longer than LONGEST_S."""
-    found: list[Segment] = []
+def grouped(timed: Iterable[Word]) -> list[list[Word]]:
+    """The words of each segment. It ends with a sentence, and before it would need more than LINES or last longer than
+    LONGEST_S."""
+    found: list[list[Word]] = []
+    text = ""  # of the last one
     for word in timed:
-        last = found[-1] if found else None
+        longer = f"{text} {word.text}"
         if (
-            last is None
-            or SENTENCE.search(last.text)
-            or word.end - last.start > LONGEST_S
-            or len(textwrap.wrap(f"{last.text} {word.text}", LINE)) > LINES
+            not found
+            or SENTENCE.search(text)
+            or word.end - found[-1][0].start > LONGEST_S
+            or len(textwrap.wrap(longer, LINE)) > LINES
         ):
-            found.append(Segment(*word))
+            found.append([word])
+            text = word.text
         else:
-            found[-1] = Segment(f"{last.text} {word.text}", last.start, word.end)
+            found[-1].append(word)
+            text = longer
     return found
+
+
+def segment(words: Sequence[Word]) -> Segment:
+    """The segment of these words, one at least."""
+    return Segment(" ".join(word.text for word in words), words[0].start, words[-1].end)
+
+
+def segments(timed: Iterable[Word]) -> list[Segment]:
+    """The segments of a text, see `grouped`."""
+    return [segment(words) for words in grouped(timed)]
 
 
 def srt(found: Sequence[Segment]) -> str:

@@ -53,8 +53,16 @@ def _decode(text: Any, tokens: list[int]) -> str:
     return decoded
 
 
-def words(tokens: Sequence[int], stream: TokenStream) -> list[Word]:
-    """The words of generated tokens. Each word starts where the one before ends, the first at 0."""
+class WrittenWord(NamedTuple):
+    """A word, and the numbers of the token from which it is written and of that at which it had ended."""
+
+    text: str
+    first: int
+    ended: int
+
+
+def written_words(tokens: Sequence[int], stream: TokenStream) -> list[WrittenWord]:
+    """The words of generated tokens. The last one may lack its end."""
     groups: list[tuple[int, list[int]]] = []  # the number of the token at which a word ended, and the word's tokens
     inside = False
     for number, token in enumerate(tokens):
@@ -66,15 +74,23 @@ def words(tokens: Sequence[int], stream: TokenStream) -> list[Word]:
             groups.append((number - 1 if number and tokens[number - 1] == stream.word else number, []))
             inside = True
         groups[-1][1].append(token)
-    found: list[Word] = []
+    found: list[WrittenWord] = []
     for number, ids in groups:
-        text, end = stream.decode(ids), (number + 0.5) * stream.token_s
+        text = stream.decode(ids)
         if not text.strip():
             continue
         if found and not text[0].isspace():  # the rest of the word before, such as its full stop
-            found[-1] = found[-1]._replace(text=found[-1].text + text.strip(), end=end)
+            found[-1] = found[-1]._replace(text=found[-1].text + text.strip(), ended=number)
         else:
-            found.append(Word(text.strip(), found[-1].end if found else 0.0, end))
+            found.append(WrittenWord(text.strip(), number, number))
+    return found
+
+
+def words(tokens: Sequence[int], stream: TokenStream) -> list[Word]:
+    """The words of generated tokens. Each word starts where the one before ends, the first at 0."""
+    found: list[Word] = []
+    for each in written_words(tokens, stream):
+        found.append(Word(each.text, found[-1].end if found else 0.0, (each.ended + 0.5) * stream.token_s))
     return found
 
 

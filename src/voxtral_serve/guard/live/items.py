@@ -1,18 +1,15 @@
-"""The text of one turn as it comes: pieces that join to the whole, words with times, logprobs."""
+"""The text of one turn as it comes: pieces that join to the whole, segments of words with times, logprobs."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-from voxtral_serve.audio.level import FRAME_S, StreamPower
+from voxtral_serve.audio.level import StreamPower
 from voxtral_serve.guard.live.session import Output
 from voxtral_serve.transcript.logprobs import TokenLogprobs
-from voxtral_serve.transcript.subtitles import Segment, segments
-from voxtral_serve.transcript.turns import RequestTokens, turn_words
-from voxtral_serve.transcript.words import TokenStream, Word
+from voxtral_serve.transcript.turns import TimedSegment, TurnWords, frame
+from voxtral_serve.transcript.words import TokenStream
 
 SENTENCE_END = re.compile(r"[.?!…][\"'”’)]?$")
-SAME_S = 1e-6  # two times are one
 
 
 class TurnText:
@@ -22,22 +19,27 @@ class TurnText:
     text    so far: no blank at its ends
     """
 
-    def __init__(self, begin: int, stream: TokenStream | None) -> None:
-        self.begin = begin
+    def __init__(self, begin: int, stream: TokenStream | None, rate_hz: int) -> None:
+        self.begin, self._rate_hz = begin, rate_hz
         self.end: int | None = None
         self.text = ""
         self.tokens = 0
         self.logprobs = TokenLogprobs(stream) if stream is not None else None
-        self._stream = stream
+        self.requests = 0  # of the engine, that have given text or tokens
+        self._words = TurnWords(stream, begin / rate_hz) if stream is not None else None
+        self._news = False  # there may be complete segments
         self._blank = ""  # at the end of what came
-        self._requests: dict[int, list[int]] = {}  # tokens by the samples before their request
+        self._start: int | None = None  # samples before the last request
 
     def add(self, output: Output) -> tuple[str, list[dict[str, Any]]]:
         """(what the text is longer by, the logprobs of its tokens)"""
         self.tokens += len(output.tokens)
-        if output.start not in self._requests and self.logprobs is not None:
-            self.logprobs.begin_piece()
-        self._requests.setdefault(output.start, []).extend(output.tokens)
+        if output.start != self._start:
+            self._start, self.requests = output.start, self.requests + 1
+            if self.logprobs is not None:
+                self.logprobs.begin_piece()
+        if self._words is not None:
+            self._news |= self._words.add(output.start / self._rate_hz, output.tokens, output.text)
         found = []
         if self.logprobs is not None and output.logprobs is not None:
             found = self.logprobs.add(output.tokens, output.logprobs)
@@ -50,28 +52,21 @@ class TurnText:
         return delta, found
 
     @property
-    def requests(self) -> int:
-        """Of the engine, that have given text or tokens."""
-        return len(self._requests)
-
-    @property
     def ends_sentence(self) -> bool:
         return SENTENCE_END.search(self.text) is not None
 
-    def words(self, power: StreamPower, rate_hz: int) -> list[Word]:
-        """With times in seconds of the session; [] where the model's tokens have none. The turn has ended."""
-        if self._stream is None or self.end is None:
+    def complete_segments(self, power: StreamPower) -> list[TimedSegment]:
+        """Those that have come since the last call; [] where the model's tokens have no times."""
+        if self._words is None or not self._news or self.end is not None:
             return []
-        first, last = self.begin // power.hop, -(-self.end // power.hop)
-        requests = [RequestTokens(start / rate_hz, tokens) for start, tokens in sorted(self._requests.items())]
-        found = turn_words(requests, self._stream, power.power(first, last), first)
-        power.forget(int(self.end / rate_hz / FRAME_S))
+        self._news = False
+        return self._words.complete(power)
+
+    def last_segments(self, power: StreamPower) -> list[TimedSegment]:
+        """The others, of a turn that has ended and whose text is complete."""
+        if self._words is None or self.end is None:
+            return []
+        end = self.end / self._rate_hz
+        found = self._words.rest(power, end)
+        power.forget(frame(end))
         return found
-
-
-def timed_segments(words: list[Word], entry: Callable[[Segment, list[Word]], dict[str, Any]]) -> list[dict[str, Any]]:
-    """An entry for each segment of a turn, with the words that it is made of."""
-    return [
-        entry(each, [w for w in words if each.start - SAME_S <= w.start and w.end <= each.end + SAME_S])
-        for each in segments(words)
-    ]

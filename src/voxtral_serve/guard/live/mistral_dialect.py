@@ -9,17 +9,19 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from voxtral_serve.audio.stream import RATES_HZ, WIDTHS, StreamFormat
-from voxtral_serve.guard.live.items import TurnText, timed_segments
+from voxtral_serve.guard.live.items import TurnText
 from voxtral_serve.guard.live.openai_settings import Check, choice, flag, merged, number, refusal, text, texts
 from voxtral_serve.guard.live.service import POLICY, Ending
 from voxtral_serve.guard.live.socket import EventError, LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turn_dialect import NO_ERRORS, TurnDialect
+from voxtral_serve.transcript.turns import TimedSegment
 
 APPEND, FLUSH, END, UPDATE = "input_audio.append", "input_audio.flush", "input_audio.end", "session.update"
 ENDED = Ending("done", 1000, "the text is complete")
 STATUSES = {
     **{"model_not_found": 404, "too_many_sessions": 429, "idle_timeout": 408, "unread": 408},
+    "session_expired": 408,
     **{"processing_error": 500, "engine_dead": 503, "engine_stalled": 504, "stopping": 503},
 }
 BAD_REQUEST = 400
@@ -88,6 +90,14 @@ class TurnSigns:
             self._state, self._loud, self._voice = "speaking", end, end
             return TurnSign("start", start)
         return None
+
+
+class FlushText(TurnText):
+    """The text up to a flush, and its segments as they were sent."""
+
+    def __init__(self, begin: int, dialect: "MistralDialect") -> None:
+        super().__init__(begin, dialect.service.stream, dialect.rate_hz)
+        self.segments: list[dict[str, Any]] = []
 
 
 class MistralDialect(TurnDialect):
@@ -216,19 +226,25 @@ class MistralDialect(TurnDialect):
         if self.session is not None:
             self.session.end()
         else:
-            await self._done(TurnText(0, None))
+            await self._done(FlushText(0, self))
             self.socket.stop(ENDED)
 
     # ---- Text
 
-    def new_turn(self, begin: int) -> TurnText:
-        return TurnText(begin, self.service.stream)
+    def new_turn(self, begin: int) -> FlushText:
+        return FlushText(begin, self)
 
     async def delta(self, turn: TurnText, text: str, logprobs: list[dict[str, Any]]) -> None:
         await self.socket.say("transcription.text.delta", text=text)
 
+    async def segment(self, turn: TurnText, segment: TimedSegment) -> None:
+        assert isinstance(turn, FlushText)
+        (text, start, end), _ = segment
+        turn.segments.append({"text": text, "start": round(start, 3), "end": round(end, 3)})
+        await self.socket.say("transcription.segment", **turn.segments[-1])
+
     async def complete(self, turn: TurnText) -> None:
-        assert self.audio is not None
+        assert isinstance(turn, FlushText) and self.audio is not None
         if turn.end is None:
             turn.end = self.audio.fed
         if turn.end > turn.begin:
@@ -239,12 +255,11 @@ class MistralDialect(TurnDialect):
         if self._ended:
             self.socket.stop(ENDED)
 
-    async def _done(self, turn: TurnText) -> None:
+    async def _done(self, turn: FlushText) -> None:
         self.socket.texts += 1
-        words = turn.words(self.audio.power, self.rate_hz) if self.audio is not None else []
-        segments = timed_segments(words, lambda each, _: _span(each))
-        for segment in segments:
-            await self.socket.say("transcription.segment", **segment)
+        if self.audio is not None:
+            for segment in turn.last_segments(self.audio.power):
+                await self.segment(turn, segment)
         prompt = turn.requests * (self.session or self.service.link).shape.prompt
         usage = {
             "prompt_tokens": prompt,
@@ -257,10 +272,6 @@ class MistralDialect(TurnDialect):
             model=self._model,
             text=turn.text,
             language=None,  # which the model does not say
-            segments=[{"type": "transcription_segment", **segment} for segment in segments],
+            segments=[{"type": "transcription_segment", **segment} for segment in turn.segments],
             usage=usage,
         )
-
-
-def _span(segment: Any) -> dict[str, Any]:
-    return {"text": segment.text, "start": round(segment.start, 3), "end": round(segment.end, 3)}

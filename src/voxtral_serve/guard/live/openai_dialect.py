@@ -9,13 +9,14 @@ import time
 import uuid
 from typing import Any
 
-from voxtral_serve.guard.live.items import TurnText, timed_segments
+from voxtral_serve.guard.live.items import TurnText
 from voxtral_serve.guard.live.openai_settings import OpenAiSettings
 from voxtral_serve.guard.live.service import POLICY, Ending
 from voxtral_serve.guard.live.socket import EventError, LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turn_dialect import NO_ERRORS, TurnDialect
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, SpeechStart, TurnFinder
+from voxtral_serve.transcript.turns import TimedSegment
 
 APPEND, COMMIT, CLEAR = (f"input_audio_buffer.{name}" for name in ("append", "commit", "clear"))
 UPDATE = "session.update"
@@ -34,7 +35,7 @@ class Item(TurnText):
     """A turn's item. `dropped`: the client has cleared its audio."""
 
     def __init__(self, begin: int, dialect: "OpenAiDialect") -> None:
-        super().__init__(begin, dialect.service.stream)
+        super().__init__(begin, dialect.service.stream, dialect.rate_hz)
         self.id = f"item_{uuid.uuid4().hex[:24]}"
         self.previous: str | None = None
         self.committed = self.dropped = False
@@ -212,19 +213,24 @@ class OpenAiDialect(TurnDialect):
             more = {"logprobs": logprobs} if self.settings.logprobs else {}
             await self.say(f"{TEXT}.delta", item_id=turn.id, content_index=0, delta=text, **more)
 
+    async def segment(self, turn: TurnText, segment: TimedSegment) -> None:
+        assert isinstance(turn, Item)
+        if not turn.dropped and self.settings.transcribes:
+            await self.say(f"{TEXT}.segment", item_id=turn.id, content_index=0, **_segment(*segment))
+
     async def complete(self, turn: TurnText) -> None:
         assert isinstance(turn, Item) and self.audio is not None
         if not turn.committed and not turn.dropped and self.audio.fed > turn.begin:
             await self._announce(turn, self.audio.fed)
         if turn.dropped or not turn.committed or not self.settings.transcribes:
             return
-        head = {"item_id": turn.id, "content_index": 0}
-        for segment in timed_segments(turn.words(self.audio.power, self.rate_hz), _segment):
-            await self.say(f"{TEXT}.segment", **head, **segment)
+        for segment in turn.last_segments(self.audio.power):
+            await self.segment(turn, segment)
         more = {}
         if self.settings.logprobs and turn.logprobs is not None:
             more["logprobs"] = turn.logprobs.finish()
         usage = {"type": "duration", "seconds": self.heard(turn)}
+        head = {"item_id": turn.id, "content_index": 0}
         await self.say(f"{TEXT}.completed", **head, transcript=turn.text, usage=usage, **more)
         await self.say("conversation.item.done", previous_item_id=turn.previous, item=turn.described())
 
@@ -242,7 +248,8 @@ def _segment(segment: Any, words: list[Any]) -> dict[str, Any]:
 
 def described(socket: LiveSocket, settings: OpenAiSettings) -> dict[str, Any]:
     """The session, as OpenAI's events have it."""
-    return {"id": f"sess_{socket.id}", "object": "realtime.transcription_session", **settings.session}
+    end = {} if socket.expires_at is None else {"expires_at": socket.expires_at}
+    return {"id": f"sess_{socket.id}", "object": "realtime.transcription_session", **end, **settings.session}
 
 
 def created(socket: LiveSocket, settings: OpenAiSettings) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The live sessions of an API process: what they share, and what ends them from outside.
 
 Every SWEEP_S the sockets are looked at: a client that sends nothing and awaits nothing, one that does not read its
-text, and an engine that does not answer or has died end a session. Nothing of that costs anything per event.
+text, one that has been here for too long, and an engine that does not answer or has died end a session. Nothing of that
+costs anything per event.
 """
 
 import asyncio
@@ -56,6 +57,7 @@ class Socket(Protocol):
 
     listening_since: float | None  # since when it waits for the client's next event
     sending_since: float | None  # since when an event waits for the client to read
+    opened: float  # when it was accepted
 
     @property
     def session(self) -> LiveSession | None:
@@ -68,7 +70,7 @@ class Socket(Protocol):
     def stop(self, ending: Ending) -> None:
         """End it now."""
 
-    def drain(self) -> None:
+    def drain(self, ending: Ending) -> None:
         """End it with the text of the audio that has arrived."""
 
 
@@ -88,15 +90,16 @@ class LiveService:
         backlog_s: float,
         model: str = "",
         stream: TokenStream | None = None,
+        session_s: float | None = None,
     ) -> None:
         """`serves` says whether a model of this name is served, `model` is the first such name, and `stream` says how
-        to read the model's tokens."""
+        to read the model's tokens. The times are VOXTRAL_SERVE_LIVE_*; `session_s` is None for no such limit."""
         self.model, self.stream = model, stream
         self.voices = VoicePool()
         self.link, self.detector, self.serves = EngineLink(engine, shape), detector, serves
         self._points: dict[SessionShape, CutPoints] = {}
         self._points_of(shape)  # raises ContextError now, not in the first session
-        self.idle_s, self.backlog_s = idle_s, backlog_s
+        self.idle_s, self.backlog_s, self.session_s = idle_s, backlog_s, session_s
         self.metrics: Metrics = metrics()
         self.sockets: dict[Socket, asyncio.Task[None]] = {}
         self.stopping = False
@@ -142,7 +145,7 @@ class LiveService:
         """End all sessions with the text of their audio so far; those that take longer than `grace_s` without."""
         self.stopping = True
         for socket in list(self.sockets):
-            socket.drain()
+            socket.drain(STOPPING)
         if tasks := list(self.sockets.values()):
             _, late = await asyncio.wait(tasks, timeout=max(0.0, grace_s - 2 * SWEEP_S))
             for socket, task in list(self.sockets.items()):
@@ -173,6 +176,9 @@ class LiveService:
                 socket.stop(UNREAD)
             elif session is not None and session.stalled_s(now) > STALLED_S:
                 socket.stop(STALLED)
+            elif self.session_s is not None and now - socket.opened > self.session_s:
+                words = f"the session has had its {self.session_s:g} s (VOXTRAL_SERVE_LIVE_SESSION_S): connect again"
+                socket.drain(Ending("expired", POLICY, words, "session_expired"))
             elif (
                 socket.listening_since is not None
                 and now - socket.listening_since > self.idle_s

@@ -44,7 +44,7 @@ class Dialect:
     def __init__(self, socket: "LiveSocket") -> None:
         self.socket, self.service = socket, socket.service
         self.session: LiveSession | None = None
-        self.draining = False
+        self.draining: Ending | None = None  # of the socket, once the text of the audio so far is complete
 
     async def greet(self) -> None:
         """The first events of a connection."""
@@ -94,6 +94,9 @@ class LiveSocket:
         self.dialect = dialect(self)
         self.listening_since: float | None = None
         self.sending_since: float | None = None
+        self.opened = time.monotonic()
+        # Seconds since 1970; None for a session without an end of its own
+        self.expires_at = None if service.session_s is None else int(time.time() + service.session_s)
         self.reason = ""
         # Of all texts of the socket, for its line in the log
         self.texts = self.samples = self.tokens = self.rollovers = 0
@@ -141,12 +144,14 @@ class LiveSocket:
             self._ending = ending
             self._reader.cancel()
 
-    def drain(self) -> None:
-        self.dialect.draining = True
-        if self.session is None:
-            self.stop(STOPPING)
-        else:
-            self.dialect.drain()
+    def drain(self, ending: Ending) -> None:
+        """End the text of the audio so far, and then the socket."""
+        if self.dialect.draining is None:
+            self.dialect.draining = ending
+            if self.session is None:
+                self.stop(ending)
+            else:
+                self.dialect.drain()
 
     def report(self) -> str:
         """What the line in the log says of it."""

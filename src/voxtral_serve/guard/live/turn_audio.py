@@ -46,6 +46,8 @@ class TurnAudio:
         Who iterates may call `cut` before it goes on: the turn then ends there, to the sample.
         """
         for first in range(0, len(pcm), SLICE):
+            if self.session.ended:
+                return
             part = pcm[first : first + SLICE]
             if self._finder is None:
                 await self._give(part)

@@ -7,10 +7,10 @@ from typing import Any
 
 from voxtral_serve.audio.stream import StreamDecoder, StreamFormat
 from voxtral_serve.guard.live.items import TurnText
-from voxtral_serve.guard.live.service import STOPPING
 from voxtral_serve.guard.live.session import LiveSession, TurnEnd
 from voxtral_serve.guard.live.socket import Dialect, EventError, LiveSocket, decoded
 from voxtral_serve.guard.live.turn_audio import Finder, TurnAudio
+from voxtral_serve.transcript.turns import TimedSegment
 
 # Endings without an error event: clients that take any as fatal connect again after a close.
 NO_ERRORS = ("idle",)
@@ -49,14 +49,18 @@ class TurnDialect(Dialect):
         """More text of a turn."""
         raise NotImplementedError
 
+    async def segment(self, turn: TurnText, segment: TimedSegment) -> None:
+        """A segment of a turn, before the turn is complete."""
+        raise NotImplementedError
+
     async def complete(self, turn: TurnText) -> None:
         """The text of a turn has come. Where `turn.end` is None, it was ended by the session's end."""
         raise NotImplementedError
 
     async def finished(self) -> None:
         """The text of a session that was ended is complete."""
-        if self.draining:
-            self.socket.stop(STOPPING)
+        if self.draining is not None:
+            self.socket.stop(self.draining)
 
     # ---- Audio
 
@@ -122,7 +126,7 @@ class TurnDialect(Dialect):
         self.audio = TurnAudio(session, self.service.voices)
         self.find()
         self.socket.write(functools.partial(self._write, session, self.audio))
-        if self.draining:
+        if self.draining is not None:
             session.end()
         return True
 
@@ -139,4 +143,6 @@ class TurnDialect(Dialect):
                 text, logprobs = turn.add(output)
                 if text:
                     await self.delta(turn, text, logprobs)
+                for segment in turn.complete_segments(audio.power):
+                    await self.segment(turn, segment)
         await self.finished()

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-# A probability below the threshold by this is silence. Silero's own is 0.15; with it, 79 of 86 noisy pauses of the live
-# benchmark set are found, and 81 with this (tests/unit/test_live_turns.py).
-HYSTERESIS = 0.05
+# A probability below the threshold by this is silence, as in Silero's VADIterator.
+HYSTERESIS = 0.15
 LEAST_THRESHOLD = 0.01
+# Speech begins, and goes on after silence, with so many frames in a row of the threshold or more, 64 ms: a sound that
+# is no voice often reaches the threshold for one frame. docs/pages/findings.md has what else was tried.
+RUN = 2
 
 
 class TurnRule(NamedTuple):
     """When turns begin and end. Times are in samples of the session.
 
-    threshold  probability of speech from which there is a voice
+    threshold  probability of speech from which a frame has a voice
     silence    without a voice, after which the turn ends
     prefix     before the first voice that the turn's reported start lies
     idle       without a voice between turns, after which the silence is a turn of its own; None for no such limit
@@ -54,24 +56,33 @@ class TurnFinder:
         """A turn has ended at this position, whatever ended it."""
         self.speaking = False
         self._begin = at
-        self._voice = at  # the end of the last frame with a voice
+        self._run = self._first = 0  # frames of the threshold or more up to now, and where the first of them begins
+        self._silence: int | None = None  # where the silence within the turn begins
 
     def step(self, probability: float, start: int, end: int) -> TurnEvent | None:
         """The next frame of audio, from `start` to `end`."""
         rule = self.rule
+        if probability >= rule.threshold:
+            self._first = self._first if self._run else start
+            self._run += 1
+            if self._run >= RUN:
+                self._silence = None
+                if not self.speaking:
+                    self.speaking = True
+                    return SpeechStart(max(self._first - rule.prefix, self._begin))
+            return None
+        self._run = 0
         if not self.speaking:
-            if probability >= rule.threshold:
-                self.speaking, self._voice = True, end
-                return SpeechStart(max(start - rule.prefix, self._begin))
             if rule.idle is not None and end - self._begin >= rule.idle:
                 return IdleTimeout(self._begin, end)
             return None
         if probability >= max(rule.threshold - HYSTERESIS, LEAST_THRESHOLD):
-            self._voice = end
-            return None
-        silent = end - self._voice
+            return None  # neither: no turn ends here
+        if self._silence is None:
+            self._silence = start
+        silent = end - self._silence
         if silent >= rule.silence:
             return SpeechEnd(end)
-        if rule.sentence is not None and silent >= rule.sentence and self._sentence_over(self._voice):
+        if rule.sentence is not None and silent >= rule.sentence and self._sentence_over(self._silence):
             return SpeechEnd(end)
         return None

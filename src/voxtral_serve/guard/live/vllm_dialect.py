@@ -15,7 +15,7 @@ from typing import Any
 
 from voxtral_serve.guard.asgi import Message
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES
-from voxtral_serve.guard.live.service import STOPPING, Ending
+from voxtral_serve.guard.live.service import Ending
 from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.live.socket import Dialect, EventError, LiveSocket, decoded, text_message
 from voxtral_serve.units import MIB
@@ -99,7 +99,7 @@ class VllmDialect(Dialect):
         early, self.early, self._early_bytes = b"".join(self.early), [], 0
         ends, self._early_end = self._early_end, False
         await session.feed(early)
-        if ends or self.draining:
+        if ends or self.draining is not None:
             session.end()
 
     async def _write(self, session: LiveSession) -> None:
@@ -122,8 +122,8 @@ class VllmDialect(Dialect):
         }
         socket.count(session)
         await socket.say("transcription.done", text="".join(pieces), usage=usage)
-        if self.draining:
-            socket.stop(STOPPING)
+        if self.draining is not None:
+            socket.stop(self.draining)
         socket.heed()
 
 
