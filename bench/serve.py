@@ -44,7 +44,7 @@ PHASES = (
     ("compiling and warming up", "Loading weights took"),
     ("starting the API", "init engine"),
 )
-PATCHES = re.compile(r"voxtral-serve patches: (.+)$", re.MULTILINE)
+PATCHES = re.compile(r'voxtral-serve patches: ([^"\n]+)')  # up to the quote, where the log is JSON
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "voxtral-serve")
 # The line of a Python traceback with the exception, behind vLLM's process prefix
 CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", re.MULTILINE)

@@ -7,6 +7,7 @@ A room is a folder whose code runs in one kind of process with one set of depend
   guard       vLLM's API server: an upload or a chat from its bytes to its answer. Of `engine`, names and lengths only
   audio       decoding, speech detection, levels; numpy. Called by the guard
   transcript  tokens to words with times, subtitles, JSON. Called by the guard
+  logs        every vLLM process: the log as lines of JSON. Called by the guard for what a line says of its request
   checkpoint  what a directory of weights holds; standard library. Called by `engine` and `check`
   check       `voxtral-serve check`, before a start
   deploy      the compose file of several servers, and a container's probes: standard library, no other room

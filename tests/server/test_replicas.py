@@ -26,11 +26,12 @@ import requests
 import soundfile
 import uploads
 from conftest import EAGER, PICO, ROOT, at_once, short
-from proxying import COMMAND, DEPLOYED, NGINX, FakeReplica, Proxy, answered_by
+from proxying import FakeReplica, answered_by
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from bench import dataset, serve
+from tools.local_nginx import COMMAND, DEPLOYED, NGINX, Proxy
 from voxtral_serve.deploy import probe
 
 pytestmark = [

@@ -16,6 +16,9 @@ from conftest import CONFIG, ROOT
 from voxtral_serve.check import Report
 from voxtral_serve.check.options import read_options
 from voxtral_serve.deploy import compose
+from voxtral_serve.guard.live.metrics import metrics as live_metrics
+from voxtral_serve.guard.metrics import metrics as guard_metrics
+from voxtral_serve.guard.middleware import METHODS
 
 KUBERNETES = ROOT / "deploy/kubernetes"
 ENTRYPOINT = (ROOT / "entrypoint.sh").read_text(encoding="utf-8")
@@ -32,22 +35,52 @@ def kind(name: str, folder: str = "base") -> Any:
     return found
 
 
+def shown() -> str:
+    """The queries of the dashboard and of the alerts."""
+    panels = json.loads((ROOT / "deploy/grafana/dashboards/voxtral.json").read_text())["panels"]
+    alerts = read(ROOT / "deploy/rules.yml")["groups"][0]["rules"]
+    return " ".join(
+        [*(target["expr"] for panel in panels for target in panel["targets"]), *(a["expr"] for a in alerts)]
+    )
+
+
 def test_the_dashboard_s_metrics_are_vllm_s() -> None:
     sources = [*Path(vllm.__file__).parent.glob("v1/metrics/*.py")]
     known = set(re.findall(r'name="(vllm:\w+)"', "".join(path.read_text() for path in sources)))
-    panels = json.loads((ROOT / "deploy/grafana/dashboards/voxtral.json").read_text())["panels"]
-    alerts = read(ROOT / "deploy/rules.yml")["groups"][0]["rules"]
-    text = " ".join(
-        [*(target["expr"] for panel in panels for target in panel["targets"]), *(a["expr"] for a in alerts)]
-    )
-    shown = {re.sub(r"_(bucket|total)$", "", name) for name in re.findall(r"vllm:\w+", text)}
-    assert len(shown) >= 8
-    assert shown - known == set()
-    others = set(re.findall(r"\b(http_\w+)\{", text))
-    assert others == {"http_requests_total"}  # of prometheus-fastapi-instrumentator, which vLLM sets up
-    guard = (ROOT / "src/voxtral_serve/guard/live/metrics.py").read_text()
-    for name in set(re.findall(r"voxtral_serve_live_(\w+?)(?:_bucket|_total)?\b", text)):
-        assert f'{{prefix}}{name}"' in guard, name
+    found = {re.sub(r"_(bucket|total)$", "", name) for name in re.findall(r"vllm:\w+", shown())}
+    assert len(found) >= 8
+    assert found - known == set()
+    assert re.findall(r"\bhttp_\w+", shown()) == []  # of the requests that reach vLLM, which are pieces of an upload
+
+
+def registered() -> dict[str, list[str]]:
+    """Samples that the guard's metrics have, and their labels."""
+    found = {}
+    for each in (*guard_metrics(), *live_metrics()):
+        name, kind = each._name, each._type
+        ends = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}[kind]
+        found |= {name + end: [*each._labelnames, *(["le"] if end == "_bucket" else [])] for end in ends}
+    return found
+
+
+def test_the_dashboard_s_other_metrics_are_the_guard_s() -> None:
+    known, queries = registered(), shown()
+    found = set(re.findall(r"voxtral_serve_\w+", queries))
+    assert found - set(known) == set()
+    assert {name for name in known if name.startswith("voxtral_serve_requests")} <= found
+    for name, filters in re.findall(r"(voxtral_serve_\w+)\{(.*?)\}", queries):
+        for label in re.findall(r"(\w+)(?:=~|!~|!=|=)", filters):
+            assert label in (*known[name], "instance", "job"), (name, label)
+    for labels, name in re.findall(r"by \(([\w, ]+)\) \((?:rate\()?(voxtral_serve_\w+)", queries):
+        assert {*labels.split(", ")} <= {*known[name], "instance"}, (name, labels)
+
+
+def test_codes_and_paths_in_queries_are_the_guard_s() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src/voxtral_serve/guard").rglob("*.py"))
+    codes = [code for found in re.findall(r'code=~?"([\w|]+)"', shown()) for code in found.split("|")]
+    assert {"overloaded", "too_many_sessions"} <= {*codes}
+    assert [code for code in codes if f'"{code}"' not in source] == []
+    assert {path for found in re.findall(r'path!~"(.*?)"', shown()) for path in found.split("|")} <= {*METHODS}
 
 
 def test_the_dashboard_finds_its_data() -> None:
@@ -111,6 +144,17 @@ def test_what_the_containers_run_is_right(name: str, words: list[str]) -> None:
     assert report.problems == []
     assert read is not None
     assert read.values.model == "."
+
+
+def test_each_server_has_a_name_in_the_log() -> None:
+    services = read(ROOT / "compose.yaml")["services"]
+    servers = {name: each["environment"] for name, each in services.items() if each.get("image") == "vllm-voxtral"}
+    assert {name: each["VOXTRAL_SERVE_REPLICA"] for name, each in servers.items()} == {name: name for name in servers}
+    assert all(each["VLLM_API_KEY_FILE"] == "/run/secrets/api_key" for each in servers.values())
+    (container,) = kind("Deployment")["spec"]["template"]["spec"]["containers"]
+    environment = {each["name"]: each for each in container["env"]}
+    assert environment["VOXTRAL_SERVE_REPLICA"]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert environment["VOXTRAL_SERVE_LOG"]["value"] == "json"
 
 
 def test_the_older_model_is_served_as_its_design_says() -> None:
@@ -242,7 +286,7 @@ def test_the_scale_is_that_of_the_profiles() -> None:
         (trigger,) = kind("ScaledObject", f"parts/{folder}")["spec"]["triggers"]
         query = trigger["metadata"]["query"]
         assert query.endswith(f" / {part(read(ROOT / f'profiles/{profile}.yaml'))}")
-        known = {"vllm:num_requests_running", "vllm:num_requests_waiting", "voxtral_serve_live_sessions"}
+        known = {"vllm:num_requests_running", "vllm:num_requests_waiting", *registered()}
         assert set(re.findall(r"(?:vllm:|voxtral_)\w+", query)) <= known
 
 

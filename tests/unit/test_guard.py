@@ -142,7 +142,7 @@ def test_a_request_ends_with_its_slot_free() -> None:
 def test_named_twice_it_acts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a profile names it and the container's entrypoint does."""
     lines: list[str] = []
-    monkeypatch.setattr(middleware.log, "info", lambda line, *values: lines.append(line % values))
+    monkeypatch.setattr(middleware.log, "info", lambda line, *values, extra: lines.append(line % values))
     outer, app = guarded()
     outer.app = middleware.Guard(outer.app)
     body, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)))

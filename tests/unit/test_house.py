@@ -33,6 +33,7 @@ HOUSE = {
     "voxtral_serve": Rule("Python runs its __init__ at every start.", standard_library=True),
     "voxtral_serve.shims": Rule("It runs alone, as sitecustomize.py, at every start.", standard_library=True),
     "voxtral_serve.units": Rule("Numbers that all rooms use.", standard_library=True),
+    "voxtral_serve.logs": Rule("Lines of the log, in every process of vLLM."),
     "voxtral_serve.checkpoint": Rule(
         "It reads files before anything heavy is imported.", ("voxtral_serve.units",), standard_library=True
     ),
@@ -53,6 +54,7 @@ HOUSE = {
         "It runs in vLLM's API server, without the engine's code.",
         (
             *("voxtral_serve.audio", "voxtral_serve.transcript", "voxtral_serve.shims", "voxtral_serve.units"),
+            "voxtral_serve.logs",
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
     ),

@@ -400,7 +400,16 @@ def test_every_variable_that_a_command_names_is_explained() -> None:
 SOURCES = ("src/voxtral_serve", "bench", "sitecustomize.py")
 REFUSALS = {
     *("RefusedError", "AudioError", "LimitError", "CheckpointError", "ConfigError", "PatchError", "EngineDeadError"),
-    *("UsageError", "RequestError", "BenchError", "LiveError", "StreamError", "VLLMValidationError", "report.problem"),
+    *(
+        "LogError",
+        "UsageError",
+        "RequestError",
+        "BenchError",
+        "LiveError",
+        "StreamError",
+        "VLLMValidationError",
+        "report.problem",
+    ),
 }
 
 

@@ -30,8 +30,10 @@ def test_each_gpu_has_a_replica_and_nginx_the_port() -> None:
         assert replica["networks"] == {"default": {"aliases": ["replicas"]}}
         assert f"replica-{number}-cache:/cache" in replica["volumes"]
         assert replica["command"] == ["--config", "/profiles/realtime.yaml"]
+        assert replica["environment"] == one["environment"] | {"VOXTRAL_SERVE_REPLICA": f"replica-{number}"}
         # All else is that of the one server.
-        assert {name for name in one if replica.get(name) != one[name]} == {"command", "deploy", "ports", "volumes"}
+        changed = {name for name in one if replica.get(name) != one[name]}
+        assert changed == {"command", "deploy", "environment", "ports", "volumes"}
     ports = {name: each["ports"] for name, each in services.items() if "ports" in each and name != "grafana"}
     assert ports == {"proxy": ["8000:8000", "443:8443"]}
 

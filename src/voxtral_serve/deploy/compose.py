@@ -1,8 +1,8 @@
 """The compose file of one replica for each GPU of a host, with nginx in front. Made of the service in compose.yaml.
 
 What holds for one server holds for each replica, so it is written once, in compose.yaml. A replica differs in its GPU,
-its cache (two servers must not write one), its port, which only nginx has, and a name in the network's DNS that all
-replicas share.
+its cache (two servers must not write one), its port, which only nginx has, its name in the log, and a name in the
+network's DNS that all replicas share.
 """
 
 import copy
@@ -81,6 +81,7 @@ def _replica(source: Any, number: int, gpu: str, config: str) -> dict[str, Any]:
     service["volumes"] = [
         f"replica-{number}-cache:/cache" if each.endswith(":/cache") else each for each in service["volumes"]
     ]
+    service["environment"]["VOXTRAL_SERVE_REPLICA"] = f"replica-{number}"
     service["networks"] = {"default": {"aliases": [NAME]}}
     return service
 

@@ -25,7 +25,9 @@ from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
 from voxtral_serve.guard.live.socket import LiveSocket
+from voxtral_serve.guard.metrics import code_counted, metrics
 from voxtral_serve.guard.server import ServerFacts, attach, drifted
+from voxtral_serve.logs import SERVED, fields
 from voxtral_serve.patches.live_server import log
 
 NAME = "voxtral_serve.guard"
@@ -49,6 +51,7 @@ class Guard:
         self.app = app
         self.facts: ServerFacts | None = None
         self.in_flight = 0
+        self.metrics = metrics()
         self.bodies = OpenBodies()
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="guard")
 
@@ -60,6 +63,7 @@ class Guard:
             await self._lifespan(scope, receive, send)
             return
         request = Request(self, scope, receive, send)
+        before = SERVED.set(served := {"request_id": request.id})
         try:
             await request.serve()
         except RefusedError as error:
@@ -71,10 +75,13 @@ class Guard:
             await request.refuse(RefusedError(503, "the server is stopping: send this again", "stopping"))
         finally:
             request.report()
+            served.clear()
+            SERVED.reset(before)
 
     async def _lifespan(self, scope: Message, receive: Receive, send: Send) -> None:
         try:
             self.facts = attach(scope["app"].state, self.app)
+            self.metrics.most.set(self.facts.most_in_flight)
         except Exception as error:  # of a vLLM that is not as expected: uvicorn logs the message and exits
             await send({"type": "lifespan.startup.failed", "message": drifted(error)})
             return
@@ -116,15 +123,34 @@ class Request:
             self.status = 403
         await self.client(message)
 
+    @property
+    def endpoint(self) -> str | None:
+        """The path, if the API has it. One of few values."""
+        if self.path in METHODS or self.path in handshake.PATHS:
+            return self.path
+        return f"{MODEL}{{id}}" if self.path.startswith(MODEL) else None
+
     def report(self) -> None:
-        """Write the request's line to the log."""
+        """Count the request, and write its line to the log."""
+        counted = self.guard.metrics
+        counted.requests.labels(self.endpoint or "other", self.status).inc()
+        if self.bytes:
+            counted.bodies.inc(self.bytes)
         path = self.path if self.path in METHODS or self.path in handshake.PATHS else ascii(self.path)[:80]
-        audio = f"{self.bytes} bytes, {self.seconds:.2f} s of audio" if self.live is None else self.live.report()
+        if self.live is None:
+            audio = f"{self.bytes} bytes, {self.seconds:.2f} s of audio"
+            more = {"bytes": self.bytes, "audio_s": round(self.seconds, 3)}
+        else:
+            audio, more = self.live.report(), self.live.fields()
         spent_ms = 1000 * (time.monotonic() - self.start)
-        log.info("%s %s %d, %s, %.0f ms, id %s", self.method, path, self.status, audio, spent_ms, self.id)
+        head = {"method": self.method, "path": path, "status": self.status, "duration_ms": round(spent_ms)}
+        line = "%s %s %d, %s, %.0f ms, id %s"
+        log.info(line, self.method, path, self.status, audio, spent_ms, self.id, extra=fields(**head, **more))
 
     async def refuse(self, error: RefusedError) -> None:
         """Answer with an error in OpenAI's form. A connection whose body is still arriving is then closed."""
+        websocket = self.scope["type"] == "websocket"
+        code_counted(websocket, error.code)
         # A client that waits for `100 Continue` sends no body before, and none once it has this answer.
         if self.arriving and error.status in HELD and (error.status != 401 or b"expect" not in self.headers):
             self.arriving = not await hold(self.receive)
@@ -140,7 +166,6 @@ class Request:
             headers.append((b"www-authenticate", b"Bearer"))
         elif error.status == 405:
             headers.append((b"allow", ", ".join(self._methods()).encode()))
-        websocket = self.scope["type"] == "websocket"
         closing = self.arriving and not websocket
         if closing:
             headers.append((b"connection", b"close"))
@@ -213,10 +238,12 @@ class Request:
         """A place among the requests in flight. Raises RefusedError if there is none."""
         self._check_queue(facts)
         self.guard.in_flight += 1
+        self.guard.metrics.in_flight.inc()
         try:
             yield
         finally:
             self.guard.in_flight -= 1
+            self.guard.metrics.in_flight.dec()
 
     async def _model(self) -> None:
         """Answer `GET /v1/models/{id}`, which vLLM does not have, from its list of models."""
@@ -248,6 +275,8 @@ class Request:
         elif self.path == handshake.MISTRAL_PATH:
             raise RefusedError(404, "this server has no live sessions: set max_live_sessions", "realtime_not_supported")
         else:
+            if not facts.live:
+                code_counted(True, whole_clips.ERROR["code"])
             app = self.guard.app if facts.live else whole_clips.WholeClipsOnly(self.guard.app)
             await app(self.scope, self.receive, self.send)
 
@@ -262,7 +291,7 @@ class Request:
                 raise RefusedError(
                     400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
                 )
-            self.seconds = clean.seconds
+            self._accept(clean.seconds, "chat")
             # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
             request = asgi.request(self.scope, chat.CONTENT_TYPE, clean.content, self.id, self.receive)
             del clean
@@ -278,7 +307,7 @@ class Request:
                 self.guard.threads, upload.read, body, content_type, TASKS[self.path], facts.rules, facts.detector
             )
             del body
-            self.seconds = ready.audio.clip.seconds
+            self._accept(ready.audio.clip.seconds, "upload")
             await upload.answer(ready, self.guard.app, self.scope, self.receive, self.send, self.id, facts.stream)
 
     async def _body(self, most: int, facts: ServerFacts) -> bytes | None:
@@ -293,6 +322,10 @@ class Request:
         body = await self.guard.bodies.read(self.receive, most, facts.open, self._count)
         self.arriving = False
         return body
+
+    def _accept(self, seconds: float, kind: str) -> None:
+        self.seconds = seconds
+        self.guard.metrics.audio.labels(kind).inc(seconds)
 
     def _count(self, size: int) -> None:
         self.bytes += size

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from voxtral_serve import shims
+from voxtral_serve import logs, shims
 from voxtral_serve.audio.decode import Bounds
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
@@ -23,7 +23,7 @@ from voxtral_serve.patches.live_server import ConnectionHeaders, FileLimit, Grac
 from voxtral_serve.transcript.words import TokenStream
 
 LEAST_IN_FLIGHT = 16
-# What uvicorn writes of each WebSocket, beside the guard's own line
+# What uvicorn writes of each WebSocket, beside the guard's own line, with the query of its URL
 WEBSOCKET_LINES = ('%s - "WebSocket %s" [accepted]', "connection open", "connection closed")
 
 
@@ -55,17 +55,18 @@ class ServerFacts(NamedTuple):
 def attach(state: Any, app: Any) -> ServerFacts:
     """Read vLLM's server and settle the patches of it. `state` is the application's, `app` what the guard wraps.
 
-    Raises PatchError, AttributeError or another error if vLLM is not as expected.
+    Raises LogError, PatchError, AttributeError or another error if vLLM is not as expected.
     """
+    logs.check()
     engine = state.engine_client
     facts = read_facts(state, app)
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg not in WEBSOCKET_LINES)
     if facts.sessions is None:
         GracefulStop(engine).settle_on(state.server)
     else:
         GracefulStop(engine, facts.sessions.drain).settle_on(state.server)
         ConnectionHeaders().settle_on(state.server.config)
         state.server.config.ws_ping_timeout = PONG_S
-        logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg not in WEBSOCKET_LINES)
     FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)
     if engine.vllm_config.parallel_config._api_process_count > 1:
         shims.require("api_process_drain")
@@ -164,7 +165,7 @@ def _longest(state: Any) -> tuple[int, Bounds, Fraction]:
 
 def drifted(error: Exception) -> str:
     """Why the server cannot start: what `attach` raised."""
-    if isinstance(error, ContextError):
+    if isinstance(error, ContextError | logs.LogError):
         return str(error)
     if isinstance(error, shims.PatchError):
         return f"PatchError: {error}"

@@ -10,6 +10,7 @@ steps need less energy.
 """
 
 import asyncio
+import contextvars
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple
@@ -153,7 +154,8 @@ class EngineLink:
 
     def _start(self) -> None:
         if self._pump is None or self._pump.done():
-            self._pump = asyncio.get_running_loop().create_task(self._run())
+            # In a context of its own: its lines in the log are not of the session that started it.
+            self._pump = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
 
     async def _run(self) -> None:
         while self._messages or self._waiters:

@@ -169,6 +169,7 @@ class LiveService:
             session = socket.session
             if session is not None:
                 backlog += session.backlog
+                session.count()
             if dead:
                 socket.stop(DEAD)
             elif socket.sending_since is not None and now - socket.sending_since > UNREAD_S:

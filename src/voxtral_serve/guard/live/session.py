@@ -16,6 +16,7 @@ from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES, CutPoints, Splitter
 from voxtral_serve.guard.live.link import EngineLink, LinkError
 from voxtral_serve.guard.live.metrics import Metrics
+from voxtral_serve.guard.metrics import metrics as guard_metrics
 from voxtral_serve.patches.live_server import LEAST_LOGPROB
 
 EOS = 2  # </s> of Mistral's tokenizers
@@ -98,10 +99,11 @@ class LiveSession:
         backlog_s: float,
     ) -> None:
         self.link, self.shape, self.metrics = link, shape, metrics
+        self._counted = 0  # of the samples
         self._pause, self._failed = pause, failed
         self._most, self._ready_samples = round(backlog_s * shape.rate_hz), shape.ready_samples
         self._splitter = Splitter(points)
-        self._id = uuid.uuid4().hex
+        self.id = uuid.uuid4().hex  # of its requests in the engine, each with its number behind it
         self._parts: list[Part] = []  # those that are not done, and the last one
         self._done_samples = self._requests = 0
         self.logprobs = False  # whether the next request asks for them
@@ -200,12 +202,19 @@ class LiveSession:
         """Free what the engine has of it. To be called in any case, once `deltas` is not running."""
         if not self.closed:
             self.closed = self.ended = True
+            self.count()
             if self._begun:
                 self.metrics.sessions.dec()
             for part in self._parts:
                 if part.opened and not part.done:
                     self.link.close(part.name)
             self._wake()
+
+    def count(self) -> None:
+        """Add the seconds since the last call to the metric. For each append it would cost as much as the append."""
+        if fresh := self.samples - self._counted:
+            self._counted = self.samples
+            guard_metrics().audio.labels("live").inc(fresh / self.shape.rate_hz)
 
     @property
     def backlog(self) -> int:
@@ -224,7 +233,7 @@ class LiveSession:
         return now - self.heard_from
 
     def _new(self) -> Part:
-        part = Part(f"{self._id}-{self._requests}", self.shape, self.turn, self.samples)
+        part = Part(f"{self.id}-{self._requests}", self.shape, self.turn, self.samples)
         self._requests += 1
         self._parts.append(part)
         return part

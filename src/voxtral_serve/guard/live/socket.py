@@ -18,11 +18,14 @@ from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.live.link import EngineGoneError, LinkError
 from voxtral_serve.guard.live.service import DEAD, FAILED, LATER, STOPPING, Ending, LiveService
 from voxtral_serve.guard.live.session import LiveSession
+from voxtral_serve.guard.metrics import code_counted
+from voxtral_serve.logs import SERVED
 from voxtral_serve.patches.live_server import log
 from voxtral_serve.units import MIB
 
 MOST_APPEND = 15 * MIB  # bytes of one append's base64, as OpenAI has it; uvicorn takes messages of 16 MiB
 LARGE = 256 * 1024  # characters of an event that is decoded in a thread: more takes over a millisecond
+FULL = "too_many_sessions"  # the error's code
 LAST_WORD_S = 1.0  # for the error event and the close of a socket whose client may not read
 _decode = msgspec.json.Decoder().decode
 
@@ -158,8 +161,21 @@ class LiveSocket:
             f"ended: {self.reason}"
         )
 
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of a line of JSON."""
+        return {
+            "audio_s": round(self.samples / self.service.link.shape.rate_hz, 3),
+            "tokens": self.tokens,
+            "texts": self.texts,
+            "worst_lag_ms": round(1000 * self.worst_lag_s),
+            "rollovers": self.rollovers,
+            "ended": self.reason,
+        }
+
     async def begin(self, session: LiveSession) -> bool:
         """Whether the engine takes the session; if it does not, the socket ends."""
+        if (served := SERVED.get()) is not None:
+            served["session_id"] = session.id
         try:
             await session.begin()
         except EngineGoneError:
@@ -167,7 +183,8 @@ class LiveSocket:
             return False
         except LinkError as error:
             words = f"{error}: this server has no place for another live session, try again later"
-            self.stop(Ending("refused", LATER, words, "too_many_sessions"))
+            code_counted(True, FULL)
+            self.stop(Ending("refused", LATER, words, FULL))
             return False
         return True
 
