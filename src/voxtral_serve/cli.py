@@ -184,7 +184,8 @@ def _add_batch(commands: Any) -> argparse.ArgumentParser:
         usage="voxtral-serve batch MANIFEST --out URI --config FILE [OPTION ...] [-- OPTION OF VLLM SERVE ...]\n"
         "       voxtral-serve batch MANIFEST --out URI --url URL [--url URL ...] [OPTION ...]",
         description="Transcribe the files of a manifest (.jsonl or .parquet with audio_filepath), or of a folder, with "
-        "Ray Data. Results are Parquet and JSON lines. MANIFEST, URI and the files are paths, or URIs such as s3://bucket/name. "
+        "Ray Data. Results are Parquet and JSON lines. MANIFEST, URI and the files are paths, or URIs such as "
+        "s3://bucket/name. "
         "Run the same command again to go on after an interruption. The key of servers at --url is in the environment "
         "variable OPENAI_API_KEY. Exit status: 0; 1 if rows failed or the job stopped; 2 for arguments that cannot be "
         "used; 130 for Ctrl-C.",

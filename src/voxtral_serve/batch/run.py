@@ -1,5 +1,6 @@
 """Runs a job: a Ray Data pipeline from the manifest to the rows, which goes on where the last run ended."""
 
+import contextlib
 import json
 import logging
 import math
@@ -9,7 +10,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -128,7 +128,7 @@ class _Run:
             context = ray.data.DataContext.get_current()
             context.enable_progress_bars = False
             for name in ("ray.data", "ray.util"):  # after Ray Data has set their levels
-                logging.getLogger(name).setLevel(logging.ERROR)
+                logging.getLogger(name).setLevel(logging.CRITICAL)
             done = self.out.below("done")
             context.checkpoint_config = CheckpointConfig(
                 "id", done.path, override_filesystem=done.system, delete_checkpoint_on_success=False
@@ -157,7 +157,7 @@ class _Run:
                 try:
                     dataset.write_datasink(output.RowSink(self.out.below("rows")), concurrency=max(engines, WRITERS))
                 except Exception as error:
-                    raise _cause(error) from None
+                    raise _cause(error, tally) from None
             found: float | None = ray.get(tally.read.remote())[3]
             return found
 
@@ -193,10 +193,9 @@ class _Run:
         return 1 if after.failed else 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def _cluster(job: BatchJob) -> Iterator[tuple[int, int]]:
     """Ray, of this machine alone or at an address: (number of workers, GPUs of each). Raises UsageError."""
-    logging.getLogger("ray").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="ray")
     settings: dict[str, Any] = {"address": job.address}
     if job.address is None:
@@ -204,7 +203,7 @@ def _cluster(job: BatchJob) -> Iterator[tuple[int, int]]:
         settings = {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         settings["num_cpus"] = max(cpus, os.cpu_count() or 1)
     try:
-        ray.init(log_to_driver=False, logging_level=logging.WARNING, **settings)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"Ray does not start (--address {job.address}): {error}") from None
     try:
@@ -228,19 +227,17 @@ def _workers(job: BatchJob, there: int) -> tuple[int, int]:
     return job.engines or there, 1
 
 
-def _cause(error: BaseException) -> Exception:
-    """The JobError inside of what Ray raises, or one with the innermost message."""
-    each: BaseException | None = error
-    last = error
-    while each is not None:
-        if isinstance(each, JobError):
-            return JobError(str(each))
-        last = each
-        each = getattr(each, "cause", None) or each.__cause__ or each.__context__
-    return JobError(f"{type(last).__name__}: {last}")
+def _cause(error: Exception, tally: Any) -> JobError:
+    """Why the pipeline ended: what a worker said, or the innermost of Ray's errors."""
+    with contextlib.suppress(Exception):  # Ray itself may be what ended
+        if said := ray.get(tally.why.remote(), timeout=10):
+            return JobError(said)
+    inner = getattr(error, "cause", None) or error
+    # Ray puts advice about its own settings behind the message of an OSError.
+    return JobError(getattr(inner, "strerror", None) or f"{type(inner).__name__}: {inner}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _progress(tally: Any, left: int) -> Iterator[None]:
     """Print the counts on stderr, on one line of a terminal, else in a line every LINE_S."""
     stop = threading.Event()

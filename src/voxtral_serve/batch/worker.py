@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import ray
 
 from voxtral_serve.batch import output, places
 from voxtral_serve.batch.job import JobError
@@ -49,10 +50,11 @@ class RowError(Exception):
 
 
 class Tally:
-    """Counts for the progress line, an actor of its own. Rows that are done again count again."""
+    """Counts for the progress line, and why the job stops: an actor of its own. Rows done again count again."""
 
     def __init__(self) -> None:
         self.done, self.failed, self.seconds = 0, 0, 0.0
+        self.reason: str | None = None  # Ray hands exceptions on as text, inside of others
         self.first: float | None = None  # time.time() at the first transcript's request
 
     def begin(self) -> None:
@@ -62,6 +64,12 @@ class Tally:
         self.done += 1
         self.failed += failed
         self.seconds += seconds
+
+    def stop(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def why(self) -> str | None:
+        return self.reason
 
     def read(self) -> tuple[int, int, float, float | None]:
         """(rows, those with an error, seconds of audio, when the first request was sent)."""
@@ -86,6 +94,9 @@ class Worker:
         futures = [self.pool.submit(self.row, row) for row in block.to_pylist()]
         try:
             return pa.Table.from_pylist([each.result() for each in futures], output.SCHEMA)
+        except JobError as error:
+            ray.get(self.tally.stop.remote(str(error)))
+            raise
         finally:
             for each in futures:
                 each.cancel()
