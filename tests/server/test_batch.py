@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import batching
+import boto3
 import psutil
 import pytest
 from conftest import DATA, EAGER, PICO, ROOT, UNBOUND, short
 from fakeserver import Answer, FakeServer
 from moto.server import ThreadedMotoServer
-from pyarrow import fs
 from uploads import KEY, upload
 
 from bench import dataset, serve
@@ -56,11 +56,12 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """With a bucket `archive`, in this process and in those that it starts."""
     made = Store()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{made.port}")
+    url = f"http://127.0.0.1:{made.port}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     for name, value in {"ACCESS_KEY_ID": "id", "SECRET_ACCESS_KEY": "key", "REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     places._system.cache_clear()
-    fs.S3FileSystem(allow_bucket_creation=True).create_dir("archive")
+    boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket="archive")
     yield made
     made.stop()
     places._system.cache_clear()
@@ -111,7 +112,7 @@ def kill_driver(process: "subprocess.Popen[bytes]") -> None:
     assert [each.name() for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_killed_in_turn(online: dict[str, str], archive: dict[str, str], tmp_path: Path) -> None:
+def test_killed_in_turn(archive: dict[str, str], online: dict[str, str], tmp_path: Path) -> None:
     """The driver, then the actor, then the engine: each row is there once, with the text of the online server."""
     out = "s3://archive/out"
     options = ("--config", ROOT / "profiles/fast.yaml", "--dir", PICO, "--engines", 1, "--in-flight", 16)
