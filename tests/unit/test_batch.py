@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -376,6 +377,9 @@ def all_end(pids: list[int]) -> bool:
 @pytest.mark.parametrize("leashed", ["", "trap '' TERM;"], indirect=True, ids=["ends", "ignores SIGTERM"])
 def test_a_command_ends_with_a_parent_that_is_killed(leashed: tuple[subprocess.Popen[bytes], list[int]]) -> None:
     parent, pids = leashed
+    # A Ray worker that ends kills its children: none of these may be one.
+    below = [each for each in psutil.Process(parent.pid).children() if each.status() != psutil.STATUS_ZOMBIE]
+    assert below == []
     parent.send_signal(signal.SIGKILL)
     assert all_end(pids)
 

@@ -1,9 +1,12 @@
 """A `vllm serve` of a worker's own, on a free port of 127.0.0.1; it ends with the worker, however that ends."""
 
+import contextlib
 import os
 import re
 import secrets
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +22,7 @@ from voxtral_serve.batch.job import JobError
 
 START_S = 1800  # a first start compiles for minutes
 POLL_S = 0.5
+FORK_S = 60  # of the process that starts the leash
 STOP_S = leash.GRACE_S + 5
 SHOWN_LINES = 15
 # The line of a Python traceback with the exception, behind vLLM's process prefix
@@ -42,6 +46,8 @@ class Engine:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
+        # It is at its end when the leash is gone, and the leash does not go before the engine.
+        self._alive, held = os.pipe()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -55,10 +61,13 @@ class Engine:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=(held,),
             )
+        os.close(held)
+        self._process.wait(FORK_S)
 
-    def ended(self) -> bool:
-        return self._process.poll() is not None
+    def ended(self, within_s: float = 0.0) -> bool:
+        return bool(select.select([self._alive], [], [], within_s)[0])
 
     def wait_until_up(self) -> None:
         """Poll /health until it answers 200. Raises JobError if the engine ends, or is too slow."""
@@ -89,4 +98,6 @@ class Engine:
         """End it. It ends as well when this process does."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(STOP_S)
+        if not self.ended(STOP_S):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)

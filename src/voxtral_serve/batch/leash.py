@@ -3,7 +3,8 @@
 python leash.py COMMAND...    with a pipe as stdin, and a session of its own
 
 The pipe's other end closes when the parent process ends, also by SIGKILL. Then, or when the command ends by itself, all
-processes of the session end.
+processes of the session end. What runs is a child of the process that was started, which exits at once: a Ray worker
+that ends kills its children, and nobody would be left to end the command.
 """
 
 import os
@@ -17,6 +18,8 @@ GRACE_S = 10  # between SIGTERM and SIGKILL
 
 
 def main() -> None:
+    if os.fork():
+        os._exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # A new Popen restores no signal that is ignored.
     process = subprocess.Popen(

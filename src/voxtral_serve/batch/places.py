@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
-from pyarrow import ArrowException, fs
+from pyarrow import ArrowException, fs  # type: ignore[import-untyped]
 
 from voxtral_serve.batch.job import JobError
 from voxtral_serve.client.errors import UsageError

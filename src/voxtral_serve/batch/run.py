@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pyarrow.parquet as pq
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from voxtral_serve.batch import manifest, output, record
 from voxtral_serve.batch.job import BatchJob, JobError
@@ -124,7 +124,7 @@ class _Run:
         source = self.out.below("manifest.parquet")
         pq.write_table(self.rows, source.path, filesystem=source.system)
         with _cluster(self.job) as (engines, gpus):
-            tally = ray.remote(num_cpus=0)(Tally).remote()
+            tally: Any = ray.remote(num_cpus=0)(Tally).remote()
             context = ray.data.DataContext.get_current()
             context.enable_progress_bars = False
             for name in ("ray.data", "ray.util"):  # after Ray Data has set their levels
@@ -246,7 +246,8 @@ def _progress(tally: Any, left: int) -> Iterator[None]:
     def follow() -> None:
         while not stop.wait(1 if terminal else LINE_S):
             try:
-                line = progress(*ray.get(tally.read.remote()), left, time.time())
+                done, failed, seconds, first = ray.get(tally.read.remote())
+                line = progress(done, failed, seconds, first, left, time.time())
             except Exception:  # Ray is on its way down, which the main thread tells
                 return
             print(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 import ray
 
 from voxtral_serve.batch import output, places
@@ -103,7 +103,8 @@ class Worker:
 
     def row(self, given: dict[str, str]) -> dict[str, Any]:
         """The row of one file, with its transcript or its error; writes its subtitles."""
-        model, answer, error = None, {}, None
+        answer: dict[str, Any] = {}
+        model = error = None
         try:
             with places.local_copy(given["source"], self.plan.patience_s) as path:
                 model, answer = self.transcript(path)
