@@ -302,6 +302,20 @@ def test_of_two_servers_one_is_gone(tmp_path: Path) -> None:
     assert [row["text"] for row in rows] == ["alpha beta"] * 4
 
 
+def test_an_error_of_a_server_that_is_not_healthy_is_no_row(
+    tmp_path: Path, no_waits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that dies answers 500 for a moment; /health says 503 meanwhile."""
+    (tmp_path / "a.wav").write_bytes(b"0")
+    states = [503, 503, 503, 503, 200]
+    monkeypatch.setattr("voxtral_serve.batch.servers.health", lambda server: states.pop(0))
+    monkeypatch.setattr("voxtral_serve.batch.servers.WAIT_S", 0.0)
+    answers: Any = {"a.wav": [*[Answer(status=500)] * 5, GOOD]}
+    with FakeServer(answers, GOOD) as server:
+        row = work(tmp_path, server.url, patience_s=60.0).row(given(tmp_path / "a.wav"))
+    assert (row["text"], states) == ("alpha beta", [])
+
+
 def test_requests_go_to_the_server_with_the_fewest() -> None:
     given = servers.Given(("http://a", "http://b"), None, 1.0)
     taken = [given.take() for _ in range(4)]

@@ -19,6 +19,7 @@ import requests
 
 from voxtral_serve.batch import leash
 from voxtral_serve.batch.job import JobError
+from voxtral_serve.client.server import Server
 
 START_S = 1800  # a first start compiles for minutes
 POLL_S = 0.5
@@ -27,6 +28,16 @@ STOP_S = leash.GRACE_S + 5
 SHOWN_LINES = 15
 # The line of a Python traceback with the exception, behind vLLM's process prefix
 CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
+
+
+def health(server: Server) -> int | None:
+    """The status of GET /health, None without an answer."""
+    try:
+        with requests.Session() as session:
+            session.trust_env = server.proxied
+            return session.get(f"{server.url}/health", timeout=10).status_code
+    except requests.RequestException:
+        return None
 
 
 class Engine:
@@ -80,12 +91,7 @@ class Engine:
             time.sleep(POLL_S)
 
     def healthy(self) -> bool:
-        try:
-            with requests.Session() as session:
-                session.trust_env = False  # a proxy's 127.0.0.1 is another machine
-                return session.get(f"{self.url}/health", timeout=10).status_code == 200
-        except requests.RequestException:
-            return False
+        return health(Server(self.url, None)) == 200
 
     def last_words(self) -> str:
         """The log's last lines, and the first exception in it, which usually causes the later ones."""

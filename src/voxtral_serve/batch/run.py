@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -110,16 +111,16 @@ class _Run:
         before = output.counts(self.out)
         ids = frozenset(self.rows["id"].to_pylist())
         begin = time.time()
-        first: float | None = None
+        spent_s: float | None = None
         if left := len(ids - before.ids):
             told = f"{len(ids)} rows: {len(ids) - left} are done, {left} are left"
             print(told, file=sys.stderr)
-            first = self._transcribe(left)
+            spent_s = self._transcribe(left)
             output.sweep(self.out)
-        return self._report(ids, before, begin, first)
+        return self._report(ids, before, time.time() - begin, spent_s)
 
     def _transcribe(self, left: int) -> float | None:
-        """Run the pipeline. Returns time.time() of the first request."""
+        """Run the pipeline. Returns the seconds from the first request on, None if there was none."""
         rows = self.job.rows_per_file or min(max(left // FILES, LEAST_ROWS), MOST_ROWS)
         source = self.out.below("manifest.parquet")
         pq.write_table(self.rows, source.path, filesystem=source.system)
@@ -149,7 +150,7 @@ class _Run:
                         max_tasks_in_flight_per_actor=calls,
                         enable_true_multi_threading=True,
                     ),
-                    num_cpus=1,
+                    num_cpus=0 if gpus else 1,  # without either, Ray would put all on one machine
                     num_gpus=gpus,
                 )
             )
@@ -158,13 +159,17 @@ class _Run:
                     dataset.write_datasink(output.RowSink(self.out.below("rows")), concurrency=max(engines, WRITERS))
                 except Exception as error:
                     raise _cause(error, tally) from None
-            found: float | None = ray.get(tally.read.remote())[3]
-            return found
+            end = time.time()
+            first = ray.get(tally.read.remote())[3]
+            return end - first if first else None
 
-    def _report(self, ids: frozenset[str], before: output.Counts, begin: float, first: float | None) -> int:
-        """Print the summary, and write it to summary.json. Returns the exit status."""
+    def _report(self, ids: frozenset[str], before: output.Counts, wall_s: float, spent_s: float | None) -> int:
+        """Print the summary, and write it to summary.json. Returns the exit status.
+
+        wall_s   seconds of this run
+        spent_s  those from its first request on, None if there was none
+        """
         after = output.counts(self.out)
-        wall_s = time.time() - begin
         if missing := len(ids - after.ids):
             raise JobError(f"{missing} rows were not written")
         if after.rows != len(after.ids):
@@ -179,15 +184,15 @@ class _Run:
                 "failed": after.failed - before.failed,
                 "audio_s": seconds,
                 "wall_s": wall_s,
-                "wall_without_start_s": time.time() - first if first else None,
+                "wall_without_start_s": spent_s,
             },
         }
         write(self.out.below("summary.json"), json.dumps(summary, indent=2).encode() + b"\n", self.job.patience_s)
         print(f"{after.rows} rows: {after.failed} failed, {after.seconds / 3600:.2f} hours of audio", file=sys.stderr)
-        if first:
+        if spent_s:
             print(
                 f"this run: {after.rows - before.rows} rows in {wall_s:.0f} s, RTFx {seconds / wall_s:.1f}; from the "
-                f"first request on {time.time() - first:.0f} s, RTFx {seconds / (time.time() - first):.1f}",
+                f"first request on {spent_s:.0f} s, RTFx {seconds / spent_s:.1f}",
                 file=sys.stderr,
             )
         return 1 if after.failed else 0
@@ -206,10 +211,16 @@ def _cluster(job: BatchJob) -> Iterator[tuple[int, int]]:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"Ray does not start (--address {job.address}): {error}") from None
+    signal.signal(signal.SIGTERM, _interrupt)  # after Ray, which has a handler of its own
     try:
         yield _workers(job, int(ray.cluster_resources().get("GPU", 0)))
     finally:
         ray.shutdown()
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """SIGTERM ends a job as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def _workers(job: BatchJob, there: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from voxtral_serve.batch.engine import Engine
+from voxtral_serve.batch.engine import Engine, health
 from voxtral_serve.batch.job import JobError
 from voxtral_serve.client.errors import RequestError
 from voxtral_serve.client.server import Server
@@ -86,7 +86,6 @@ class OwnEngine:
             if now - self._sick_since > SICK_S and engine is self._engine and not engine.ended():
                 engine.stop()
                 self._sick_since = None
-        time.sleep(1)
         return True
 
 
@@ -124,6 +123,9 @@ class Given:
             self._changed.notify_all()
 
     def lost(self, server: Server) -> bool:
+        status = health(server)
+        if status is not None and status < 500:  # 404: it has no such route
+            return False
         with self._changed:
             now = time.monotonic()
             self._down[server] = now + WAIT_S

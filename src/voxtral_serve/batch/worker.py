@@ -143,9 +143,9 @@ class Worker:
                     raise RowError(str(error)) from None
                 if error.status in OF_ALL_FILES:
                     raise JobError(f"{server.url} refuses: {error}") from None
-                if self.servers.lost(server) if isinstance(error, GoneError) else self._died(server, error):
-                    continue
-                if error.status in BUSY:
+                if self.servers.lost(server) or isinstance(error, GoneError):
+                    pass  # another server may have this file, or this one once it is back
+                elif error.status in BUSY:
                     busy_since = busy_since or time.monotonic()
                     if time.monotonic() - busy_since > self.plan.patience_s:
                         raise JobError(f"{server.url} is busy since {self.plan.patience_s:.0f} s: {error}") from None
@@ -156,10 +156,6 @@ class Worker:
             finally:
                 self.servers.give(server, worked)
             time.sleep(2.0**tries)
-
-    def _died(self, server: Server, error: RequestError) -> bool:
-        """After an error that may be the last words of an engine of the worker's own: whether it is."""
-        return isinstance(self.servers, OwnEngine) and self.servers.lost(server)
 
     def ask(self, server: Server) -> tuple[str, tuple[str, ...]]:
         """(model, times) of a server, which is asked once."""
