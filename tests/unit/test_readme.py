@@ -409,7 +409,7 @@ REFUSALS = {
         "LiveError",
         "StreamError",
         "VLLMValidationError",
-        "report.problem",
+        "PageError", "report.problem",
     ),
 }
 
