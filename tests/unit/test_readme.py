@@ -409,7 +409,8 @@ REFUSALS = {
         "LiveError",
         "StreamError",
         "VLLMValidationError",
-        "PageError", "report.problem",
+        "PageError",
+        "report.problem",
     ),
 }
 
