@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 from tools.inputs import KEY
 
@@ -18,13 +18,14 @@ FLAGS = (
 MISSING = "no Chromium: install Debian's `chromium`, or run `playwright install chromium`"
 STATUS = "Failed to load resource: the server responded with a status of"  # the page shows such an error in words
 PATIENCE_MS = 120_000  # on a machine that does other things
+_running: list[Playwright] = []
 
 
 @contextmanager
 def chromium(*flags: str) -> Iterator[Browser]:
     """A headless browser with further `flags`. The test is skipped, as not run, where there is none."""
     expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as playwright:
+    with _playwright() as playwright:
         path = shutil.which("chromium") or playwright.chromium.executable_path
         if not Path(path).exists():
             pytest.skip(f"not run: {MISSING}")
@@ -33,6 +34,20 @@ def chromium(*flags: str) -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def _playwright() -> Iterator[Playwright]:
+    """Its synchronous form allows one at a time: a browser beside another one has the same."""
+    if _running:
+        yield _running[0]
+        return
+    with sync_playwright() as found:
+        _running.append(found)
+        try:
+            yield found
+        finally:
+            _running.clear()
 
 
 @contextmanager
