@@ -107,7 +107,7 @@ class Figures {
     const lag = this.#lag();
     if (lag !== null) rows.push(["Live lag, 95 %", lag]);
     const rate = this.#rate("voxtral_serve_audio_seconds_total");
-    if (rate !== null) rows.push(["Audio", `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} s per second`]);
+    if (rate !== null) rows.push(["Audio per second", `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} s`]);
     return rows;
   }
 
