@@ -17,11 +17,11 @@ from browser import chromium, visit
 from conftest import DATA, EAGER, ROOT, UNBOUND
 from firefox import Firefox
 from playwright.sync_api import Browser, Page, expect
-from proxying import COMMAND, NGINX, Proxy, wait_for_port
 from uploads import AUTHORIZED, KEY, upload
 
 from bench import dataset, serve
 from tools import inputs
+from tools.local_nginx import COMMAND, NGINX, Proxy, wait_for_port
 
 RATE = 16000
 FORMS = {"txt": "text", "srt": "srt", "vtt": "vtt", "json": "verbose_json"}
@@ -193,6 +193,24 @@ def test_silence_and_files_that_wait_for_others(url: str, browser: Browser, clip
         expect(page.locator(".card").nth(3).locator(".player")).to_be_visible()
         page.locator("text=Remove").nth(0).click()
         expect(page.locator(".card")).to_have_count(3)
+
+
+def test_a_file_is_cancelled_and_sent_again(url: str, browser: Browser) -> None:
+    silence = named("silence.wav", inputs.encoded(np.zeros(RATE, np.float32)))
+    with visit(browser, url, allowed="ERR_") as page:
+        page.route("**/v1/audio/transcriptions", lambda route: None)  # an answer that does not come
+        choose(page, *[silence] * 4)
+        statuses, cancel = page.locator(".status"), page.locator('button:text-is("Cancel")')
+        expect(statuses).to_have_text([re.compile("^Upload")] * 2 + ["Waiting for other files."] * 2)
+        cancel.nth(2).click()
+        expect(statuses.nth(2)).to_have_text("Cancelled.")
+        cancel.nth(0).click()
+        expect(statuses).to_have_text(["Cancelled.", *[re.compile("^Upload")], "Cancelled.", re.compile("^Upload")])
+        page.unroute_all()
+        page.locator("text=Send again").nth(2).click()
+        expect(statuses.nth(2)).to_have_text("Waiting for other files.")
+        page.locator("text=Remove").nth(1).click()
+        expect(page.locator(DONE)).to_have_count(1)
 
 
 def test_the_corner_says_what_the_server_is(url: str, browser: Browser) -> None:

@@ -145,10 +145,6 @@ def test_a_directory_that_is_no_page(tmp_path: Path) -> None:
         page.read(tmp_path)
 
 
-def test_the_files_are_in_the_package() -> None:
-    assert page.DIRECTORY == ROOT / "src/voxtral_serve/page"  # all that is below it is in the wheel
-
-
 def test_what_the_server_is_needs_the_key() -> None:
     answer = Answer("/v1/server")
     assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
