@@ -104,7 +104,7 @@ def saved(page: Page, suffix: str) -> str:
 
 def session_events(url: str, audio: np.ndarray, kind: str = "server_vad") -> list[dict[str, Any]]:
     """What a client of the protocol gets for this audio."""
-    with opened(url) as socket:
+    with opened(url, ping_interval=None) as socket:
         found = {"input": {"format": PCM, "turn_detection": {"type": kind}}}
         live.send(socket, "session.update", session={"type": "transcription", "audio": found})
         append(socket, live.pcm16(audio))
@@ -404,7 +404,7 @@ def test_how_it_looks(
     scheme: str,
     width: int,
 ) -> None:
-    """In a session, with a turn that is complete and one that is being spoken: nothing is wider than the window, and axe
+    """With a turn that is complete and one that is being spoken: nothing is wider than the window, and axe
     has no complaint."""
     look = {"viewport": {"width": width, "height": 760}, "color_scheme": scheme, "reduced_motion": "reduce"}
     # axe writes a <style> element, which the page does not allow
