@@ -46,6 +46,7 @@ class Ending(NamedTuple):
     code: str | None = None
 
 
+REFUSED = "refused"  # the reason of an ending for a client that the server does not serve
 STOPPING = Ending("stopping", RESTART, "the server is stopping")
 DEAD = Ending("engine", FAILED, "the engine has died", "engine_dead")
 STALLED = Ending("stalled", FAILED, f"the engine has not answered for {STALLED_S:.0f} s", "engine_stalled")
