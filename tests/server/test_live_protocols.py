@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import contextlib
 import difflib
 import itertools
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ from conftest import DATA, MOST_LIVE, Server
 from openai import AsyncOpenAI, OpenAI
 from test_live import CLOSE, close_of, metric, uploaded
 from uploads import AUTHORIZED, KEY
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from bench import dataset
@@ -298,6 +300,7 @@ def until_free(url: str) -> None:
     [
         ("{", "invalid_json"),
         ("[1]", "processing_error"),
+        ("[" * 100_000, "invalid_json"),
         ('{"type":"response.create"}', "invalid_value"),
         ('{"type":"transcription_session.update"}', "beta_api_shape_disabled"),
         ('{"type":"session.update","session":{"type":"realtime"}}', "invalid_value"),
@@ -324,21 +327,131 @@ def test_a_wrong_event_is_told(fast_url: str, audios: list[np.ndarray], sent: An
 
 @pytest.mark.usefixtures("beside")
 def test_strange_audio_is_no_error(fast_url: str, audios: list[np.ndarray]) -> None:
-    """Empty appends, thousands of one byte, and 15 MiB of base64 at once, which is minutes of silence."""
+    """Empty appends, thousands of one byte and of one sample."""
     content = live.pcm16(audios[0])
     with opened(fast_url) as socket:
         configure(socket)
         live.send(socket, f"{INPUT}.append", audio="")
-        append(socket, content[:6000], 1)
-        append(socket, content[6000:], 2560)
+        append(socket, content[:5001], 1)
+        append(socket, content[5001:11001], 2)
+        append(socket, content[11001:], 2560)
         live.send(socket, f"{INPUT}.commit")
         assert until(socket, COMPLETED)["transcript"] == uploaded(fast_url, audios[0])
+
+
+@pytest.mark.usefixtures("beside")
+def test_audio_slower_than_speech(fast_url: str, audios: list[np.ndarray]) -> None:
+    """It waits for its audio, and has the text of the upload."""
+    content = live.pcm16(audios[0])
+    with opened(fast_url) as socket:
+        configure(socket)
+        for start in range(0, len(content), len(content) // 4 // 2 * 2):
+            append(socket, content[start : start + len(content) // 4 // 2 * 2])
+            time.sleep(len(audios[0]) / RATE / 2)  # half of the pace of speech
+        live.send(socket, f"{INPUT}.commit")
+        assert until(socket, COMPLETED)["transcript"] == uploaded(fast_url, audios[0])
+
+
+MISTRAL, VLLM = ("model=voxtral", "/v1/audio/transcriptions/realtime"), ("", "/v1/realtime")
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_wrong_event_is_told_in_mistrals_protocol(fast_url: str, audios: list[np.ndarray]) -> None:
+    """All of them in one session, which goes on and has its text."""
+    append_of = '{"type":"input_audio.append","audio":'
+    wrong = [
+        *("{", "[1]", "[" * 100_000, b"\x00\x01", '{"type":"input_audio_buffer.append","audio":""}', append_of + "7}"),
+        *(append_of + '"?"}', append_of + '"' + "A" * (15 * 2**20 + 4) + '"}'),
+        '{"type":"session.update","session":{"audio_format":{"encoding":"opus"}}}',
+    ]
+    with opened(fast_url, *MISTRAL) as socket:
+        live.receive(socket)
+        for sent in wrong:
+            socket.send(sent)
+            error = live.receive(socket)
+            assert (error["type"], error["error"]["code"]) == ("error", 400), (sent[:60], error)
+        live.send(socket, "input_audio.append", audio="")
+        append(socket, live.pcm16(audios[0]), 2561, kind="input_audio.append")
+        live.send(socket, "input_audio.end")
+        assert until(socket, "transcription.done")["text"] == uploaded(fast_url, audios[0])
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_wrong_event_is_told_in_vllms_protocol(fast_url: str, audios: list[np.ndarray]) -> None:
+    wrong = [
+        *(("{", "invalid_json"), ("[1]", "processing_error"), ("[" * 100_000, "invalid_json")),
+        *((b"\x00\x01", "invalid_event"), ('{"type":"response.create"}', "unknown_event")),
+        *(
+            ('{"type":"input_audio_buffer.commit"}', "model_not_validated"),
+            ('{"type":"session.update"}', "invalid_event"),
+        ),
+        *(('{"type":"input_audio_buffer.append","audio":"' + end, "invalid_audio") for end in ('"}', '?"}', 'AAAA"}')),
+        ('{"type":"session.update","model":"whisper-9"}', "model_not_found"),
+    ]
+    with opened(fast_url, *VLLM) as socket:
+        live.receive(socket)
+        for sent, code in wrong:
+            socket.send(sent)
+            error = live.receive(socket)
+            assert (error["type"], error["code"]) == ("error", code), (sent[:60], error)
+        live.send(socket, "session.update", model="voxtral")
+        live.send(socket, f"{INPUT}.commit")
+        append(socket, live.pcm16(audios[0]))
+        live.send(socket, f"{INPUT}.commit", final=True)
+        assert until(socket, "transcription.done")["text"].strip() == uploaded(fast_url, audios[0])
+
+
+@pytest.mark.parametrize(
+    "place", [("intent=transcription", "/v1/realtime"), MISTRAL, VLLM], ids=["OpenAI", "Mistral", "vLLM"]
+)
+@pytest.mark.usefixtures("beside")
+def test_a_message_that_is_too_large(fast_url: str, place: tuple[str, str]) -> None:
+    """Over 16 MiB the WebSocket library does not read it: it closes."""
+    with opened(fast_url, *place) as socket:
+        live.receive(socket)
+        with contextlib.suppress(ConnectionClosed):
+            socket.send("A" * (17 * 2**20))
+        assert close_of(socket)[0] == 1009
+
+
+def unread(url: str) -> float:
+    """Sessions that were ended because their clients did not read."""
+    name = 'voxtral_serve_live_sessions_ended_total{reason="unread"} '
+    lines = requests.get(f"{url}/metrics", timeout=60).text.splitlines()
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "place", [("intent=transcription", "/v1/realtime"), MISTRAL, VLLM], ids=["OpenAI", "Mistral", "vLLM"]
+)
+@pytest.mark.usefixtures("beside")
+def test_a_client_that_reads_nothing(fast_url: str, place: tuple[str, str]) -> None:
+    """Its wrong events are answered until nothing more fits into the sockets' buffers; then it has 30 s."""
+    before = unread(fast_url)
+    with opened(fast_url, *place, ping_interval=None, max_queue=1) as socket:
+        stopped = threading.Event()
+
+        def flood() -> None:
+            with contextlib.suppress(ConnectionClosed, OSError):
+                while not stopped.is_set():
+                    socket.send('{"type":"' + "x" * 40 + '"}')
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        start = time.monotonic()
+        while unread(fast_url) == before:
+            assert time.monotonic() - start < 300
+            time.sleep(1)
+        stopped.set()
+        socket.socket.close()
+        flooding.join(30)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("beside")
 def test_the_largest_append(fast_url: str) -> None:
-    """15 MiB of base64: six minutes, faster than speech."""
+    """15 MiB of base64: six minutes of silence, faster than speech."""
     with opened(fast_url) as socket:
         configure(socket)
         append(socket, bytes(15 * 2**20 // 4 * 3), 15 * 2**20)
@@ -353,10 +466,11 @@ def test_keys_and_pages(fast_url: str) -> None:
             with pytest.raises(InvalidStatus) as refused:
                 opened(fast_url, f"api_key={KEY}", path, additional_headers=headers)
             assert refused.value.response.status_code == 401
-    with pytest.raises(InvalidStatus) as refused:
-        opened(fast_url, origin="https://evil.example")
-    assert refused.value.response.status_code == 403
-    assert json.loads(refused.value.response.body)["error"]["code"] == "origin_not_allowed"
+    for path in ("/v1/realtime", "/v1/audio/transcriptions/realtime"):
+        with pytest.raises(InvalidStatus) as refused:
+            opened(fast_url, path=path, origin="https://evil.example")
+        assert refused.value.response.status_code == 403
+        assert json.loads(refused.value.response.body)["error"]["code"] == "origin_not_allowed"
     protocols: Any = ["realtime", f"openai-insecure-api-key.{KEY}"]
     with opened(fast_url, additional_headers={}, subprotocols=protocols) as socket:
         assert socket.subprotocol == "realtime"

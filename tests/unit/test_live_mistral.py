@@ -234,7 +234,15 @@ def test_a_turn_that_may_be_over_ends_with_its_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", ["{", '{"type":"hello"}', '{"type":"input_audio.append"}', '{"type":"input_audio.append","audio":"AAA"}']
+    "event",
+    [
+        "{",
+        "[1]",
+        "[" * 100_000,
+        '{"type":"hello"}',
+        '{"type":"input_audio.append"}',
+        '{"type":"input_audio.append","audio":"AAA"}',
+    ],
 )
 def test_a_wrong_event_is_told_and_the_session_goes_on(event: str) -> None:
     async def run() -> None:
@@ -242,10 +250,30 @@ def test_a_wrong_event_is_told_and_the_session_goes_on(event: str) -> None:
         client.speak(noise(1))
         client.raw(event)
         error = (await client.until("error"))["error"]
-        assert isinstance(error["code"], int) and error["message"]
+        assert error["code"] == 400 and error["message"]
         client.send(f"{AUDIO}.end")
         assert await client.gone() == (1000, "the text is complete")
         assert client.of("transcription.done")[0]["text"] == words_of(1.0)
+
+    asyncio.run(run())
+
+
+def test_audio_after_the_end_is_told() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        engine.paused = True
+        client = Client(service(engine))
+        client.speak(noise(1))
+        client.send(f"{AUDIO}.end")
+        client.speak(noise(0.1), 3200)
+        client.send(f"{AUDIO}.flush")
+        error = (await client.until("error"))["error"]
+        assert error["code"] == 400 and "input_audio.append after input_audio.end" in error["message"]
+        engine.paused = False
+        engine.step()
+        assert await client.gone() == (1000, "the text is complete")
+        assert [each["text"] for each in client.of("transcription.done")] == [words_of(1.0)]
+        assert len(client.of("error")) == 1
 
     asyncio.run(run())
 

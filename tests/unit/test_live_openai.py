@@ -501,6 +501,8 @@ APPEND = '{"type":"input_audio_buffer.append","event_id":"mine"'
     [
         ("{", "invalid_json", None),
         ("[]", "processing_error", None),
+        ("[" * 100_000, "invalid_json", None),
+        ('{"type":"\\ud800"}', "invalid_json", None),
         ("{}", "invalid_value", "type"),
         ('{"type":"response.create"}', "invalid_value", "type"),
         ('{"type":"transcription_session.update","session":{}}', "beta_api_shape_disabled", None),
@@ -518,7 +520,7 @@ def test_a_wrong_event_is_told_and_the_session_goes_on(event: str, code: str, pa
         client.speak(noise(1))
         client.raw(event)
         error = (await client.until("error"))["error"]
-        assert (error["code"], error["param"]) == (code, param)
+        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, param)
         assert error["event_id"] == ("mine" if "mine" in event else None)
         client.speak(noise(1))
         client.send(f"{INPUT}.commit")

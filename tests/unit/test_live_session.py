@@ -445,6 +445,7 @@ APPEND = '{"type":"input_audio_buffer.append"'
     [
         ("{", "invalid_json"),
         ("[]", "processing_error"),
+        ("[" * 100_000, "invalid_json"),
         ("{}", "unknown_event"),
         ('{"type":"input_audio_buffer.clear"}', "unknown_event"),
         ('{"type":"session.update"}', "invalid_event"),
@@ -567,6 +568,7 @@ def test_an_idle_client_is_told(begun: bool) -> None:
         if begun:
             client.begin()
             client.speak(noise(1))
+            await client.until("delta")
         await client.until("created")
         await asyncio.sleep(0.02)
         live.sweep(time.monotonic() + 4.5)

@@ -135,11 +135,11 @@ class MistralDialect(TurnDialect):
                 await self._end()
 
     async def refuse(self, error: EventError, event: dict[str, Any] | None) -> None:
-        await self._error(str(error), error.code)
+        await self._error(str(error), BAD_REQUEST)
 
     async def last_error(self, ending: Ending) -> None:
         if ending.reason not in NO_ERRORS:
-            await self._error(ending.words, ending.code or "")
+            await self._error(ending.words, STATUSES.get(ending.code or "", BAD_REQUEST))
 
     @property
     def awaits_text(self) -> bool:
@@ -149,8 +149,8 @@ class MistralDialect(TurnDialect):
     def unfinished(self) -> bool:
         return self.awaits_text or self.uncut > 0
 
-    async def _error(self, words: str, code: str) -> None:
-        await self.socket.say("error", error={"message": words, "code": STATUSES.get(code, BAD_REQUEST)})
+    async def _error(self, words: str, status: int) -> None:
+        await self.socket.say("error", error={"message": words, "code": status})
 
     # ---- Settings
 

@@ -28,6 +28,7 @@ BETA_WORDS = (
 )
 LONGEST_ID = 512  # characters of an event_id that an error repeats
 TEXT = "conversation.item.input_audio_transcription"
+SERVER_ERROR, REQUEST_ERROR = "server_error", "invalid_request_error"
 SERVER_ERRORS = ("processing_error", "engine_dead", "engine_stalled", "stopping")
 
 
@@ -84,15 +85,16 @@ class OpenAiDialect(TurnDialect):
     async def refuse(self, error: EventError, event: dict[str, Any] | None) -> None:
         caused = (event or {}).get("event_id")
         known = isinstance(caused, str) and len(caused) <= LONGEST_ID
-        await self._error(str(error), error.code, error.param, caused if known else None)
+        await self._error(str(error), error.code, error.param, caused if known else None, REQUEST_ERROR)
 
     async def last_error(self, ending: Ending) -> None:
         if ending.reason in NO_ERRORS:
             return
-        content = {"type": "server_error", "code": ending.code, "message": ending.words, "param": None}
+        content = {"type": SERVER_ERROR, "code": ending.code, "message": ending.words, "param": None}
         for item in self._pending():
             await self.say(f"{TEXT}.failed", item_id=item.id, content_index=0, error=content)
-        await self._error(ending.words, ending.code or "", None, None)
+        kind = SERVER_ERROR if ending.code in SERVER_ERRORS else REQUEST_ERROR
+        await self._error(ending.words, ending.code or "", None, None, kind)
 
     @property
     def awaits_text(self) -> bool:
@@ -105,8 +107,7 @@ class OpenAiDialect(TurnDialect):
     async def say(self, kind: str, **fields: Any) -> None:
         await self.socket.say(kind, event_id=f"event_{uuid.uuid4().hex[:24]}", **fields)
 
-    async def _error(self, words: str, code: str, param: str | None, event_id: str | None) -> None:
-        kind = "server_error" if code in SERVER_ERRORS else "invalid_request_error"
+    async def _error(self, words: str, code: str, param: str | None, event_id: str | None, kind: str) -> None:
         content = {"type": kind, "code": code, "message": words, "param": param, "event_id": event_id}
         await self.say("error", error=content)
 

@@ -282,7 +282,7 @@ def parsed(text: str) -> dict[str, Any]:
     """Raises EventError for what is no event."""
     try:
         event = _decode(text)
-    except ValueError:  # msgspec's errors are of this kind
+    except (ValueError, RecursionError):  # msgspec's errors are of the first kind; too many levels of the second
         raise EventError("Invalid JSON", "invalid_json") from None
     if not isinstance(event, dict):
         raise EventError("an event is a JSON object with `type`", "processing_error")
