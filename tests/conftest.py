@@ -48,6 +48,13 @@ class Server(NamedTuple):
     process: subprocess.Popen[bytes]
 
 
+# ---- Options
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pictures", metavar="FOLDER", help="where to write the pictures of docs/pages/page.md")
+
+
 # ---- The slow tests, the last ones, and the number of servers
 
 

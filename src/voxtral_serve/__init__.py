@@ -12,6 +12,7 @@ A room is a folder whose code runs in one kind of process with one set of depend
   check       `voxtral-serve check`, before a start
   deploy      the compose file of several servers, and a container's probes: standard library, no other room
   client      `voxtral-serve transcribe`, on any machine: no vLLM, no other room
+  batch       `voxtral-serve batch`: archives through Ray Data. It sends files as `client` does, to its own servers
 
 tests/unit/test_house.py holds who may import whom. A line of code for a live session goes into `engine` where it works
 on frames, rows or the scheduler, and into `guard` where it speaks a protocol: the guard may know a session's name and

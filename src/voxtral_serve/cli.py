@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from voxtral_serve.batch.job import PATIENCE_S, SUBTITLES, BatchJob
 from voxtral_serve.client.jobs import DELAYS_MS, FORMATS, LIVE_FORMATS, FilesJob, LiveJob
 
 
@@ -32,13 +33,21 @@ def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="voxtral-serve", description="Voxtral speech-to-text served by vLLM.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check, transcribe = _add_check(commands), _add_transcribe(commands)
+    batch = _add_batch(commands)
     deployment = {"replicas": _add_replicas(commands), "ready": _add_ready(commands), "drain": _add_drain(commands)}
+    behind: list[str] = []
+    if arguments[:1] == ["batch"] and "--" in arguments:
+        mark = arguments.index("--")
+        arguments, behind = arguments[:mark], arguments[mark + 1 :]
     # The rest goes to vLLM's own parser, which knows each of its options by name.
     given, words = parser.parse_known_args(arguments)
     if given.command != "check" and words:
-        {"transcribe": transcribe, **deployment}[given.command].error(f"unrecognized arguments: {' '.join(words)}")
+        command = {"transcribe": transcribe, "batch": batch, **deployment}[given.command]
+        command.error(f"unrecognized arguments: {' '.join(words)}")
     if given.command == "transcribe":
         return _transcribe(given, transcribe)
+    if given.command == "batch":
+        return _batch(given, behind, batch)
     if given.command == "replicas":
         return _replicas(given)
     if given.command in deployment:
@@ -164,6 +173,78 @@ def _transcribe(given: argparse.Namespace, command: argparse.ArgumentParser) -> 
             model=given.model,
             language=given.language,
             in_flight=given.jobs,
+        )
+    )
+
+
+def _add_batch(commands: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        "batch",
+        help="transcribe an archive: a manifest or a folder, with one engine for each GPU, resumable",
+        usage="voxtral-serve batch MANIFEST --out URI --config FILE [OPTION ...] [-- OPTION OF VLLM SERVE ...]\n"
+        "       voxtral-serve batch MANIFEST --out URI --url URL [--url URL ...] [OPTION ...]",
+        description="Transcribe the files of a manifest (.jsonl or .parquet with audio_filepath), or of a folder, with "
+        "Ray Data. Results are Parquet and JSON lines. MANIFEST, URI and the files are paths, or URIs such as "
+        "s3://bucket/name. "
+        "Run the same command again to go on after an interruption. The key of servers at --url is in the environment "
+        "variable OPENAI_API_KEY. Exit status: 0; 1 if rows failed or the job stopped; 2 for arguments that cannot be "
+        "used; 130 for Ctrl-C.",
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    add("manifest", metavar="MANIFEST", help="what to transcribe")
+    add("--out", required=True, metavar="URI", help="folder for the results")
+    add("--config", type=Path, metavar="FILE", help="the YAML of `vllm serve --config`, for engines that it starts")
+    add("--dir", type=Path, default=Path(), metavar="DIR", help="the checkpoint's directory (default: the current one)")
+    add("--engines", type=int, metavar="N", help="engines to start (default: one for each GPU that Ray finds)")
+    add("--url", action="append", default=[], metavar="URL", help="use this server, and start none; repeatable")
+    add("--model", metavar="NAME", help="model to request (default: the first that a server lists)")
+    add("--language", metavar="CODE", help="such as en, for models that take a language")
+    in_flight = "requests in flight at each server (default: max_num_seqs of the config, 16 with --url)"
+    add("--in-flight", type=int, metavar="N", help=in_flight)
+    rows = "rows of a file of results, which are done together (default: 16 to 1024, by the manifest's length)"
+    add("--rows-per-file", type=int, metavar="N", help=rows)
+    add("--subtitles", default="", metavar="FORMS", help="also write subtitles: srt, vtt, or srt,vtt")
+    patience = "seconds to wait for a server or a storage that does not answer (default: %(default).0f)"
+    add("--patience", type=float, default=PATIENCE_S, metavar="S", help=patience)
+    add("--address", metavar="ADDRESS", help="a Ray cluster, such as auto (default: this machine alone)")
+    return command
+
+
+def _batch(given: argparse.Namespace, behind: list[str], command: argparse.ArgumentParser) -> int:
+    if bool(given.url) == bool(given.config):
+        command.error("name either --config, to start engines, or --url, for servers that are up")
+    if given.url and (behind or given.engines is not None or given.dir != Path()):
+        command.error("--dir, --engines and options of vllm serve are for engines that it starts, not for --url")
+    for name in ("engines", "in_flight", "rows_per_file"):
+        if getattr(given, name) is not None and getattr(given, name) < 1:
+            command.error(f"--{name.replace('_', '-')} {getattr(given, name)}: must be at least 1")
+    subtitles = tuple(filter(None, given.subtitles.split(",")))
+    if set(subtitles) - set(SUBTITLES):
+        command.error(f"--subtitles {given.subtitles}: expected {', '.join(SUBTITLES)} or both with a comma")
+    try:
+        from voxtral_serve.batch import run as batch
+    except ImportError as error:
+        print(
+            f"voxtral-serve: batch needs the package {error.name}: pip install 'voxtral-serve[batch]'", file=sys.stderr
+        )
+        return 2
+    return batch.run(
+        BatchJob(
+            manifest=given.manifest,
+            out=given.out,
+            urls=tuple(given.url),
+            config=given.config,
+            directory=given.dir,
+            engines=given.engines,
+            arguments=tuple(behind),
+            model=given.model,
+            language=given.language,
+            in_flight=given.in_flight,
+            rows_per_file=given.rows_per_file,
+            subtitles=subtitles,
+            patience_s=given.patience,
+            address=given.address,
         )
     )
 

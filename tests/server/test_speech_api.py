@@ -204,6 +204,15 @@ def first_text(url: str, content: bytes, most: float) -> list[tuple[float, Any]]
     raise AssertionError(f"the first text came after {shares} of the time: expected less than {most}")
 
 
+def test_the_last_event_is_verbose_json(url: str, content: bytes) -> None:
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+    *deltas, (_, done) = events(url, content, **fields)[0]
+    verbose = upload(url, content, **fields)
+    assert done == {"type": "transcript.text.done"} | verbose.json()
+    assert len(done["words"]) > 3
+    assert "".join(event["delta"] for _, event in deltas).strip() == done["text"]
+
+
 def test_events_come_as_text_is_made(url: str, clips: list[dataset.Clip]) -> None:
     clip = min((each for each in clips if each.duration_s > 10), key=lambda each: each.duration_s)
     content = clip.path.read_bytes()

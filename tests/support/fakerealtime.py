@@ -158,7 +158,8 @@ class FakeTurns:
     sessions: list[Session] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        self._server: Server = serve(self._talk, "127.0.0.1", 0, process_request=self._http)
+        options: Any = {"process_request": self._http, "subprotocols": ["realtime"]}
+        self._server: Server = serve(self._talk, "127.0.0.1", 0, **options)
         self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self

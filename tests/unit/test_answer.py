@@ -141,6 +141,14 @@ def test_events_are_openais() -> None:
     assert rest[-1] == {"type": "http.response.body", "body": b""}
 
 
+def test_the_last_event_has_the_fields_of_verbose_json() -> None:
+    (_, body) = run(Vllm(), upload(form="verbose_json"))
+    *deltas, done = data(run(Vllm(late=True), upload(streamed=True, form="verbose_json"))[1:])
+    assert "".join(delta["delta"] for delta in deltas) == NUMBERS
+    assert len(done["segments"]) == PIECES
+    assert done == {"type": "transcript.text.done"} | json.loads(body["body"])
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_what_vllm_refuses_is_passed_on(streamed: bool) -> None:
     vllm = Vllm(failing=0)

@@ -22,7 +22,7 @@ DETECTOR = Detector()
 
 
 def test_limits_of_an_empty_environment() -> None:
-    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset())
+    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset(), True)
 
 
 def test_limits() -> None:

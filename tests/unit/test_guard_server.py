@@ -1,15 +1,17 @@
 """What the guard reads from vLLM's live objects."""
 
 import asyncio
+import json
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
+from guarding import RULES
 
 from voxtral_serve.engine import names
-from voxtral_serve.guard import Guard, server
+from voxtral_serve.guard import Guard, about, server
 from voxtral_serve.guard.limits import LIMITS
 
 
@@ -58,3 +60,27 @@ def test_the_longest_clips_of_other_models() -> None:
     assert (rate, chat_bounds.seconds, piece_s) == (16000, 300, 150)
     assert chat_bounds.because.startswith("its max_model_len is 4096 tokens, and audio takes 375 for each 30 s")
     assert server._longest(state_of("WhisperForConditionalGeneration", 448, True)) == (16000, LIMITS.bounds, 30)
+
+
+def test_what_a_server_says_of_itself() -> None:
+    found = about.about(["voxtral", "whisper-1"], RULES, LIMITS, 64, 16)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["models"], found["capabilities"]["live"]) == (["voxtral", "whisper-1"], True)
+    assert found["capabilities"]["word_times"] is True
+    expected = {"file_bytes": LIMITS.file_bytes, "clip_s": LIMITS.decode_s, "in_flight": 64, "live_sessions": 16}
+    assert found["limits"] == {**expected, "live_idle_s": LIMITS.live_idle_s, "live_session_s": None}
+    without = about.about(["voxtral"], RULES, LIMITS, 64, None)
+    assert (without["capabilities"]["live"], without["limits"]["live_sessions"]) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["vllm", "serve", "--config", "/etc/voxtral/fast.yaml", "--port", "1"], "fast.yaml"),
+        (["vllm", "serve", "--config=profiles/long.yaml"], "long.yaml"),
+        (["vllm", "serve", "model", "--configuration", "x.yaml"], None),
+        ([], None),
+    ],
+)
+def test_the_profile_is_the_configs_name(arguments: list[str], expected: str | None) -> None:
+    assert about.profile(arguments) == expected

@@ -59,6 +59,11 @@ HOUSE = {
         ),
     ),
     "voxtral_serve.client": Rule("It is installed where there is no server.", never=MODEL_LIBRARIES),
+    "voxtral_serve.batch": Rule(
+        "It sends files to servers, as a client does; vLLM runs in other processes.",
+        ("voxtral_serve.client", "voxtral_serve.transcript"),
+        never=MODEL_LIBRARIES,
+    ),
     "voxtral_serve.check": Rule(
         "It asks the installation; it runs no engine and no server.",
         (
@@ -74,7 +79,7 @@ HOUSE = {
     ),
     "voxtral_serve.cli": Rule(
         "A front: `transcribe` needs no vLLM, and `check` no client.",
-        ("voxtral_serve.check", "voxtral_serve.client", "voxtral_serve.deploy"),
+        ("voxtral_serve.batch", "voxtral_serve.check", "voxtral_serve.client", "voxtral_serve.deploy"),
         standard_library=True,
     ),
     "voxtral_serve.realtime": Rule("A name that configs use.", ("voxtral_serve.guard",)),
@@ -247,6 +252,11 @@ FORBIDDEN = [
     *((f"{S}/transcript/a.py", f"from voxtral_serve import {room}") for room in ("guard", "engine")),
     *((f"{S}/client/a.py", f"{INSIDE}import {name}") for name in (*MODEL_LIBRARIES, "torch.nn", "bench.client")),
     (f"{S}/client/a.py", "from voxtral_serve.audio import decode"),
+    (f"{S}/client/a.py", f"{INSIDE}from voxtral_serve.batch import a"),
+    *(
+        (f"{S}/batch/a.py", f"{INSIDE}import {name}")
+        for name in (*MODEL_LIBRARIES, "bench.serve", "voxtral_serve.guard")
+    ),
     *(("bench/a.py", f"import {name}") for name in (*MODEL_LIBRARIES, "voxtral_serve.units", "pico.model")),
     ("bench/gpu/a.py", f"{INSIDE}from pico.tokenizer import AUDIO"),
     ("bench/a.py", f"from importlib import import_module\n{INSIDE}import_module('vllm.config')"),

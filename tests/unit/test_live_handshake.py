@@ -109,6 +109,27 @@ def test_the_web_page_that_a_client_comes_from(
         assert json.loads(sent[1]["body"])["error"]["code"] == "origin_not_allowed"
 
 
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("https://voxtral.example", "voxtral.example", 101),  # nginx with `proxy_set_header Host $http_host`
+        ("https://voxtral.example", "voxtral.example:443", 101),
+        ("http://voxtral.example", "voxtral.example:80", 101),
+        ("http://voxtral.example", "voxtral.example:443", 403),
+        ("https://voxtral.example:8443", "VOXTRAL.example:8443", 101),
+        ("https://voxtral.example:8443", "voxtral.example", 403),  # `Host $host` loses the port
+        ("http://[::1]:8000", "[::1]:8000", 101),
+        ("https://voxtral.example", "upstream", 403),
+        ("https://", "", 403),
+        ("null", "", 403),
+    ],
+)
+def test_the_servers_own_page(origin: str, host: str, status: int) -> None:
+    """It is the page of the host that the browser has asked, also behind a proxy."""
+    sent = asyncio.run(connected(REALTIME, authorization=f"Bearer {KEY}", host=host, origin=origin))
+    assert status_of(sent) == status
+
+
 @pytest.mark.parametrize("wrong", ["app.example", "https://", "https://a b", "https://a/path"])
 def test_a_wrong_origin_in_the_environment(wrong: str) -> None:
     with pytest.raises(limits.LimitError, match=r"VOXTRAL_SERVE_LIVE_ORIGINS has .*: expected origins"):

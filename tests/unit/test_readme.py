@@ -365,7 +365,7 @@ def test_every_command_of_voxtral_serve_is_there_with_its_flags(document: Path) 
     source = (ROOT / "src" / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
     assert f"def {function}(" in source
     known = set(re.findall(r'add_parser\(\s*"([a-z-]+)"', source))
-    for command, rest in commands(document, r"(?:^|[`/$]|\w )voxtral-serve (check|transcribe|[a-z-]+(?= --))"):
+    for command, rest in commands(document, r"(?:^|[`/$]|\w )voxtral-serve (check|transcribe|batch|[a-z-]+(?= --))"):
         assert command in known, (command, rest)
         assert set(FLAG.findall(rest.replace("[", ""))) <= set(re.findall(r'"(--[a-z-]+)"', source)), rest
 
@@ -404,10 +404,12 @@ REFUSALS = {
         "LogError",
         "UsageError",
         "RequestError",
+        "JobError",
         "BenchError",
         "LiveError",
         "StreamError",
         "VLLMValidationError",
+        "PageError",
         "report.problem",
     ),
 }

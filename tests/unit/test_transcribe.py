@@ -139,13 +139,13 @@ def test_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
 def test_an_upload_is_read_as_it_is_sent(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "a.wav", size=300_000)
     with path.open("rb") as file:
-        upload = Upload(file, "ä.wav", {"model": "mine"})
+        upload = Upload(file, "ä.wav", [("model", "mine")])
         blocks = list(upload)
     assert len(upload) == sum(map(len, blocks))
     assert max(map(len, blocks)) <= 1 << 16
     assert path.read_bytes() in b"".join(blocks)
     with path.open("rb") as file:
-        upload = Upload(file, "a.wav", {})
+        upload = Upload(file, "a.wav", [])
         os.truncate(path, 100)
         with pytest.raises(OSError, match="became shorter"):
             list(upload)

@@ -8,7 +8,14 @@ class UsageError(Exception):
 
 
 class RequestError(Exception):
-    """A request failed. The message is for the user, with the status and the server's own message; exit status 1."""
+    """A request failed. The message is for the user, with the status and the server's own message; exit status 1.
+
+    `status` is the HTTP status of the server's last answer; None where there was none, or one that is not as expected.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class GoneError(RequestError):

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -55,8 +55,8 @@ def root(url: str) -> str:
 class Upload:
     """A multipart request body with one file, read while it is sent. requests alone would read all of it first."""
 
-    def __init__(self, file: BinaryIO, name: str, fields: Mapping[str, str]) -> None:
-        empty, self.content_type = urllib3.encode_multipart_formdata([*fields.items(), ("file", (name, b""))])
+    def __init__(self, file: BinaryIO, name: str, fields: Sequence[tuple[str, str]]) -> None:
+        empty, self.content_type = urllib3.encode_multipart_formdata([*fields, ("file", (name, b""))])
         end = empty.rindex(b"\r\n--")  # where the file's content belongs
         self._parts = [empty[:end], empty[end:]]
         self._file = file
@@ -107,12 +107,13 @@ class Server:
         except (ValueError, LookupError, TypeError):
             raise RequestError(f"{self.url}/v1/models lists no model: {_start(response)}: use --model") from None
 
-    def transcribe(self, path: Path, model: str, form: str, language: str | None) -> bytes:
-        """The file's transcript in the format `form`."""
+    def transcribe(self, path: Path, model: str, form: str, language: str | None, times: Sequence[str] = ()) -> bytes:
+        """The file's transcript in the format `form`. `times` are "word" and "segment", for verbose_json."""
         # `text` is taken from `json`: stock vLLM returns JSON for both.
-        fields = {"model": model, "response_format": "json" if form == "text" else form}
+        fields = [("model", model), ("response_format", "json" if form == "text" else form)]
         if language:
-            fields["language"] = language
+            fields.append(("language", language))
+        fields += [("timestamp_granularities[]", each) for each in times]
 
         def send() -> requests.Response:
             with path.open("rb") as file:
@@ -161,7 +162,8 @@ class Server:
             if self.stop.wait(wait_s(told, attempt)):
                 raise StoppedError
         if response.status_code != 200:
-            raise RequestError(f"{response.status_code}: {said(response.content) or response.reason}")
+            what = said(response.content) or response.reason
+            raise RequestError(f"{response.status_code}: {what}", response.status_code)
         return response
 
     def _session(self) -> requests.Session:

@@ -5,7 +5,7 @@ It is one body or a stream of events, made from vLLM's responses to the pieces o
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from voxtral_serve.guard.asgi import Message, Send
@@ -13,7 +13,7 @@ from voxtral_serve.guard.ask import PieceChunk, PieceResult, StreamError
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import TranscriptRequest
 from voxtral_serve.guard.pieces import ClipPieces
-from voxtral_serve.transcript.formats import PieceTranscript, TimeError, written
+from voxtral_serve.transcript.formats import VERBOSE, PieceTranscript, TimeError, verbose, written
 from voxtral_serve.transcript.logprobs import TokenLogprobs
 from voxtral_serve.transcript.words import TokenStream
 
@@ -42,7 +42,7 @@ def _body(
     request: TranscriptRequest, audio: ClipPieces, results: Sequence[PieceResult], stream: TokenStream | None
 ) -> tuple[bytes, bytes]:
     """(content type, body)"""
-    usage = {"type": "duration", "seconds": math.ceil(audio.clip.seconds)}
+    usage = _duration(audio)
     if request.form.name == "json":
         # vLLM's texts begin with a blank, as the model's first word does; OpenAI's do not.
         text = " ".join(filter(None, (each.content["text"].strip() for each in results)))
@@ -50,15 +50,22 @@ def _body(
         if request.logprobs and stream is not None:
             content["logprobs"] = _logprobs(results, stream)
         return b"application/json", json.dumps(content, ensure_ascii=False).encode()
-    transcripts = [
-        PieceTranscript(each.content["text"], each.tokens, piece, voiced)
-        for each, piece, voiced in zip(results, audio.pieces, audio.voiced, strict=True)
-    ]
+    transcripts = _transcripts(audio, ((each.content["text"], each.tokens) for each in results))
     try:
         kind, text = written(request.form, transcripts, stream, audio.clip.seconds, usage)
     except TimeError as error:
         raise RefusedError(500, f"no times for {request.form.name}: {error}", "no_times") from error
     return kind.encode(), text.encode()
+
+
+def _duration(audio: ClipPieces) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(audio.clip.seconds)}
+
+
+def _transcripts(audio: ClipPieces, texts: Iterable[tuple[str, Sequence[int]]]) -> list[PieceTranscript]:
+    """`texts` has (text, tokens) of each piece."""
+    found = zip(texts, audio.pieces, audio.voiced, strict=True)
+    return [PieceTranscript(text, tokens, piece, voiced) for (text, tokens), piece, voiced in found]
 
 
 def _logprobs(results: Sequence[PieceResult], stream: TokenStream) -> list[dict[str, Any]]:
@@ -76,12 +83,15 @@ def _ignored(request: TranscriptRequest) -> list[tuple[bytes, bytes]]:
 class EventWriter:
     """A streamed answer: OpenAI's event `transcript.text.delta` for each part of the text, and `transcript.text.done`.
 
-    `silent` says that the clip has no speech, so that the text of vLLM's chunks is dropped. `stream` is None for a
-    model whose tokens have no times.
+    With `verbose_json`, `transcript.text.done` has its fields. The text of a clip without speech is dropped. `stream`
+    is None for a model whose tokens have no times.
     """
 
-    def __init__(self, request: TranscriptRequest, silent: bool, send: Send, stream: TokenStream | None = None) -> None:
-        self.request, self.silent, self.send = request, silent, send
+    def __init__(
+        self, request: TranscriptRequest, audio: ClipPieces, send: Send, stream: TokenStream | None = None
+    ) -> None:
+        self.request, self.audio, self.send, self.stream = request, audio, send, stream
+        self._texts, self._tokens = [""] * len(audio.pieces), [list[int]() for _ in audio.pieces]
         self.logprobs = TokenLogprobs(stream) if request.logprobs and stream is not None else None
         self._unsent: list[dict[str, Any]] = []  # logprobs of text that has not come yet
         self._number = 0  # of the piece
@@ -100,8 +110,10 @@ class EventWriter:
             for name, theirs in zip(self.usage, ("prompt_tokens", "completion_tokens", "total_tokens"), strict=True):
                 self.usage[name] += counts[theirs]
         delta = "".join(choice["delta"].get("content") or "" for choice in chunk.content.get("choices", ()))
-        if self.silent:
+        if self.audio.silent:
             return
+        self._texts[number] += delta
+        self._tokens[number] += chunk.tokens
         if self.logprobs is not None:
             if number != self._number:
                 self._number = number
@@ -118,12 +130,23 @@ class EventWriter:
             await self._event(event)
 
     async def finish(self) -> None:
-        usage = {"type": "tokens", **self.usage}
-        event: dict[str, Any] = {"type": "transcript.text.done", "text": self.text.rstrip(), "usage": usage}
-        if self.logprobs is not None:
-            event["logprobs"] = self.logprobs.finish()
-        await self._event(event)
+        try:
+            content = self._verbose() if self.request.form.name == VERBOSE else self._plain()
+        except TimeError as error:
+            await self.fail(RuntimeError(f"no times for {VERBOSE}: {error}"))
+            return
+        await self._event({"type": "transcript.text.done", **content})
         await self.send({"type": "http.response.body", "body": b""})
+
+    def _plain(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": self.text.rstrip(), "usage": {"type": "tokens", **self.usage}}
+        if self.logprobs is not None:
+            content["logprobs"] = self.logprobs.finish()
+        return content
+
+    def _verbose(self) -> dict[str, Any]:
+        pieces = _transcripts(self.audio, zip(self._texts, self._tokens, strict=True))
+        return verbose(self.request.form, pieces, self.stream, self.audio.clip.seconds, _duration(self.audio))
 
     async def fail(self, error: Exception) -> None:
         """End a stream that has started with an error, in the form of vLLM's own, which clients know."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.form import FIELDS, Part
 from voxtral_serve.guard.limits import FIELDS_BYTES, Rules, check_sequences
-from voxtral_serve.transcript.formats import FORMATS, GRANULARITIES, WITH_TIMES, AnswerFormat
+from voxtral_serve.transcript.formats import FORMATS, GRANULARITIES, AnswerFormat
 
 FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
 OFF = ("", "0", "f", "false", "n", "no", "off")  # values that pydantic parses as false, and the empty one
@@ -18,6 +18,7 @@ OFF = ("", "0", "f", "false", "n", "no", "off")  # values that pydantic parses a
 UNUSED = ("known_speaker_names", "known_speaker_references", "hotwords", "to_language")
 # Fields that the guard handles itself, because it writes the answer in the requested format from vLLM's JSON.
 HANDLED = ("response_format", "timestamp_granularities", "stream_include_usage", "stream_continuous_usage_stats")
+SUBTITLES = ("srt", "vtt")  # files, which are not streamed
 GRANULARITIES_FIELD = "timestamp_granularities[]"
 LOGPROBS = "logprobs"  # of `include[]`
 
@@ -162,7 +163,7 @@ def _streamed(texts: Mapping[bytes, str], response_format: str, timed: bool) -> 
         raise RefusedError(
             400, "use_beam_search is not supported: this model decodes greedily", "invalid_value", "use_beam_search"
         )
-    if streamed and response_format in WITH_TIMES:
+    if streamed and response_format in SUBTITLES:
         raise RefusedError(
             400, f"response_format {response_format} is not available with stream", "invalid_value", "response_format"
         )

@@ -14,6 +14,7 @@ brackets:
   VOXTRAL_SERVE_LIVE_ORIGINS        web pages, separated by commas, that may open live sessions, such as
                                     https://app.example.org; * for all (none but those of the server's own host)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
+  VOXTRAL_SERVE_PAGE                1 to serve the page at /, 0 for no page (1)
 """
 
 import os
@@ -58,6 +59,7 @@ class Limits(NamedTuple):
     live_backlog_s: int
     live_session_s: int | None
     live_origins: frozenset[str]
+    page: bool
 
     @property
     def bounds(self) -> Bounds:
@@ -101,7 +103,16 @@ def limits(environ: Mapping[str, str]) -> Limits:
         number("VOXTRAL_SERVE_LIVE_BACKLOG_S", 60),
         number("VOXTRAL_SERVE_LIVE_SESSION_S", None),
         origins(environ.get("VOXTRAL_SERVE_LIVE_ORIGINS", "")),
+        switch(environ, "VOXTRAL_SERVE_PAGE", True),
     )
+
+
+def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
+    """Whether a variable is 1. Raises LimitError if it is neither 1 nor 0."""
+    text = environ.get(name, "1" if default else "0")
+    if text not in ("0", "1"):
+        raise LimitError(f"{name} is {text!r}: expected 0 or 1")
+    return text == "1"
 
 
 def origins(listed: str) -> frozenset[str]:

@@ -15,10 +15,11 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from voxtral_serve.guard import asgi, chat, upload
+from voxtral_serve.guard import asgi, chat, page, upload
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.body import OpenBodies, discard, hold
 from voxtral_serve.guard.errors import RefusedError, too_large
@@ -37,10 +38,12 @@ THREADS = 4  # for decoding; ten minutes of audio occupy one thread for a second
 DISCONNECTED = 499  # in the log, as nginx has it
 KEYLESS = {"/health", "/load", "/metrics", "/ping", "/version"}
 MODELS, MODEL = "/v1/models", "/v1/models/"  # the list; one of it, whose name follows and may have slashes
+SERVER = "/v1/server"  # guard.about
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*KEYLESS, MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
 TASKS = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
 CHAT = "/v1/chat/completions"
-METHODS = READ | dict.fromkeys((*TASKS, CHAT), ("POST",))
+METHODS = READ | {SERVER: ("GET",)} | dict.fromkeys((*TASKS, CHAT), ("POST",))
+PAGE = page.read() if LIMITS.page else {}
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -178,6 +181,9 @@ class Request:
 
     async def serve(self) -> None:
         """Answer the request or have vLLM answer it. Raises RefusedError."""
+        if self.path in PAGE and self.scope["type"] == "http":
+            await self._page()
+            return
         facts = self.guard.facts
         if facts is None or (facts.sessions is not None and facts.sessions.stopping):
             raise RefusedError(503, "the server is starting or stopping", "not_ready")
@@ -187,15 +193,15 @@ class Request:
             await self.guard.app(self.scope, self.receive, self.send)
             return
         if not websocket and self.method not in self._methods():
-            raise RefusedError(
-                405, f"{self.path} takes {' or '.join(self._methods())}, not {self.method}", "method_not_allowed"
-            )
+            raise self._wrong_method()
         if websocket:
             handshake.check_origin(self.headers, LIMITS.live_origins)
             handshake.key_as_header(self.scope, self.headers)
         self._check_key(facts)
         if self.path in READ:
             await self.guard.app(self.scope, self.receive, self.send)
+        elif self.path == SERVER:
+            await self._json(facts.about)
         elif self.path.startswith(MODEL):
             await self._model()
         elif websocket:
@@ -206,8 +212,20 @@ class Request:
         else:
             await self._upload(facts)
 
+    async def _page(self) -> None:
+        if self.method not in page.METHODS:
+            raise self._wrong_method()
+        for message in page.response(PAGE[self.path], self.method, self.headers):
+            await self.send(message)
+
+    def _wrong_method(self) -> RefusedError:
+        methods = " or ".join(self._methods())
+        return RefusedError(405, f"{self.path} takes {methods}, not {self.method}", "method_not_allowed")
+
     def _methods(self) -> tuple[str, ...]:
         """Those of the path; none for a path that is unknown."""
+        if self.path in PAGE:
+            return page.METHODS
         return ("GET",) if self.path.startswith(MODEL) else METHODS.get(self.path, ())
 
     def _check_path(self, websocket: bool) -> None:
@@ -262,7 +280,10 @@ class Request:
             raise RefusedError(
                 404, f"the model {ascii(name)[:80]} does not exist: this server has {names}", "model_not_found", "model"
             )
-        body = json.dumps(found, ensure_ascii=False).encode()
+        await self._json(found)
+
+    async def _json(self, content: Mapping[str, Any]) -> None:
+        body = json.dumps(dict(content), ensure_ascii=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})

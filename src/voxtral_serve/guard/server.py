@@ -5,8 +5,9 @@ The guard changes these objects only by the records in voxtral_serve.patches.liv
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from voxtral_serve import logs, shims
@@ -15,6 +16,7 @@ from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
 from voxtral_serve.engine.session import OPTION, SessionShape
+from voxtral_serve.guard.about import about
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules
 from voxtral_serve.guard.live.cuts import ContextError
 from voxtral_serve.guard.live.link import Engine
@@ -39,6 +41,7 @@ class ServerFacts(NamedTuple):
     stream          how to read the model's tokens; None for a model whose tokens have no times
     open            limits on bodies that are still arriving at this process
     sessions        live sessions of the encode-once model; None where the server has none of its own
+    about           what GET /v1/server says
     """
 
     rules: Rules
@@ -50,6 +53,7 @@ class ServerFacts(NamedTuple):
     stream: TokenStream | None = None
     open: OpenLimits = OpenLimits.of_process(1, 0)
     sessions: LiveService | None = None
+    about: Mapping[str, Any] = MappingProxyType({})
 
 
 def attach(state: Any, app: Any) -> ServerFacts:
@@ -97,6 +101,8 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
     processes = config.parallel_config._api_process_count
     rules = Rules(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can)
     detector = Detector()
+    sessions = _sessions(state, detector)
+    names = [each.name for each in state.openai_serving_models.base_model_paths]
     return ServerFacts(
         rules=rules,
         detector=detector,
@@ -106,16 +112,20 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
         verify=_verify(state, app),
         stream=TokenStream.of_tokenizer(engine.input_processor.tokenizer) if realtime else None,
         open=OpenLimits.of_process(processes, rules.chat_bytes),
-        sessions=_sessions(state, detector),
+        sessions=sessions,
+        about=about(names, rules, LIMITS, in_flight, _options(config)[OPTION] if sessions is not None else None),
     )
+
+
+def _options(config: Any) -> Mapping[str, Any]:
+    # A dict, or an object of a platform's own
+    return config.additional_config if isinstance(config.additional_config, dict) else {}
 
 
 def _sessions(state: Any, detector: Detector) -> LiveService | None:
     engine = state.engine_client
     config = engine.vllm_config
-    # A dict, or an object of a platform's own
-    options = config.additional_config if isinstance(config.additional_config, dict) else {}
-    if config.model_config.architecture != ENCODE_ONCE or not options.get(OPTION):
+    if config.model_config.architecture != ENCODE_ONCE or not _options(config).get(OPTION):
         return None
     shape = SessionShape.of(engine.input_processor.tokenizer.instruct.audio_encoder.audio_config)
     models = state.openai_serving_models

@@ -52,7 +52,7 @@ async def answer(
     requests = PieceRequests(app, scope, request_id, upload.request.kept, upload.audio, gone, upload.request.logprobs)
     try:
         if upload.request.streamed:
-            await _send_events(requests, EventWriter(upload.request, upload.audio.silent, send, stream))
+            await _send_events(requests, EventWriter(upload.request, upload.audio, send, stream))
         else:
             for message in response(upload.request, upload.audio, await requests.results(), stream):
                 await send(message)

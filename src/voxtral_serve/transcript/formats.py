@@ -13,7 +13,8 @@ from voxtral_serve.audio.speech import Piece
 from voxtral_serve.transcript.subtitles import Segment, segments, srt, vtt
 from voxtral_serve.transcript.words import LEAST_S, TokenStream, Word, refine, words
 
-WITH_TIMES = ("verbose_json", "srt", "vtt")
+VERBOSE = "verbose_json"
+WITH_TIMES = (VERBOSE, "srt", "vtt")
 FORMATS = ("json", "text", *WITH_TIMES)
 GRANULARITIES = ("word", "segment")
 
@@ -58,19 +59,49 @@ def written(
 
     Raises TimeError.
     """
-    text = " ".join(filter(None, (each.text.strip() for each in pieces)))
     if form.name == "text":
-        return "text/plain; charset=utf-8", text + "\n"
-    timed: list[Word] = []
-    if stream is None:
-        found = [Segment(each.text.strip(), *each.piece.spoken) for each in pieces if each.text.strip()]
-    else:
-        timed = _all_words(pieces, stream)
-        found = segments(timed)
-    if form.name == "verbose_json":
-        content = _verbose(form, text, timed, found, seconds) | {"usage": usage}
+        return "text/plain; charset=utf-8", _text(pieces) + "\n"
+    if form.name == VERBOSE:
+        content = verbose(form, pieces, stream, seconds, usage)
         return "application/json", json.dumps(content, ensure_ascii=False)
+    found = _timed(pieces, stream)[1]
     return ("text/vtt; charset=utf-8", vtt(found)) if form.name == "vtt" else ("application/x-subrip", srt(found))
+
+
+def verbose(
+    form: AnswerFormat,
+    pieces: Sequence[PieceTranscript],
+    stream: TokenStream | None,
+    seconds: float,
+    usage: Mapping[str, Any],
+) -> dict[str, Any]:
+    """OpenAI's `verbose_json`, from what `written` takes; its segments lack the fields that are not known here.
+
+    `language` is the request's, because vLLM does not say which language it recognized. Raises TimeError.
+    """
+    timed, found = _timed(pieces, stream)
+    content: dict[str, Any] = {"task": form.task, "language": form.language, "duration": round(seconds, 3)}
+    content["text"] = _text(pieces)
+    if "word" in form.granularities:
+        content["words"] = [{"word": w.text, "start": round(w.start, 3), "end": round(w.end, 3)} for w in timed]
+    if "segment" in form.granularities:
+        content["segments"] = [
+            {"id": n, "seek": 0, "start": round(s.start, 3), "end": round(s.end, 3), "text": s.text, "temperature": 0.0}
+            for n, s in enumerate(found)
+        ]
+    return content | {"usage": usage}
+
+
+def _text(pieces: Sequence[PieceTranscript]) -> str:
+    return " ".join(filter(None, (each.text.strip() for each in pieces)))
+
+
+def _timed(pieces: Sequence[PieceTranscript], stream: TokenStream | None) -> tuple[list[Word], list[Segment]]:
+    """(words, segments); no words of a model whose tokens have no times."""
+    if stream is None:
+        return [], [Segment(each.text.strip(), *each.piece.spoken) for each in pieces if each.text.strip()]
+    timed = _all_words(pieces, stream)
+    return timed, segments(timed)
 
 
 def _all_words(pieces: Sequence[PieceTranscript], stream: TokenStream) -> list[Word]:
@@ -90,20 +121,3 @@ def _piece_words(piece: PieceTranscript, stream: TokenStream) -> list[Word]:
         raise TimeError(f"the text has {len(piece.text.split())} words, and its tokens have {len(timed)} with a time")
     offset = piece.piece.start
     return [word._replace(start=word.start + offset, end=word.end + offset) for word in timed]
-
-
-def _verbose(
-    form: AnswerFormat, text: str, timed: Sequence[Word], found: Sequence[Segment], seconds: float
-) -> dict[str, Any]:
-    """OpenAI's `verbose_json`; its segments lack the fields that are not known here. `language` is the request's,
-    because vLLM does not say which language it recognized."""
-    content: dict[str, Any] = {"task": form.task, "language": form.language, "duration": round(seconds, 3)}
-    content["text"] = text
-    if "word" in form.granularities:
-        content["words"] = [{"word": w.text, "start": round(w.start, 3), "end": round(w.end, 3)} for w in timed]
-    if "segment" in form.granularities:
-        content["segments"] = [
-            {"id": n, "seek": 0, "start": round(s.start, 3), "end": round(s.end, 3), "text": s.text, "temperature": 0.0}
-            for n, s in enumerate(found)
-        ]
-    return content

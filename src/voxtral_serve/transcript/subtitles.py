@@ -70,7 +70,7 @@ def vtt(found: Sequence[Segment]) -> str:
 
 
 def _stamp(seconds: float, mark: str) -> str:
-    milliseconds = round(seconds * 1000)
+    milliseconds = round(round(seconds, 3) * 1000)  # the seconds that verbose_json has
     minutes, milliseconds = divmod(milliseconds, 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}{mark}{milliseconds % 1000:03}"
 

@@ -22,6 +22,7 @@ KEY, BETA_SUBPROTOCOL = "openai-insecure-api-key.", "openai-beta.realtime-v1"
 AUTHORIZATION = b"authorization"
 MISTRAL_PATH = "/v1/audio/transcriptions/realtime"
 PATHS = (PATH, MISTRAL_PATH)
+OWN_PORTS = {"http": 80, "https": 443}
 
 
 class Handshake(NamedTuple):
@@ -94,11 +95,13 @@ def check_origin(headers: dict[bytes, bytes], allowed: frozenset[str]) -> None:
     origin = headers.get(b"origin", b"").decode("latin-1").lower()
     if not origin or "*" in allowed or origin in allowed:
         return
-    if urlsplit(origin).netloc == headers.get(b"host", b"").decode("latin-1").lower():
+    page, host = urlsplit(origin), headers.get(b"host", b"").decode("latin-1").lower()
+    # Browsers leave out a scheme's own port; some proxies add it.
+    if page.netloc and host.removesuffix(f":{OWN_PORTS.get(page.scheme)}") == page.netloc:
         return
     raise RefusedError(
         403,
-        f"the web page {ascii(origin)[1:-1][:80]} may not open live sessions here: this server allows its own pages "
-        "and those of VOXTRAL_SERVE_LIVE_ORIGINS",
+        f"the web page {ascii(origin)[1:-1][:80]} may not open live sessions at {ascii(host)[1:-1][:80]}: this server "
+        "allows its own pages, if a proxy before it passes Host on, and those of VOXTRAL_SERVE_LIVE_ORIGINS",
         "origin_not_allowed",
     )
