@@ -195,6 +195,24 @@ def test_silence_and_files_that_wait_for_others(url: str, browser: Browser, clip
         expect(page.locator(".card")).to_have_count(3)
 
 
+def test_a_file_is_cancelled_and_sent_again(url: str, browser: Browser) -> None:
+    silence = named("silence.wav", inputs.encoded(np.zeros(RATE, np.float32)))
+    with visit(browser, url, allowed="ERR_") as page:
+        page.route("**/v1/audio/transcriptions", lambda route: None)  # an answer that does not come
+        choose(page, *[silence] * 4)
+        statuses, cancel = page.locator(".status"), page.locator('button:text-is("Cancel")')
+        expect(statuses).to_have_text([re.compile("^Upload")] * 2 + ["Waiting for other files."] * 2)
+        cancel.nth(2).click()
+        expect(statuses.nth(2)).to_have_text("Cancelled.")
+        cancel.nth(0).click()
+        expect(statuses).to_have_text(["Cancelled.", *[re.compile("^Upload")], "Cancelled.", re.compile("^Upload")])
+        page.unroute_all()
+        page.locator("text=Send again").nth(2).click()
+        expect(statuses.nth(2)).to_have_text("Waiting for other files.")
+        page.locator("text=Remove").nth(1).click()
+        expect(page.locator(DONE)).to_have_count(1)
+
+
 def test_the_corner_says_what_the_server_is(url: str, browser: Browser) -> None:
     facts = requests.get(f"{url}/v1/server", headers=AUTHORIZED, timeout=60).json()
     assert (facts["profile"], facts["models"][0], facts["limits"]["clip_s"]) == ("fast.yaml", "voxtral", 600)
@@ -373,7 +391,7 @@ def test_a_busy_server_and_one_that_is_started_again(
     """One request at a time: the page waits for its turn. Then the server is killed while it transcribes."""
     port = serve.free_port()
     url = f"http://127.0.0.1:{port}"
-    flags = (*EAGER, "--api-server-count", "1", "--max-model-len", "512", "--api-key", KEY)
+    flags = (*EAGER, "--api-server-count", "1", "--api-key", KEY)
     environment = {**UNBOUND, "VOXTRAL_SERVE_MAX_IN_FLIGHT": "1"}
 
     def started(log: str) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:

@@ -282,6 +282,8 @@ def test_a_wheel(through: str, tmp_path: Path) -> None:
     with ZipFile(build("wheel", source, tmp_path / "wheel")) as wheel:
         assert wheel.read("voxtral_serve.pth") == b"import voxtral_serve.shims\n"
         assert wheel.read("voxtral_serve/shims.py") == (ROOT / "sitecustomize.py").read_bytes()
+        for path in (ROOT / "src/voxtral_serve/page").rglob("*.*"):
+            assert wheel.read(path.relative_to(ROOT / "src").as_posix()) == path.read_bytes()
         (entry_points,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
         config = ConfigParser()
         config.read_string(wheel.read(entry_points).decode())

@@ -15,7 +15,7 @@ export const key = {
 export const events = new EventTarget();
 
 const AGAIN = new Set([0, 429, 502, 503, 504]); // statuses that can pass; 0 is a connection that failed
-const ATTEMPTS = 10;
+const KEEP_TRYING_S = 600; // a server that is started again may load and compile for minutes
 const LONGEST_WAIT_S = 30;
 
 // The URL of `path` ("v1/models") on the server that this page came from, also below a proxy's prefix.
@@ -73,13 +73,15 @@ function sentence(text) {
 }
 
 // Calls `attempt` until it returns. Errors that can pass are waited for, as long as the server says or a second, two,
-// four and so on. `waiting(error, seconds)` is called before each wait. `signal` ends the waiting.
+// four and so on, for ten minutes. `waiting(error, seconds)` is called before each wait. `signal` ends the waiting.
 export async function resending(attempt, { signal, waiting } = {}) {
+  const start = performance.now();
   for (let number = 1; ; number += 1) {
     try {
       return await attempt();
     } catch (error) {
-      if (!(error instanceof ApiError) || !AGAIN.has(error.status) || number === ATTEMPTS) throw error;
+      if (!(error instanceof ApiError) || !AGAIN.has(error.status)) throw error;
+      if (performance.now() - start > KEEP_TRYING_S * 1000) throw error;
       const seconds = Math.min(error.retryAfter ?? 2 ** (number - 1), LONGEST_WAIT_S);
       waiting?.(error, seconds);
       events.dispatchEvent(new CustomEvent("waiting", { detail: { error, seconds } }));

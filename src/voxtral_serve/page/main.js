@@ -31,7 +31,10 @@ function startKey() {
     if (wrong) field.setAttribute("aria-invalid", "true");
     else field.removeAttribute("aria-invalid");
   };
-  field.addEventListener("change", () => api.key.set(field.value));
+  field.addEventListener("change", () => {
+    if (/^[\x20-\x7e]*$/.test(field.value)) api.key.set(field.value);
+    else show("no key has such signs", true); // nor has a header
+  });
   api.events.addEventListener("key", () => show("", false));
   api.events.addEventListener("unauthorized", () => show(api.key.value ? "not accepted" : "needed", true));
   server.state.addEventListener("change", () => {

@@ -16,7 +16,10 @@ export class Player extends EventTarget {
     this.failed = false;
     this.audio = element("audio", { preload: "metadata" });
     this.wave = element("div", { class: "wave", "aria-hidden": "true" });
-    this.toggle = button("Play", () => (this.audio.paused ? this.play() : this.audio.pause()), { class: "play", disabled: true });
+    this.toggle = button("Play", () => (this.audio.paused ? this.play() : this.audio.pause()), {
+      class: "play",
+      disabled: true,
+    });
     this.slider = element("input", {
       ...{ type: "range", class: "position", min: 0, max: 0, step: 0.1, value: 0, disabled: true },
       ...{ "aria-label": "Position", input: () => this.seek(Number(this.slider.value)) },

@@ -41,11 +41,17 @@ export function start(corner, { api }) {
   corner.append(element("h2", {}, "Server"), note, list);
   const figures = new Figures();
   const show = () => {
-    note.textContent = state.facts ? "" : state.error?.status === 401 ? "Enter the API key to see it." : (state.error?.message ?? "");
+    note.textContent = state.facts
+      ? ""
+      : state.error?.status === 401
+        ? "Enter the API key to see it."
+        : (state.error?.message ?? "");
     note.hidden = !note.textContent;
     const rows = state.facts ? [...described(state.facts), ...figures.rows(state.facts)] : [];
     list.hidden = !rows.length;
-    list.replaceChildren(...rows.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+    list.replaceChildren(
+      ...rows.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))),
+    );
   };
   const load = () => state.load().catch(() => {}); // shown by `show`
   const poll = async () => {
@@ -94,13 +100,14 @@ class Figures {
     const rows = [];
     const inFlight = sum(values, "voxtral_serve_requests_in_flight");
     const waiting = sum(values, "vllm:num_requests_waiting");
-    if (inFlight !== null) rows.push(["In flight", waiting ? `${inFlight}, ${waiting} of them waiting` : String(inFlight)]);
+    if (inFlight !== null)
+      rows.push(["In flight", waiting ? `${inFlight}, ${waiting} of them waiting` : String(inFlight)]);
     const sessions = capabilities.live ? sum(values, "voxtral_serve_live_sessions") : null;
     if (sessions !== null) rows.push(["Live now", String(sessions)]);
     const lag = this.#lag();
     if (lag !== null) rows.push(["Live lag, 95 %", lag]);
     const rate = this.#rate("voxtral_serve_audio_seconds_total");
-    if (rate !== null) rows.push(["Audio", `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} s per second`]);
+    if (rate !== null) rows.push(["Audio per second", `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} s`]);
     return rows;
   }
 
@@ -123,7 +130,8 @@ class Figures {
     if (!all) return null;
     const edges = new Set([...(this.#now.values.get(name) ?? [])].map(([labels]) => /le="([^"]+)"/.exec(labels)?.[1]));
     for (const edge of [...edges].sort((a, b) => Number.parseFloat(a) - Number.parseFloat(b))) {
-      if (edge !== "+Inf" && this.#gained(name, `le="${edge}"`) >= 0.95 * all) return `${Math.round(edge * 1000)} ms at most`;
+      if (edge !== "+Inf" && this.#gained(name, `le="${edge}"`) >= 0.95 * all)
+        return `${Math.round(edge * 1000)} ms at most`;
     }
     return "over a minute";
   }

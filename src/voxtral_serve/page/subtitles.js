@@ -15,7 +15,10 @@ const CHUNK = new RegExp(
 
 // The lines of a text whose words have one blank between them, each of at most LINE characters.
 export function lines(text) {
-  const chunks = text.split(CHUNK).filter(Boolean).map((chunk) => [...chunk]);
+  const chunks = text
+    .split(CHUNK)
+    .filter(Boolean)
+    .map((chunk) => [...chunk]);
   const found = [];
   while (chunks.length) {
     if (found.length && chunks[0].join("").trim() === "") chunks.shift();

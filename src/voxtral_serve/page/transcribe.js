@@ -17,7 +17,12 @@ export function transcribe(file, facts, signal, told = {}) {
     told.uploaded?.(0);
     told.text?.("", "");
     const events = new Events(told);
-    await post(form(file, facts), signal, (share) => told.uploaded?.(share), (received) => events.read(received));
+    await post(
+      form(file, facts),
+      signal,
+      (share) => told.uploaded?.(share),
+      (received) => events.read(received),
+    );
     if (events.done === null) throw new ApiError(0, "The connection ended before the text was complete.");
     return new Transcript(events.done);
   };

@@ -54,7 +54,9 @@ export class Transcript {
   }
 
   text() {
-    return this.segments().map((segment) => segment.text).join(" ");
+    return this.segments()
+      .map((segment) => segment.text)
+      .join(" ");
   }
 
   // The content of a file of one of FORMATS. Without edits it is the server's answer in that format.

@@ -20,7 +20,13 @@ export class Words extends EventTarget {
   }
 
   #span(each, index) {
-    const attributes = { class: "word", role: "button", "aria-roledescription": "word", tabindex: -1, "data-index": index };
+    const attributes = {
+      class: "word",
+      role: "button",
+      "aria-roledescription": "word",
+      tabindex: -1,
+      "data-index": index,
+    };
     const span = element("span", attributes);
     this.#write(span, each);
     return span;
@@ -90,7 +96,12 @@ export class Words extends EventTarget {
     if (index < 0 || this.spans[index].querySelector("input")) return;
     const span = this.spans[index];
     const { text, original } = this.transcript.units[index];
-    const field = element("input", { class: "edit", value: text, "aria-label": `Edit: ${original}`, spellcheck: "true" });
+    const field = element("input", {
+      class: "edit",
+      value: text,
+      "aria-label": `Edit: ${original}`,
+      spellcheck: "true",
+    });
     field.size = Math.max(text.length, 4);
     span.removeAttribute("role"); // a button holds no field
     span.removeAttribute("aria-roledescription");
