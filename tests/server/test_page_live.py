@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +14,9 @@ import numpy as np
 import pytest
 import soundfile
 from browser import PATIENCE_MS, chromium, visit
-from conftest import DATA, MOST_LIVE
+from conftest import DATA, MOST_LIVE, ROOT
 from cutting import CutProxy
+from firefox import Firefox
 from playwright.sync_api import Browser, Page, expect
 from test_live import CLOSE, metric, uploaded
 from test_live_protocols import COMPLETED, INPUT, PCM, RATE, TEXT, append, opened, until_free
@@ -26,6 +26,8 @@ from bench import dataset, metrics
 from pico import evaluate
 
 PAUSE = np.zeros(RATE, np.float32)
+PICTURES = {"live-light-1000": "page-live.png", "caption": "page-captions.png"}  # those of docs/pages/page.md
+AXE = ROOT / "tests/support/axe/axe.min.js"
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +37,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Callable[[Page, str], bytes]:
-    """Takes a picture of a page, of this name; VOXTRAL_SERVE_PICTURES is a folder that keeps them."""
-    folder = Path(os.environ.get("VOXTRAL_SERVE_PICTURES") or tmp_path)
+def pictures(tmp_path: Path, pytestconfig: pytest.Config) -> Callable[[Page, str], bytes]:
+    """Takes a picture of a page. With `--pictures FOLDER`, those of the documentation are written there."""
+    folder = pytestconfig.getoption("pictures")
 
     def take(page: Page, name: str) -> bytes:
-        return page.screenshot(path=folder / f"{name}.png", omit_background=True)
+        place = Path(folder) if folder and name in PICTURES else tmp_path
+        return page.screenshot(path=place / PICTURES.get(name, f"{name}.png"), omit_background=True, scale="css")
 
     return take
 
@@ -59,9 +62,9 @@ def two_turns(clips: list[dataset.Clip]) -> np.ndarray:
 
 
 @contextmanager
-def live_tab(browser: Browser, url: str, key: str = KEY, **options: Any) -> Iterator[Page]:
+def live_tab(browser: Browser, url: str, key: str = KEY, allowed: str = "ERR_", **options: Any) -> Iterator[Page]:
     """The Live tab. Only a connection that fails may write an error to the console."""
-    with visit(browser, url, key, allowed="ERR_", **options) as page:
+    with visit(browser, url, key, allowed=allowed, **options) as page:
         page.get_by_role("tab", name="Live").click()
         yield page
 
@@ -101,7 +104,7 @@ def saved(page: Page, suffix: str) -> str:
 
 def session_events(url: str, audio: np.ndarray, kind: str = "server_vad") -> list[dict[str, Any]]:
     """What a client of the protocol gets for this audio."""
-    with opened(url) as socket:
+    with opened(url, ping_interval=None) as socket:
         found = {"input": {"format": PCM, "turn_detection": {"type": kind}}}
         live.send(socket, "session.update", session={"type": "transcription", "audio": found})
         append(socket, live.pcm16(audio))
@@ -401,14 +404,54 @@ def test_how_it_looks(
     scheme: str,
     width: int,
 ) -> None:
-    """In a session, with a turn that is complete and one that is being spoken; nothing is wider than the window."""
-    size = {"width": width, "height": 800}
-    with live_tab(browser, fast_url, viewport=size, color_scheme=scheme, reduced_motion="reduce") as page:
+    """With a turn that is complete and one that is being spoken: nothing is wider than the window, and axe
+    has no complaint."""
+    look = {"viewport": {"width": width, "height": 760}, "color_scheme": scheme, "reduced_motion": "reduce"}
+    # axe writes a <style> element, which the page does not allow
+    with live_tab(browser, fast_url, allowed="Applying inline style", **look) as page:
         choose(page, wav(tmp_path, np.concatenate([two_turns, PAUSE, two_turns])))
         start(page)
         expect(page.locator(".turns p")).to_have_count(1)
         expect(page.locator(".growing p")).to_have_count(1)
         pictures(page, f"live-{scheme}-{width}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run()")
+        assert len(found["passes"]) > 10
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]] == []
         page.get_by_role("button", name="Stop").click()
         finished(page)
+
+
+TONE = {"media.navigator.streams.fake": True, "media.navigator.permission.disabled": True}  # Firefox's own microphone
+
+
+@pytest.mark.slow
+def test_firefox(fast_url: str, two_turns: np.ndarray, tmp_path: Path) -> None:
+    """A file's text, and a microphone that hears a tone."""
+    profile = tmp_path / "profile"
+    profile.mkdir()
+    with Firefox(profile, TONE) as firefox:
+        firefox.visit(f"{fast_url}/#live")
+        firefox.wait_for("document.documentElement.dataset.ready")
+        firefox.evaluate(
+            "window.blocked = [];"
+            "addEventListener('securitypolicyviolation', (event) => blocked.push(event.blockedURI));"
+            f"key.value = {json.dumps(KEY)}; void key.dispatchEvent(new Event('change'))"
+        )
+        text = "document.getElementById('live-status').textContent"
+        firefox.evaluate("void document.getElementById('live-start').click()")
+        firefox.wait_for("document.getElementById('live-level').value > -30")
+        firefox.wait_for("document.getElementById('live-clock').textContent === '0:02'")
+        firefox.wait_for(f"{text} === 'Listening.'")
+        firefox.evaluate("void document.getElementById('live-stop').click()")
+        firefox.wait_for(f"{text}.startsWith('Done: ')")
+        firefox.choose("#live-file", wav(tmp_path, two_turns))
+        firefox.evaluate("void document.getElementById('live-start').click()")
+        firefox.wait_for("document.querySelector('.growing p') !== null")
+        firefox.wait_for(f"{text}.startsWith('Done: ')")
+        found = firefox.evaluate("[...document.querySelectorAll('.turns p span')].map((p) => p.textContent).join(' ')")
+        assert firefox.evaluate("blocked.join()") == ""
+        assert firefox.evaluate("document.getElementById('live-problem').textContent") == ""
+    expected = " ".join(texts_of(session_events(fast_url, two_turns)))
+    assert errors(expected, found) <= 10, (expected, found)  # Firefox's samples differ by the last bit

@@ -112,7 +112,7 @@ class Live {
 
   /** `state`: idle, starting, running, paused or finishing. */
   show(state = this.state) {
-    this.state = state;
+    this.state = this.section.dataset.state = state;
     const idle = state === "idle";
     for (const each of this.section.querySelectorAll("fieldset")) each.disabled = !idle;
     this.device.hidden = this.device.length < 2 || !this.microphone.checked;
@@ -169,6 +169,10 @@ class Live {
     if (this.fromFile.checked && !this.file.files.length) {
       this.problem.textContent = "Choose a file first.";
       this.file.focus();
+      return;
+    }
+    if (this.context.server.facts?.capabilities.live === false) {
+      this.problem.textContent = "This server has no live speech. Serve profiles/fast.yaml or profiles/realtime.yaml.";
       return;
     }
     this.show("starting");
