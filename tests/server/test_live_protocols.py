@@ -7,11 +7,13 @@ import difflib
 import itertools
 import json
 import re
+import socket as socketlib
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import live
 import numpy as np
@@ -429,7 +431,10 @@ def unread(url: str) -> float:
 def test_a_client_that_reads_nothing(fast_url: str, place: tuple[str, str]) -> None:
     """Its wrong events are answered until nothing more fits into the sockets' buffers; then it has 30 s."""
     before = unread(fast_url)
-    with opened(fast_url, *place, ping_interval=None, max_queue=1) as socket:
+    narrow = socketlib.socket()
+    narrow.setsockopt(socketlib.SOL_SOCKET, socketlib.SO_RCVBUF, 8192)  # bytes, before the connection
+    narrow.connect((urlsplit(fast_url).hostname, urlsplit(fast_url).port))
+    with opened(fast_url, *place, ping_interval=None, max_queue=1, sock=narrow) as socket:
         stopped = threading.Event()
 
         def flood() -> None:
@@ -451,12 +456,14 @@ def test_a_client_that_reads_nothing(fast_url: str, place: tuple[str, str]) -> N
 @pytest.mark.slow
 @pytest.mark.usefixtures("beside")
 def test_the_largest_append(fast_url: str) -> None:
-    """15 MiB of base64: six minutes of silence, faster than speech."""
-    with opened(fast_url) as socket:
+    """15 MiB of base64: six minutes of silence, faster than speech. While they wait for room, no ping is answered."""
+    with opened(fast_url, ping_timeout=None) as socket:
         configure(socket)
         append(socket, bytes(15 * 2**20 // 4 * 3), 15 * 2**20)
         live.send(socket, f"{INPUT}.commit")
-        assert until(socket, COMPLETED)["usage"]["seconds"] == pytest.approx(368.64)
+        while (event := json.loads(socket.recv(timeout=900)))["type"] != COMPLETED:
+            assert event["type"] != "error", event
+        assert event["usage"]["seconds"] == pytest.approx(368.64)
 
 
 @pytest.mark.usefixtures("beside")

@@ -391,7 +391,7 @@ def test_a_busy_server_and_one_that_is_started_again(
     """One request at a time: the page waits for its turn. Then the server is killed while it transcribes."""
     port = serve.free_port()
     url = f"http://127.0.0.1:{port}"
-    flags = (*EAGER, "--api-server-count", "1", "--max-model-len", "512", "--api-key", KEY)
+    flags = (*EAGER, "--api-server-count", "1", "--api-key", KEY)
     environment = {**UNBOUND, "VOXTRAL_SERVE_MAX_IN_FLIGHT": "1"}
 
     def started(log: str) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:

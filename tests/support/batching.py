@@ -72,10 +72,24 @@ def descendants(process: "subprocess.Popen[bytes]", name: str = "") -> list[psut
     return found
 
 
-def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", timeout_s: float = 1800) -> None:
+def engines(folder: Path) -> list[psutil.Process]:
+    """The processes of engines whose configuration is in a folder of this one: `vllm serve`, and those below it."""
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if f"{folder}/voxtral-batch-" in " ".join(each.cmdline()):
+                found += [each, *each.children(recursive=True)]
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(
+    condition: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, timeout_s: float = 1800
+) -> None:
     """Until the condition holds, while the process runs."""
     until = time.monotonic() + timeout_s
     while not condition():
-        assert process.poll() is None, f"the command ended with status {process.returncode}"
+        assert process.poll() is None, f"the command ended with status {process.returncode}: {log.read_text()}"
         assert time.monotonic() < until
         time.sleep(0.5)

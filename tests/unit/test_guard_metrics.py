@@ -17,7 +17,7 @@ from guarding import RATE, RULES, SAMPLES, form
 from livefakes import FakeClient, FakeEngine, service
 from prometheus_client import REGISTRY
 from test_guard import FakeApp, guarded, post
-from test_live_handshake import KEY, REALTIME, connected, verify
+from test_live_handshake import KEY, MISTRAL, REALTIME, connected, verify
 
 from tools import inputs
 from voxtral_serve.guard import middleware
@@ -191,6 +191,13 @@ def test_refused_handshakes_by_their_code(code: str, path: str, headers: dict[st
     asyncio.run(connected(path, **headers))
     assert count.grown("live_refused_total") == refused(code)
     assert count.grown("requests_refused_total") == {}
+
+
+def test_a_model_that_is_not_served() -> None:
+    """It is told after the handshake, in the protocol's events."""
+    count = Count()
+    asyncio.run(connected(MISTRAL, "model=another", authorization=f"Bearer {KEY}"))
+    assert count.grown("live_refused_total") == refused("model_not_found")
 
 
 async def handshake(made: middleware.Guard) -> list[Any]:

@@ -184,7 +184,20 @@ SIGNS = [
 ]
 
 
-@pytest.mark.skipif(NODE is None, reason="not run: no node. Debian's package is `nodejs`")
+needs_node = pytest.mark.skipif(NODE is None, reason="not run: no node. Debian's package is `nodejs`")
+
+
+def module(name: str) -> str:
+    return json.dumps(str(page.DIRECTORY / name))
+
+
+def by_node(script: str) -> Any:
+    """What a script prints, as JSON."""
+    command = [str(NODE), "--input-type=module", "-e", script]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@needs_node
 def test_subtitles_are_those_of_the_server(tmp_path: Path) -> None:
     """Segments of hyphens, dashes, digits and signs of several scripts, wrapped by the page and by the server."""
     chosen = random.Random(0)
@@ -196,9 +209,31 @@ def test_subtitles_are_those_of_the_server(tmp_path: Path) -> None:
         segments.append(Segment(" ".join(words), number * 1.7, number * 1.7 + chosen.random()))
     rounded = [{"start": round(s.start, 3), "end": round(s.end, 3), "text": s.text} for s in segments]
     (tmp_path / "segments.json").write_text(json.dumps(rounded))
-    script = f"""import {{ readFileSync }} from "node:fs";
-    import {{ srt, vtt }} from {json.dumps(str(page.DIRECTORY / "subtitles.js"))};
-    const segments = JSON.parse(readFileSync({json.dumps(str(tmp_path / "segments.json"))}, "utf-8"));
-    process.stdout.write(JSON.stringify([srt(segments), vtt(segments)]));"""
-    run = subprocess.run([NODE, "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
-    assert json.loads(run.stdout) == [subtitles.srt(segments), subtitles.vtt(segments)]
+    found = by_node(
+        f"""import {{ readFileSync }} from "node:fs";
+        import {{ srt, vtt }} from {module("subtitles.js")};
+        const segments = JSON.parse(readFileSync({json.dumps(str(tmp_path / "segments.json"))}, "utf-8"));
+        console.log(JSON.stringify([srt(segments), vtt(segments)]));"""
+    )
+    assert found == [subtitles.srt(segments), subtitles.vtt(segments)]
+
+
+@needs_node
+@pytest.mark.parametrize("timed", [True, False], ids=["words", "segments only"])
+def test_a_removed_word_leaves_no_empty_segment(timed: bool) -> None:
+    """Of a model without times of words, each segment is edited as a whole."""
+    segments = [{"id": n, "start": n, "end": n + 1, "text": text} for n, text in enumerate(("Yes.", "No no."))]
+    words = [{"word": word, "start": n, "end": n + 1} for n, word in ((0, "Yes."), (1, "No"), (1, "no."))]
+    content = {"text": "Yes. No no.", "duration": 2, "segments": segments, **({"words": words} if timed else {})}
+    found = by_node(
+        f"""import {{ Transcript }} from {module("transcript.js")};
+        const made = new Transcript({json.dumps(json.dumps(content))});
+        const before = [made.file("txt"), made.file("json")];
+        made.edit(0, " ");
+        console.log(JSON.stringify([...before, made.file("txt"), made.file("srt"), JSON.parse(made.file("json"))]));"""
+    )
+    text, unedited, edited, srt, changed = found
+    assert (text, json.loads(unedited), edited) == ("Yes. No no.\n", content, "No no.\n")
+    assert srt == "1\n00:00:01,000 --> 00:00:02,000\nNo no.\n\n"
+    assert changed["segments"] == [{**segments[1], "id": 0}]
+    assert changed.get("words") == (words[1:] if timed else None)

@@ -40,6 +40,7 @@ OBJECT_STORE_BYTES = 256 << 20  # rows are text
 FILTERS = 2  # actors that drop the rows that are done
 WRITERS = 2  # tasks that write parts; one for each engine if there are more
 LONGEST_NAME = 200  # bytes of a part of an id that names a file of subtitles
+STARTS = 3  # of Ray on this machine, which gives up after 30 s if the machine is busy
 LINE_S = 30  # between two lines of progress where stderr is no terminal
 
 
@@ -200,17 +201,24 @@ class _Run:
 
 @contextlib.contextmanager
 def _cluster(job: BatchJob) -> Iterator[tuple[int, int]]:
-    """Ray, of this machine alone or at an address: (number of workers, GPUs of each). Raises UsageError."""
+    """Ray, of this machine alone or at an address: (number of workers, GPUs of each).
+
+    Raises UsageError, and JobError if Ray does not start.
+    """
     warnings.filterwarnings("ignore", module="ray")
     settings: dict[str, Any] = {"address": job.address}
     if job.address is None:
         cpus = (job.engines or 1) + SPARE_CPUS
         settings = {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         settings["num_cpus"] = max(cpus, os.cpu_count() or 1)
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(f"Ray does not start (--address {job.address}): {error}") from None
+    for left in reversed(range(1 if job.address else STARTS)):
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+            break
+        except Exception as error:  # Ray raises some of no class of its own
+            ray.shutdown()
+            if not left:
+                raise JobError(f"Ray does not start (--address {job.address}): {error}") from None
     signal.signal(signal.SIGTERM, _interrupt)  # after Ray, which has a handler of its own
     try:
         yield _workers(job, int(ray.cluster_resources().get("GPU", 0)))

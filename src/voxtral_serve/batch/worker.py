@@ -5,6 +5,7 @@ what does not pass stops the job, so that its rows are done by the next run.
 """
 
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ class Worker:
             self.servers = Given(plan.urls, plan.key, plan.patience_s)
         else:
             self.servers = OwnEngine(plan.config, plan.directory, plan.arguments)
+        self.asking = threading.Lock()
         self.known: dict[str, tuple[str, tuple[str, ...]]] = {}  # URL -> model, times
 
     def __call__(self, block: pa.Table) -> pa.Table:
@@ -160,9 +162,11 @@ class Worker:
     def ask(self, server: Server) -> tuple[str, tuple[str, ...]]:
         """(model, times) of a server, which is asked once."""
         if server.url not in self.known:
-            model = self.plan.model or server.model()
-            self.known[server.url] = (model, times(server, model, self.plan.language))
-            self.tally.begin.remote()
+            with self.asking:
+                if server.url not in self.known:
+                    model = self.plan.model or server.model()
+                    self.known[server.url] = (model, times(server, model, self.plan.language))
+                    self.tally.begin.remote()
         return self.known[server.url]
 
     def subtitles(self, key: str, answer: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ def metrics() -> Metrics:
         Counter(f"{prefix}requests_refused", "Requests that the guard refused, by the error's code.", ["code"]),
         Counter(
             f"{prefix}live_refused",
-            "Live clients that were refused at the handshake, or because all sessions are taken (too_many_sessions).",
+            "Live clients that were refused, at the handshake or when they began, by the error's code.",
             ["code"],
         ),
         Gauge(

@@ -129,7 +129,7 @@ class Request:
     @property
     def endpoint(self) -> str | None:
         """The path, if the API has it. One of few values."""
-        if self.path in METHODS or self.path in handshake.PATHS:
+        if self.path in METHODS or self.path in handshake.PATHS or self.path in PAGE:
             return self.path
         return f"{MODEL}{{id}}" if self.path.startswith(MODEL) else None
 
@@ -139,7 +139,7 @@ class Request:
         counted.requests.labels(self.endpoint or "other", self.status).inc()
         if self.bytes:
             counted.bodies.inc(self.bytes)
-        path = self.path if self.path in METHODS or self.path in handshake.PATHS else ascii(self.path)[:80]
+        path = self.path if self.endpoint == self.path else ascii(self.path)[:80]
         if self.live is None:
             audio = f"{self.bytes} bytes, {self.seconds:.2f} s of audio"
             more = {"bytes": self.bytes, "audio_s": round(self.seconds, 3)}

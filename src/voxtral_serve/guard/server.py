@@ -20,7 +20,7 @@ from voxtral_serve.guard.about import about
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules
 from voxtral_serve.guard.live.cuts import ContextError
 from voxtral_serve.guard.live.link import Engine
-from voxtral_serve.guard.live.service import PONG_S, LiveService
+from voxtral_serve.guard.live.service import LiveService
 from voxtral_serve.patches.live_server import ConnectionHeaders, FileLimit, GracefulStop, TokenRecording
 from voxtral_serve.transcript.words import TokenStream
 
@@ -70,7 +70,9 @@ def attach(state: Any, app: Any) -> ServerFacts:
     else:
         GracefulStop(engine, facts.sessions.drain).settle_on(state.server)
         ConnectionHeaders().settle_on(state.server.config)
-        state.server.config.ws_ping_timeout = PONG_S
+        # uvicorn reads no pong of a client whose audio waits for room, for minutes on a slow engine. It goes on to send
+        # pings; clients that are gone are idle, or do not read.
+        state.server.config.ws_ping_timeout = None
     FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)
     if engine.vllm_config.parallel_config._api_process_count > 1:
         shims.require("api_process_drain")

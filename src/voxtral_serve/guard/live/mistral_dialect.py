@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from voxtral_serve.audio.stream import RATES_HZ, WIDTHS, StreamFormat
 from voxtral_serve.guard.live.items import TurnText
 from voxtral_serve.guard.live.openai_settings import Check, choice, flag, merged, number, refusal, text, texts
-from voxtral_serve.guard.live.service import POLICY, Ending
+from voxtral_serve.guard.live.service import POLICY, REFUSED, Ending
 from voxtral_serve.guard.live.socket import EventError, LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turn_dialect import NO_ERRORS, TurnDialect
@@ -113,7 +113,7 @@ class MistralDialect(TurnDialect):
     async def greet(self) -> None:
         if not self.service.serves(self._model):
             words = f"the model {ascii(self._model)[:80]} does not exist: expected {self.service.model}"
-            self.socket.stop(Ending("refused", POLICY, words, "model_not_found"))
+            self.socket.stop(Ending(REFUSED, POLICY, words, "model_not_found"))
             return
         await self.socket.say("session.created", session=self._described())
 

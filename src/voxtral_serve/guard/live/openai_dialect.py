@@ -11,7 +11,7 @@ from typing import Any
 
 from voxtral_serve.guard.live.items import TurnText
 from voxtral_serve.guard.live.openai_settings import OpenAiSettings
-from voxtral_serve.guard.live.service import POLICY, Ending
+from voxtral_serve.guard.live.service import POLICY, REFUSED, Ending
 from voxtral_serve.guard.live.socket import EventError, LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turn_dialect import NO_ERRORS, TurnDialect
@@ -61,10 +61,10 @@ class OpenAiDialect(TurnDialect):
     async def greet(self) -> None:
         await self.say("session.created", **created(self.socket, self.settings))
         if self._beta:
-            self.socket.stop(Ending("refused", POLICY, BETA_WORDS, BETA_CODE))
+            self.socket.stop(Ending(REFUSED, POLICY, BETA_WORDS, BETA_CODE))
         elif self._model is not None and not self.service.serves(self._model):
             words = f"the model {ascii(self._model)[:80]} does not exist: expected {self.service.model}"
-            self.socket.stop(Ending("refused", POLICY, words, "model_not_found"))
+            self.socket.stop(Ending(REFUSED, POLICY, words, "model_not_found"))
 
     async def event(self, event: dict[str, Any], large: bool) -> None:
         kind = event.get("type")

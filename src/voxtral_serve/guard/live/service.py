@@ -27,8 +27,6 @@ SWEEP_S = 1.0
 UNREAD_S = 30.0  # in which a client takes none of its text, with the socket's buffers full
 STALLED_S = 60.0  # in which the engine does not answer a session
 PAUSE_S = 0.2  # of PAUSE frames: the detector says a little late that speech has ended
-# uvicorn asks clients for a pong within 20 s. It does not read the pong of one whose audio waits for its backlog.
-PONG_S = 120.0
 POLICY, FAILED, RESTART, LATER = 1008, 1011, 1012, 1013  # close codes (RFC 6455, and IANA's registry)
 
 
@@ -46,6 +44,7 @@ class Ending(NamedTuple):
     code: str | None = None
 
 
+REFUSED = "refused"  # the reason of an ending for a client that the server does not serve
 STOPPING = Ending("stopping", RESTART, "the server is stopping")
 DEAD = Ending("engine", FAILED, "the engine has died", "engine_dead")
 STALLED = Ending("stalled", FAILED, f"the engine has not answered for {STALLED_S:.0f} s", "engine_stalled")

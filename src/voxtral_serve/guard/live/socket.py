@@ -16,7 +16,7 @@ import pybase64
 
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.live.link import EngineGoneError, LinkError
-from voxtral_serve.guard.live.service import DEAD, FAILED, LATER, STOPPING, Ending, LiveService
+from voxtral_serve.guard.live.service import DEAD, FAILED, LATER, REFUSED, STOPPING, Ending, LiveService
 from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.logs import SERVED
@@ -135,6 +135,8 @@ class LiveSocket:
             self.reason = self._ending.reason if self._ending else self.reason or "error"
             await self._release()
             self.service.remove(self, self.reason)
+            if self._ending is not None and self._ending.reason == REFUSED and self._ending.code is not None:
+                code_counted(True, self._ending.code)
         if self._ending is not None:
             with contextlib.suppress(OSError, RuntimeError, TimeoutError):
                 await asyncio.wait_for(self._last_word(self._ending), LAST_WORD_S)
@@ -183,8 +185,7 @@ class LiveSocket:
             return False
         except LinkError as error:
             words = f"{error}: this server has no place for another live session, try again later"
-            code_counted(True, FULL)
-            self.stop(Ending("refused", LATER, words, FULL))
+            self.stop(Ending(REFUSED, LATER, words, FULL))
             return False
         return True
 
