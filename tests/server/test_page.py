@@ -331,6 +331,7 @@ def test_pictures(
             page.wait_for_selector(".wave[data-drawn]")
             page.fill(".position", f"{(word['start'] + word['end']) / 2:.1f}")
             expect(page.locator(".word").nth(6)).to_have_attribute("aria-current", "true")
+            page.evaluate("document.activeElement.blur()")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             name = PICTURES.get((theme, width))
             place = Path(folder) / name if folder and name else tmp_path / f"{width}.png"
