@@ -158,7 +158,7 @@ class FakeTurns:
     sessions: list[Session] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        options: Any = {"process_request": self._http, "subprotocols": ["realtime"]}
+        options: Any = {"process_request": self._http, "select_subprotocol": subprotocol}
         self._server: Server = serve(self._talk, "127.0.0.1", 0, **options)
         self.url = f"http://127.0.0.1:{self._server.socket.getsockname()[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -248,6 +248,11 @@ class _Hearing:
 
     def say(self, kind: str, **fields: Any) -> None:
         say(self.socket, kind, item_id=f"item-{self.turns}", **fields)
+
+
+def subprotocol(socket: Any, offered: Sequence[str]) -> str | None:
+    """`realtime`, with which browsers send the key; other clients offer none."""
+    return "realtime" if "realtime" in offered else None
 
 
 def say(socket: ServerConnection, kind: str, **fields: Any) -> None:
