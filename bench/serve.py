@@ -259,7 +259,13 @@ def stay_up(config: Path, directory: Path, port: int, flags: Sequence[str] = ())
         log = Path(scratch, "vllm.log")
         with contextlib.suppress(KeyboardInterrupt), server(config, directory, port, log, *flags) as process:
             url = f"http://127.0.0.1:{port}"
-            model = get(f"{url}/v1/models", timeout_s=10).json()["data"][0]["id"]
-            print(f"Serving {model} at {url} (this machine only). Press Ctrl-C to stop. In another terminal:\n")
-            print(f"  curl {url}/v1/audio/transcriptions -F model={model} -F file=@{SAMPLE}\n", flush=True)
+            models = get(f"{url}/v1/models", timeout_s=10)
+            keyed = models.status_code == 401  # with --api-key, which is not told here
+            model = "MODEL" if keyed else models.json()["data"][0]["id"]
+            key = ' -H "Authorization: Bearer KEY"' if keyed else ""
+            print(f"Serving {'with a key' if keyed else model} at {url} (this machine only). Press Ctrl-C to stop.")
+            if get(url, timeout_s=10).headers.get("content-type", "").startswith("text/html"):
+                print(f"To try it in a browser: {url}")
+            print("In another terminal:\n")
+            print(f"  curl {url}/v1/audio/transcriptions{key} -F model={model} -F file=@{SAMPLE}\n", flush=True)
             raise BenchError(f"vllm serve exited with status {process.wait()}.\n{_tail(log)}")

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,17 +35,16 @@ PREFERENCES = {
 
 
 class Firefox:
-    """One window with one page, with a profile in an empty `folder` and further `preferences`. A context manager.
+    """One window with one page, with a profile in an empty `folder`. A context manager.
 
     The test is skipped, as not run, where there is no Firefox.
     """
 
-    def __init__(self, folder: Path, preferences: Mapping[str, object] | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         path = shutil.which("firefox-esr") or shutil.which("firefox")
         if path is None:
             pytest.skip(f"not run: {MISSING}")
-        chosen = {**PREFERENCES, **(preferences or {})}
-        lines = [f"user_pref({json.dumps(name)}, {json.dumps(value)});\n" for name, value in chosen.items()]
+        lines = [f"user_pref({json.dumps(name)}, {json.dumps(value)});\n" for name, value in PREFERENCES.items()]
         (folder / "user.js").write_text("".join(lines))
         self.command = [path, "--headless", "--no-remote", "--profile", str(folder), "--remote-debugging-port", "0"]
 

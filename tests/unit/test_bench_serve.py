@@ -306,9 +306,8 @@ def test_serve_until_a_signal(vllm: Vllm, number: signal.Signals) -> None:
     signal.signal(number, before)
     assert process.stdout
     url = f"http://127.0.0.1:{vllm.port}"
-    assert process.stdout.readline() == (
-        f"Serving {MODEL} at {url} (this machine only). Press Ctrl-C to stop. In another terminal:\n"
-    )
+    assert process.stdout.readline() == f"Serving {MODEL} at {url} (this machine only). Press Ctrl-C to stop.\n"
+    assert process.stdout.readline() == "In another terminal:\n"
     assert process.stdout.readline() == "\n"
     request = process.stdout.readline()
     assert request == f"  curl {url}/v1/audio/transcriptions -F model={MODEL} -F file=@{serve.SAMPLE}\n"

@@ -8,6 +8,7 @@ import { asJson, asSubtitles, asText, TurnView } from "./turns.js";
 
 const METER_MS = 100; // between two positions of the level meter
 const STILL_MS = 1000; // the same for people who asked for less motion
+const BLOCKED_MS = 5000; // after which audio that has not started is told. Firefox starts none without an output device
 const QUIET_DB = -60; // of the meter's low end
 const SAVED = [
   ["txt", "text/plain", asText],
@@ -194,6 +195,13 @@ class Live {
     this.show("running");
     this.listMicrophones();
     session.open();
+    setTimeout(() => session === this.session && this.checkSource(), BLOCKED_MS);
+  }
+
+  checkSource() {
+    if (this.state !== "running" || !this.source.blocked) return;
+    this.problem.textContent =
+      "The browser's audio does not start. Connect a device for sound output, or headphones, then stop and start again.";
   }
 
   newSource() {
