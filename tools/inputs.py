@@ -397,13 +397,13 @@ def requests_of_other_kinds(samples: np.ndarray) -> Iterator[Input]:
     for method in ("GET", "PUT", "DELETE", "PATCH"):
         yield Input(f"{method}", method=method, status=405, pattern=f"takes POST, not {method}")
     yield Input("POST to models", path="/v1/models", status=405, pattern="takes GET")
-    paths = (
-        "/ /docs /redoc /openapi.json /v1/completions /v1/embeddings /tokenize /detokenize /invocations /v1/responses"
-    )
+    yield Input("POST to the page", path="/", status=405, pattern="takes GET or HEAD")
+    paths = "/docs /redoc /openapi.json /v1/completions /v1/embeddings /tokenize /detokenize /invocations /v1/responses"
     paths += (
         " /collective_rpc /sleep /server_info /reset_prefix_cache /v1/load_lora_adapter /scale_elastic_ep /metrics/x"
     )
     paths += " /v1/audio/transcriptions/ //v1/audio/transcriptions /V1/audio/transcriptions /v1/messages /pause"
+    paths += " /page /page/none.js"
     for path in paths.split():
         yield Input(f"path {path}", path=path, status=404, pattern="there is no", data=b"{}")
     yield Input("realtime without WebSocket", method="GET", path="/v1/realtime", status=404, pattern="there is no")
