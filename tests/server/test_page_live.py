@@ -25,6 +25,8 @@ from uploads import KEY
 from bench import dataset, metrics
 from pico import evaluate
 
+pytestmark = pytest.mark.flaky(reruns=1)  # a browser beside other tests: tests/README.md
+
 PAUSE = np.zeros(RATE, np.float32)
 PICTURES = {"live-light-1000": "page-live.png", "caption": "page-captions.png"}  # those of docs/pages/page.md
 AXE = ROOT / "tests/support/axe/axe.min.js"
@@ -62,7 +64,9 @@ def two_turns(clips: list[dataset.Clip]) -> np.ndarray:
 
 
 @contextmanager
-def live_tab(browser: Browser, url: str, key: str = KEY, allowed: str = "ERR_", **options: Any) -> Iterator[Page]:
+def live_tab(
+    browser: Browser, url: str, key: str = KEY, allowed: str = "WebSocket connection to", **options: Any
+) -> Iterator[Page]:
     """The Live tab. Only a connection that fails may write an error to the console."""
     with visit(browser, url, key, allowed=allowed, **options) as page:
         page.get_by_role("tab", name="Live").click()
