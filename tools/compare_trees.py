@@ -75,6 +75,14 @@ def start(
     return [ready[name] for name in trees]
 
 
+def over_pairs(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, float] | None:
+    """Geometric mean, lowest and highest of second / first; None where a figure was not measured."""
+    each = [second / first for first, second in pairs if first and second]
+    if not each or len(each) < len(pairs):
+        return None
+    return {"mean": statistics.geometric_mean(each), "lowest": min(each), "highest": max(each)}
+
+
 def ratios(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The second tree's figures over the first's, over the pairs of turns."""
     found = []
@@ -86,11 +94,7 @@ def ratios(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> list[
         ]
         ratio: dict[str, Any] = {"concurrency": flying, "of": names[1], "to": names[0], "pairs": len(pairs)}
         for figure in COMPARED:
-            both = [[pair[name][figure] for name in names] for pair in pairs]
-            each = [second / first for first, second in both if first and second]
-            # Null where a turn was not measured.
-            whole = {"mean": statistics.geometric_mean(each), "lowest": min(each), "highest": max(each)}
-            ratio[figure] = whole if len(each) == len(pairs) else None
+            ratio[figure] = over_pairs([(pair[names[0]][figure], pair[names[1]][figure]) for pair in pairs])
         found.append(ratio)
     return found
 

@@ -16,7 +16,6 @@ import itertools
 import json
 import random
 import shlex
-import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ from bench.gpu import checkpoint, rows, servers
 from bench.gpu.run import LIBRARIES
 from bench.gpu.tasks import SEED, decode
 from tools import local_nginx
+from tools.compare_trees import over_pairs
 
 ONE, ALL, PARALLEL = "one replica", "replicas behind nginx", "data parallel"
 ORDER = (ONE, ALL, ALL, ONE)
@@ -53,14 +53,12 @@ def send(url: str, clips: Sequence[Clip], in_flight: int) -> list[Row]:
 
 
 def ratios(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All replicas over one, for each figure in RATIOS: mean, lowest, highest of the pairs; null if not measured."""
+    """All replicas over one, for each figure in RATIOS."""
     one, every = ([row for row in measured if row["name"] == name] for name in (ONE, ALL))
-    found: dict[str, Any] = {}
-    for figure in RATIOS:
-        pairs = [after[figure] / before[figure] for before, after in zip(one, every, strict=True) if before[figure]]
-        whole = {"mean": statistics.geometric_mean(pairs), "lowest": min(pairs), "highest": max(pairs)}
-        found[figure] = whole if len(pairs) == len(one) else None
-    return found
+    return {
+        figure: over_pairs([(before[figure], after[figure]) for before, after in zip(one, every, strict=True)])
+        for figure in RATIOS
+    }
 
 
 def parallel(config: Path, engines: int) -> tuple[str, ...]:

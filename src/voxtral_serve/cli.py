@@ -94,6 +94,13 @@ def _check(given: argparse.Namespace, words: list[str], arguments: list[str], co
     return 1 if report.problems else 0
 
 
+def _lacks(command: str, error: ImportError, extra: str) -> int:
+    """Exit status 2: a package of an extra is not installed."""
+    what = f"{command} needs the package {error.name}: pip install 'voxtral-serve[{extra}]'"
+    print(f"voxtral-serve: {what}", file=sys.stderr)
+    return 2
+
+
 def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         "transcribe",
@@ -146,11 +153,7 @@ def _transcribe(given: argparse.Namespace, command: argparse.ArgumentParser) -> 
         else:
             from voxtral_serve.client import transcribe
     except ImportError as error:
-        print(
-            f"voxtral-serve: transcribe needs the package {error.name}: pip install 'voxtral-serve[client]'",
-            file=sys.stderr,
-        )
-        return 2
+        return _lacks("transcribe", error, "client")
     if given.live:
         return live.run(
             LiveJob(
@@ -225,10 +228,7 @@ def _batch(given: argparse.Namespace, behind: list[str], command: argparse.Argum
     try:
         from voxtral_serve.batch import run as batch
     except ImportError as error:
-        print(
-            f"voxtral-serve: batch needs the package {error.name}: pip install 'voxtral-serve[batch]'", file=sys.stderr
-        )
-        return 2
+        return _lacks("batch", error, "batch")
     return batch.run(
         BatchJob(
             manifest=given.manifest,

@@ -4,7 +4,10 @@ import asyncio
 import inspect
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
+import uvicorn
 import yaml
 from conftest import PICO, ROOT
 from vllm.logprobs import Logprob
 from vllm.sampling_params import SamplingParams
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from bench import serve
 from voxtral_serve.patches.live_server import (
@@ -24,6 +30,7 @@ from voxtral_serve.patches.live_server import (
     EngineDeadError,
     FileLimit,
     GracefulStop,
+    PongDeadline,
     TokenRecording,
     recorded_tokens,
     recording,
@@ -76,7 +83,46 @@ def test_uvicorn_reads_the_last_connection_header(name: str) -> None:
     assert ConnectionHeaders().probe(config(name))
 
 
+@contextmanager
+def unread(settle: Callable[[Any], None] = lambda found: None) -> Iterator[Any]:
+    """A client that answers pings, of a real uvicorn whose application leaves its message unread for 3 s, then says so.
+
+    uvicorn demands a pong within 0.5 s; `settle` may change its configuration."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await asyncio.sleep(3)
+        await send({"type": "websocket.send", "text": "read"})
+
+    found = uvicorn.Config(app, log_config=None, lifespan="off", ws_ping_interval=0.2, ws_ping_timeout=0.5)
+    settle(found)
+    server = uvicorn.Server(found)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            port = listener.getsockname()[1]
+            with connect(f"ws://127.0.0.1:{port}", ping_interval=None, open_timeout=60) as client:
+                for _ in range(2):
+                    client.send("waits")
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def test_uvicorn_reads_no_pong_while_a_message_waits() -> None:
+    with unread() as client, pytest.raises(ConnectionClosed, match="keepalive ping timeout"):
+        client.recv(timeout=60)
+
+
 # What they do
+
+
+def test_no_pong_is_demanded() -> None:
+    with unread(PongDeadline().settle_on) as client:
+        assert client.recv(timeout=60) == "read"
 
 
 def config(name: str) -> Any:

@@ -17,7 +17,7 @@ from guarding import RATE, RULES, SAMPLES, form
 from livefakes import FakeClient, FakeEngine, service
 from prometheus_client import REGISTRY
 from test_guard import FakeApp, guarded, post
-from test_live_handshake import KEY, MISTRAL, REALTIME, connected, verify
+from test_live_handshake import KEY, MISTRAL, REALTIME, connected, handshaken, verify
 
 from tools import inputs
 from voxtral_serve.guard import middleware
@@ -200,27 +200,11 @@ def test_a_model_that_is_not_served() -> None:
     assert count.grown("live_refused_total") == refused("model_not_found")
 
 
-async def handshake(made: middleware.Guard) -> list[Any]:
-    """What a client gets that has the key, sends nothing and leaves."""
-    inbox = [{"type": "websocket.connect"}, {"type": "websocket.disconnect", "code": 1000}]
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return inbox.pop(0)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    headers = [(b"authorization", f"Bearer {KEY}".encode())]
-    await made({"type": "websocket", "path": REALTIME, "headers": headers, "subprotocols": []}, receive, send)
-    return sent
-
-
 def test_a_live_connection_is_counted_once_it_has_ended() -> None:
     async def run() -> Count:
         made, _ = guarded(sessions=service(FakeEngine()), verify=verify)
         count = Count()
-        await handshake(made)
+        await handshaken(made, REALTIME, authorization=f"Bearer {KEY}")
         return count
 
     assert asyncio.run(run()).grown("requests_total") == {f"{{path={REALTIME},status=101}}": 1}
@@ -230,7 +214,7 @@ def test_a_full_queue_refuses_live_clients() -> None:
     async def run() -> Count:
         made, _ = guarded(sessions=service(FakeEngine()), verify=verify, most_in_flight=0)
         count = Count()
-        await handshake(made)
+        await handshaken(made, REALTIME, authorization=f"Bearer {KEY}")
         return count
 
     assert asyncio.run(run()).grown("live_refused_total") == refused("overloaded")
@@ -238,7 +222,7 @@ def test_a_full_queue_refuses_live_clients() -> None:
 
 def test_a_server_without_live_sessions() -> None:
     count, (made, _) = Count(), guarded(verify=verify, live=False)
-    sent = asyncio.run(handshake(made))
+    sent = asyncio.run(handshaken(made, REALTIME, authorization=f"Bearer {KEY}"))
     assert sent[0]["type"] == "websocket.accept"
     assert count.grown("live_refused_total") == refused("realtime_not_supported")
 

@@ -8,7 +8,7 @@ import pytest
 from livefakes import FakeEngine, service
 from test_guard import guarded
 
-from voxtral_serve.guard import limits
+from voxtral_serve.guard import limits, middleware
 
 KEY = "secret"
 REALTIME, MISTRAL = "/v1/realtime", "/v1/audio/transcriptions/realtime"
@@ -19,8 +19,15 @@ def verify(headers: Any) -> bool:
 
 
 async def connected(path: str, query: str = "", protocols: tuple[str, ...] = (), **headers: str) -> list[Any]:
-    """What a client gets that connects and leaves at once."""
+    """What a client of a new server gets that connects and leaves at once."""
     made, _ = guarded(sessions=service(FakeEngine()), verify=verify)
+    return await handshaken(made, path, query, protocols, **headers)
+
+
+async def handshaken(
+    made: middleware.Guard, path: str, query: str = "", protocols: tuple[str, ...] = (), **headers: str
+) -> list[Any]:
+    """The same of a server that is there."""
     inbox = [{"type": "websocket.connect"}, {"type": "websocket.disconnect", "code": 1000}]
     sent: list[Any] = []
 

@@ -38,7 +38,6 @@ SCHEMA = pa.schema(
     ]
 )
 FORMS = ("parquet", "jsonl")
-PENDING = ".pending.parquet"  # ray.data.checkpoint.checkpoint_writer
 
 
 class RowSink(BlockBasedFileDatasink):

@@ -21,7 +21,13 @@ from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules
 from voxtral_serve.guard.live.cuts import ContextError
 from voxtral_serve.guard.live.link import Engine
 from voxtral_serve.guard.live.service import LiveService
-from voxtral_serve.patches.live_server import ConnectionHeaders, FileLimit, GracefulStop, TokenRecording
+from voxtral_serve.patches.live_server import (
+    ConnectionHeaders,
+    FileLimit,
+    GracefulStop,
+    PongDeadline,
+    TokenRecording,
+)
 from voxtral_serve.transcript.words import TokenStream
 
 LEAST_IN_FLIGHT = 16
@@ -70,9 +76,7 @@ def attach(state: Any, app: Any) -> ServerFacts:
     else:
         GracefulStop(engine, facts.sessions.drain).settle_on(state.server)
         ConnectionHeaders().settle_on(state.server.config)
-        # uvicorn reads no pong of a client whose audio waits for room, for minutes on a slow engine. It goes on to send
-        # pings; clients that are gone are idle, or do not read.
-        state.server.config.ws_ping_timeout = None
+        PongDeadline().settle_on(state.server.config)
     FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)
     if engine.vllm_config.parallel_config._api_process_count > 1:
         shims.require("api_process_drain")

@@ -16,13 +16,19 @@ from voxtral_serve.patches.clip_end import ClipEnd
 from voxtral_serve.patches.config_hooks import ConfigHooks, ConfigParsers
 from voxtral_serve.patches.drain import ApiProcessDrain
 from voxtral_serve.patches.live_audio import LiveAudio
-from voxtral_serve.patches.live_server import ConnectionHeaders, FileLimit, GracefulStop, TokenRecording
+from voxtral_serve.patches.live_server import (
+    ConnectionHeaders,
+    FileLimit,
+    GracefulStop,
+    PongDeadline,
+    TokenRecording,
+)
 from voxtral_serve.patches.ngram_pads import NgramPads
 
 # Every start needs these two: they find out which patches a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
 RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio())
-SERVER_RECORDS = (TokenRecording(), FileLimit(), GracefulStop(), ConnectionHeaders())
+SERVER_RECORDS = (TokenRecording(), FileLimit(), GracefulStop(), ConnectionHeaders(), PongDeadline())
 
 
 def every() -> Iterator[shims.Patch]:

@@ -255,3 +255,22 @@ class ConnectionHeaders(ServerPatch):
             return stock._get_upgrade(SimpleNamespace(headers=[*others, (b"connection", connection)]))
 
         module.http_protocol_class = type(stock.__name__, (stock,), {"_get_upgrade": joined})
+
+
+class PongDeadline(ServerPatch):
+    """Object: uvicorn's Config. uvicorn still sends its pings; who is gone is found as idle, or does not read."""
+
+    name = "pong_deadline"
+    does = "keeps live clients whose audio waits for room: no pong is demanded of them"
+    target = "uvicorn.Config.ws_ping_timeout"
+    breaks = "close code 1011, keepalive ping timeout, of clients that have sent a pong"
+    upstream = "uvicorn reads nothing, pongs included, while the application has not taken a message"
+    until = "vLLM has an option for it, or uvicorn reads pongs while messages wait"
+    expires = "tests/patches/test_live_server.py::test_uvicorn_reads_no_pong_while_a_message_waits"
+    used_by = ConnectionHeaders.used_by
+
+    def probe(self, module: Any) -> bool:
+        return module.ws_ping_timeout is not None
+
+    def apply(self, module: Any) -> None:
+        module.ws_ping_timeout = None
