@@ -59,7 +59,14 @@ from fakeserver import Answer, FakeServer
 
 get = fakeserver._Handler.do_GET
 def do_get(self):
-    self._send(config.get("health", 200), b"") if self.path == "/health" else get(self)
+    if self.path == "/health":
+        self._send(config.get("health", 200), b"")
+    elif config.get("keyed") and self.path == "/v1/models":
+        self._send(401, b"")
+    elif config.get("keyed") and self.path == "/":
+        self._send(200, b"", headers=[("Content-Type", "text/html; charset=utf-8")])
+    else:
+        get(self)
 fakeserver._Handler.do_GET = do_get
 fake = FakeServer({{name: Answer(**answer) for name, answer in config.get("answers", {{}}).items()}})
 fake._lock = threading.Lock()
@@ -320,6 +327,20 @@ def test_serve_until_a_signal(vllm: Vllm, number: signal.Signals) -> None:
     assert "Traceback" not in stderr
     assert re.search(r"vLLM is ready after \d+ s: importing vLLM \d+ s", stderr)
     assert vllm.left() == set()
+
+
+def test_serve_with_a_key(vllm: Vllm) -> None:
+    """It is not told, and the page is."""
+    vllm.does(keyed=True)
+    process = vllm.start(vllm.serve_flags())
+    assert process.stdout
+    url = f"http://127.0.0.1:{vllm.port}"
+    assert process.stdout.readline() == f"Serving with a key at {url} (this machine only). Press Ctrl-C to stop.\n"
+    assert process.stdout.readline() == f"To try it in a browser: {url}\n"
+    told = [process.stdout.readline() for _ in range(3)]
+    assert told[2].startswith(f'  curl {url}/v1/audio/transcriptions -H "Authorization: Bearer KEY" -F model=MODEL ')
+    process.terminate()
+    process.communicate(timeout=60)
 
 
 def test_sigterm_before_it_is_up(vllm: Vllm) -> None:

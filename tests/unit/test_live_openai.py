@@ -12,9 +12,11 @@ import soxr
 from livefakes import LOGPROB, SHAPE, SPOKEN, STREAM, FakeClient, FakeEngine, chunks, service
 from test_live_session import RATE, noise, tokens_of
 
+from voxtral_serve.guard.live.cuts import SAMPLE_BYTES
 from voxtral_serve.guard.live.handshake import Undecided
 from voxtral_serve.guard.live.metrics import metrics
 from voxtral_serve.guard.live.openai_dialect import OpenAiDialect
+from voxtral_serve.guard.live.turn_audio import SLICE, TurnAudio
 
 pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
@@ -687,6 +689,23 @@ def test_a_session_that_is_too_long_is_ended_with_its_text(speaks: bool) -> None
         if speaks:
             assert 0 < turns_of(client)[0][2] <= 2.0
         assert client.socket.reason == "expired"
+
+    asyncio.run(run())
+
+
+def test_audio_after_a_session_s_end_is_in_no_turn() -> None:
+    """Of one append, whose first slice is the session's last."""
+
+    class Session:
+        ended, shape = False, SHAPE
+
+        async def feed(self, pcm: bytes) -> None:
+            self.ended = True
+
+    async def run() -> None:
+        audio: Any = TurnAudio(Session(), None)  # type: ignore[arg-type]
+        assert [event async for event in audio.feed(bytes(3 * SLICE))] == []
+        assert audio.fed * SAMPLE_BYTES == SLICE
 
     asyncio.run(run())
 

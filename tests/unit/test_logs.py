@@ -246,3 +246,20 @@ def test_a_stream_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LOGGING_STREAM", "/tmp/a.log")
     with pytest.raises(ValueError, match=r"VLLM_LOGGING_STREAM is '/tmp/a.log': with .* expected ext://sys.stdout"):
         LineHandler()
+
+
+def test_the_link_of_all_sessions_is_of_no_request() -> None:
+    """Its task goes on for other sessions than the one that started it."""
+    seen = []
+
+    class Watched(FakeEngine):
+        async def call(self, method: str, messages: list[list[Any]]) -> dict[str, str]:
+            seen.append(logs.SERVED.get())
+            return await super().call(method, messages)
+
+    async def run() -> None:
+        logs.SERVED.set({"request_id": "one"})
+        await Watched().link().open("a")
+
+    asyncio.run(run())
+    assert seen == [None]

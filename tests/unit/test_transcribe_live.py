@@ -213,13 +213,24 @@ def test_files_grow_while_the_file_is_spoken(tmp_path: Path, speech: Path) -> No
         assert "word" in path.read_text()
 
 
-@pytest.mark.parametrize("cut_s", [0.1, 0.3, 0.45, 0.5, 0.9, 1.2, 1.44])
+@pytest.mark.parametrize(
+    ("cut_s", "code"),
+    [
+        *((cut_s, "too_many_sessions") for cut_s in (0.1, 0.3, 0.45, 0.5, 0.9, 1.2, 1.44)),
+        *((0.3, code) for code in ("idle_timeout", "session_expired", "engine_dead")),
+    ],
+)
 def test_a_connection_that_is_cut(
-    cut_s: float, tmp_path: Path, speech: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cut_s: float,
+    code: str,
+    tmp_path: Path,
+    speech: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Wherever that happens, nothing is lost and nothing doubled, on the screen or in a file, and times stay."""
     monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
-    with FakeTurns(WORDS, cuts={0: cut_s, 1: 0.2}, refuses={2: "too_many_sessions"}) as server:
+    with FakeTurns(WORDS, cuts={0: cut_s, 1: 0.2}, refuses={2: code}) as server:
         assert live.run(LiveJob(speech, server.url, "srt", tmp_path / "out", False, None, None)) == 0
     out, err = capsys.readouterr()
     assert (out, (tmp_path / "out/speech.txt").read_text()) == (TEXT, TEXT)
