@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, ClassVar
 
-# The versions that every patch was tested with. On other versions the probes decide, and a line on stderr says so.
+# The versions that every patch was tested with, the recommended ones last. On other versions the probes decide, and a
+# line on stderr says so.
 TESTED = {
     "vllm": ("0.20.0", "0.32.0"),
     "transformers": ("5.6.2", "5.19.0"),

@@ -19,7 +19,7 @@ arguments  the command line, parsed into a plan    plan      the plan of each co
 rows       configurations, figures, merging        tasks     the clips that each row sends
 servers    starting servers                        readings  GPU memory and energy
 measure    one row of one server                   run       the command `run`
-checkpoint random weights of full size
+checkpoint random weights of full size             steps     the steps of a server's engine
 live       the command `live`                      liverows  its rows and its file
 meanwhile  uploads, energy and host memory during live sessions
 """

@@ -55,6 +55,7 @@ def _run_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace, argume
         acceptance=None if flags.acceptance is None else tuple(flags.acceptance),
         command=tuple(shlex.split(flags.command)),
         only_plan=flags.plan,
+        steps=flags.steps,
         arguments=tuple(arguments),
     )
 
@@ -78,6 +79,7 @@ def _add_run(commands: Any) -> None:
     add("--acceptance", type=lambda text: [float(rate) for rate in _words(text)], metavar="RATE,...", help=rates)
     engine = shlex.join([sys.executable, "-m", "vllm.entrypoints.cli.main"])
     add("--command", default=engine, help="command to run as `vllm` (default: that of this Python)")
+    add("--steps", action="store_true", help="record the engine's steps (not of vLLM's own models, which write none)")
     add("--plan", action="store_true", help="print the plan and exit")
 
 

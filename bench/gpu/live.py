@@ -53,6 +53,9 @@ def run(plan: LivePlan) -> dict[str, Any]:
         "not_measured": {},
     }
     own: dict[str, Any] = {"runs": [record], "configs": {}, "rows": []}
+    for directory in (plan.logs, plan.out.parent):
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as up:
         places = Path(scratch)
         model = plan.model or places / "checkpoint"

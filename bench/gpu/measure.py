@@ -10,7 +10,7 @@ import psutil
 
 from bench.answers import Row
 from bench.dataset import Clip
-from bench.gpu import rows
+from bench.gpu import rows, steps
 from bench.gpu.readings import MemoryWatch, in_use, joules, processes
 from bench.gpu.servers import Server
 from bench.gpu.tasks import Task
@@ -41,7 +41,9 @@ def measure(server: Server, task: Task, gpus: Gpus, vllm: str) -> dict[str, Any]
         time.sleep(SETTLE_S)
         counters = {name: server.counter(name) for name in ("generation_tokens", *drafts)}
         energy = joules(gpus)
+        begun = time.time()
         answers = list(pool.map(send, task.clips))
+        ended = time.time()
         after = joules(gpus)
     time.sleep(SETTLE_S)
     made = {name: _difference(before, server.counter(name)) for name, before in counters.items()}
@@ -60,6 +62,7 @@ def measure(server: Server, task: Task, gpus: Gpus, vllm: str) -> dict[str, Any]
         "start_warm_s": server.starts.get("warm"),
         "acceptance": rows.acceptance_of(server.config),
         "accepted_drafts": accepted / proposed if proposed and accepted is not None else None,
+        "steps": None if server.steps is None else steps.summary(steps.read(server.steps, begun, ended)),
         "config_sha256": server.sha256,
         "run": 0,
     }

@@ -1,18 +1,22 @@
 """The plans of the commands of `python -m bench.gpu`. bench/gpu/arguments.py makes them from the command line."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class StartPlan:
-    """How servers are started. GpuPlan describes the fields."""
+    """How servers are started. GpuPlan describes the fields.
+
+    steps  have each server write a timeline of its engine's steps (bench/gpu/steps.py)
+    """
 
     together: bool
     cache: Path | None
     logs: Path | None
     command: tuple[str, ...]
+    steps: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ fast-spec        profiles/fast-spec.yaml
 fast-spec-0.20.0 profiles/fast-spec-0.20.0.yaml
 fast-vram        fast with a context of 512, one sequence, and the smallest KV cache with which it starts
 fast-fp8         profiles/fast-fp8.yaml
+throughput       profiles/throughput.yaml
 long-N           profiles/long.yaml with clips of N minutes, such as long-10; all long rows share one server
 NAME:KEY=VALUE   any of these with a change of its config. VALUE is YAML; null means vLLM's default. Separate several
                  changes with colons. With gpu_memory_utilization, the size of the KV cache is not set: add --alone
@@ -55,6 +56,7 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
         {"max_model_len": 512, "max_num_seqs": 1, "max_num_batched_tokens": 512, "compilation_config": ONE_SEQUENCE},
     ),
     "fast-fp8": ("profiles/fast-fp8.yaml", 6, {}),
+    "throughput": ("profiles/throughput.yaml", 10, {}),
     "long": ("profiles/long.yaml", 8, {}),
 }
 LONG = re.compile(r"long-(\d+)$")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import BenchError, environment, results
-from bench.gpu import checkpoint, rows, servers
+from bench.gpu import checkpoint, rows, servers, steps
 from bench.gpu.clock import Clock
 from bench.gpu.measure import measure
 from bench.gpu.plan import GpuPlan
@@ -147,6 +147,8 @@ def _measure(task: Task, server: Server, outcome: Outcome, vllm: str, gpus: Gpus
     outcome.save()
     figures = ("failed", "p50_ms", "ms_per_token", "rtfx")
     clock.say("  ".join(f"{name} {row[name]}" for name in figures))
+    if server.steps is not None:
+        print(steps.table(row["steps"]), file=sys.stderr)
 
 
 def _print_plan(tasks: Sequence[Task], configs: dict[str, dict[str, Any]]) -> None:

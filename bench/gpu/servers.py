@@ -32,6 +32,7 @@ CACHES = (
     "CUDA_CACHE_PATH",
     "FLASHINFER_WORKSPACE_BASE",
 )
+STEPS = "VOXTRAL_SERVE_STEPS"  # of voxtral-serve: the file that bench/gpu/steps.py reads
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -45,7 +46,8 @@ class Server:
     """One `vllm serve`.
 
     `held`: growth of the used GPU memory during its start and its measurements, in bytes; null if another server
-    started at the same time. `peak`: peak GPU memory of its start, according to NVML or else from this growth.
+    started at the same time. `peak`: peak GPU memory of its start, according to NVML or else from this growth. `steps`:
+    the file in which it may write the steps of its engine; null without `--steps`.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Server:
     starts: dict[str, float] = field(default_factory=dict)
     held: int | None = None
     peak: int = 0
+    steps: Path | None = None
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -153,10 +156,14 @@ def _start(
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     begun = time.monotonic()
     environment = variables() | caches
+    steps = (plan.logs or places).resolve() / f"{plain}.steps.jsonl" if plan.steps else None
+    if steps is not None:
+        steps.unlink(missing_ok=True)
+        environment[STEPS] = str(steps)
     process = up.enter_context(
         serve.server(file, model, port, log, command=plan.command, environment=environment, wait=False)
     )
-    server = Server(name, content, f"http://127.0.0.1:{port}", process.pid, state)
+    server = Server(name, content, f"http://127.0.0.1:{port}", process.pid, state, steps=steps)
     watch = MemoryWatch(gpus, functools.partial(processes, process.pid))
     watch.start()
     return _Started(server, process, log, watch, begun)

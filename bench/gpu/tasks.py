@@ -34,9 +34,15 @@ def tasks_of(names: Sequence[str], counts: Mapping[int, int], configs: Mapping[s
     """
     everything = dataset.load(rows.ROOT / "bench/data").clips
     warming = {concurrency: max(WARM_UPS, concurrency) for concurrency in counts}
-    if (needed := sum(counts.values()) + sum(warming.values())) > len(everything):
-        raise BenchError(f"--clips needs {needed} clips including the warm-ups, but the dataset has {len(everything)}")
-    order = random.Random(SEED).sample(everything, len(everything))
+    needed = sum(counts.values()) + sum(warming.values())
+    copies = -(-needed // len(everything))
+    cached = [name for name, config in configs.items() if config.get("mm_processor_cache_gb") != 0]
+    if copies > 1 and cached:
+        raise BenchError(
+            f"--clips needs {needed} clips including the warm-ups, but the dataset has {len(everything)}, and the "
+            f"cache of {cached[0]} would answer repeated clips: expected fewer clips, or mm_processor_cache_gb: 0"
+        )
+    order = random.Random(SEED).sample(everything, len(everything)) * copies
     chosen: dict[int, list[Clip]] = {}
     for concurrency, count in counts.items():
         chosen[concurrency], order = order[:count], order[count:]

@@ -44,5 +44,19 @@ def register() -> None:
                 f"vllm {shims.installed('vllm')} has its own model for {architecture}, which expects another config "
                 f"than voxtral-serve writes. {shims.ADVICE}"
             )
+    _ignore_hangup()
     outcomes = ", ".join(f"{name} {outcome}" for name, (outcome, _) in in_force.outcomes.items())
     init_logger("vllm.voxtral_serve").info("voxtral-serve patches: %s", outcomes)
+
+
+def _ignore_hangup() -> None:
+    """With VOXTRAL_SERVE_KEYS, SIGHUP ends no process of the server: some send it where a file has changed.
+
+    The API processes read the file again by themselves (guard.keyring). Processes that are started later inherit this.
+    """
+    import os
+    import signal
+    import threading
+
+    if "VOXTRAL_SERVE_KEYS" in os.environ and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)

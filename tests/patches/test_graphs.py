@@ -33,3 +33,21 @@ def test_piecewise_where_this_vllm_refuses_full_graphs() -> None:
 @pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "FULL"])
 def test_a_mode_that_is_set_stays(mode: str) -> None:
     assert decided(cudagraph_mode=mode) == CUDAGraphMode[mode]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "v2", "mode", "expected"),
+    [
+        (True, False, "FULL", "FULL_AND_PIECEWISE"),
+        (True, True, "FULL", "FULL"),
+        (False, False, "FULL", "FULL"),  # a CPU has no graphs; vLLM says so
+        (True, False, "FULL_DECODE_ONLY", "FULL_DECODE_ONLY"),
+    ],
+)
+def test_full_graphs_of_the_encode_once_model_need_model_runner_v2(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, v2: bool, mode: str, expected: str
+) -> None:
+    monkeypatch.setattr(type(config.current_platform), "is_cuda_alike", lambda _: gpu)
+    graphs = CompilationConfig(cudagraph_mode=CUDAGraphMode[mode])
+    config._choose_graphs(SimpleNamespace(compilation_config=graphs, use_v2_model_runner=v2))  # type: ignore[arg-type]
+    assert graphs.cudagraph_mode == CUDAGraphMode[expected]

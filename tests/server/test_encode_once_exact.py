@@ -52,7 +52,7 @@ def test_audio_rows_are_the_references(llm: Any, seconds: float) -> None:
 
 @torch.no_grad()
 def test_the_bound_tells_a_window_of_749_frames_from_one_of_750() -> None:
-    audio, net = offline.speech(15.0), model.load(PICO)
+    audio, net = offline.speech(30.0), model.load(PICO)
     damage.window(net, 749)
     other = net.embed_audio(model.log_mel(torch.from_numpy(model.pad_audio(audio))[None]))[0]
     assert offline.relative(other, offline.reference_rows(audio)) > 5 * RELATIVE

@@ -20,6 +20,7 @@ from pico import model
 from pico.tokenizer import TextTokenizer
 
 MOST = 16
+FRAMES = 4  # of the encoder, in one token
 RELATIVE = 1e-6  # seen: 4e-7 at most
 PIECES = [1280, 160, 1000, 5000, 16_000, 10**6]
 
@@ -70,6 +71,14 @@ def test_tokens_are_those_of_uploads(
 ) -> None:
     heard = engine.hear(audios, PIECES, at_once=8)
     assert [session.text for session in heard] == uploaded
+
+
+def test_the_left_padding_is_not_encoded_with_each_clip(llm: Any, audios: list[np.ndarray]) -> None:
+    """Nor in a session: its rows are those of uploads, above."""
+    ((computed, whole),) = llm.apply_model(partial(offline.frames_encoded, audios=audios[:3]))
+    # The last token of the padding hears the first samples of the clip.
+    assert whole - computed == 3 * (layout.LEFT_PAD_TOKENS - 1) * FRAMES
+    assert computed > 0
 
 
 def test_beside_uploads(engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]) -> None:

@@ -45,7 +45,9 @@ class HuggingFaceLayout(HFConfigParser):
 
 
 class MistralLayout(MistralConfigParser):
-    """`config_format: mistral`."""
+    """`config_format: mistral`. Other models are left to the parser before it: vLLM's own, or vLLM-Omni's."""
+
+    before: type[MistralConfigParser] = MistralConfigParser
 
     def parse(
         self, model: str | Path, trust_remote_code: bool, revision: str | None = None, *args: Any, **kwargs: Any
@@ -53,7 +55,8 @@ class MistralLayout(MistralConfigParser):
         params = get_hf_file_to_dict("params.json", model, revision)
         if params and checkpoint.is_realtime(params):
             _check(model)
-        return super().parse(model, trust_remote_code, revision, *args, **kwargs)
+            return super().parse(model, trust_remote_code, revision, *args, **kwargs)
+        return self.before().parse(model, trust_remote_code, revision, *args, **kwargs)
 
 
 def _check(model: str | Path) -> checkpoint.Checkpoint | None:
@@ -124,6 +127,7 @@ class EncodeOnce(MistralTokenizerMode):
         _choose_worker(vllm_config.parallel_config)
         _take_options(vllm_config)
         _choose_scheduler(vllm_config)
+        _choose_graphs(vllm_config)
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise ValueError(
                 f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}: expected 1 for "
@@ -185,6 +189,19 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
         seqs = scheduler.max_num_seqs
         raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {most}: expected {most} or more")
     scheduler.scheduler_cls = ours
+
+
+def _choose_graphs(vllm_config: VllmConfig) -> None:
+    """Replace `cudagraph_mode: FULL` for Model Runner V1, which has no graphs for decoding beside those for any step
+    (the patch step_graphs has them for V2): its steps that only decode would be slower than with FULL_AND_PIECEWISE."""
+    graphs = vllm_config.compilation_config
+    if graphs.cudagraph_mode != CUDAGraphMode.FULL or not current_platform.is_cuda_alike():
+        return
+    if getattr(vllm_config, "use_v2_model_runner", False):
+        shims.require("step_graphs")
+    else:
+        logger.info("cudagraph_mode is FULL_AND_PIECEWISE: with FULL, this vLLM's Model Runner V1 decodes more slowly")
+        graphs.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
 
 
 def _choose_worker(parallel: ParallelConfig) -> None:

@@ -91,9 +91,23 @@ class ByDelay(nn.Module):
         return F.embedding(delays, self.table)
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    VoxtralRealtimeMultiModalProcessor, info=OneClip, dummy_inputs=VoxtralDummyInputsBuilder
-)
+class PaddedClip(VoxtralRealtimeMultiModalProcessor):
+    """vLLM's processor, which runs in the API server. It checks what the encoder takes for granted."""
+
+    def _get_mm_fields_config(self, hf_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Raises ValueError for a clip without its left padding, whose rows the encoder computes once for all clips."""
+        tokenizer: Any = self.info.get_tokenizer()
+        silence = SessionShape.of(tokenizer.instruct.audio_encoder.audio_config).silence
+        for audio in hf_inputs.get("audio_arrays", ()):
+            if audio[:silence].any():
+                raise ValueError(
+                    f"a clip has sound in its first {silence} samples: expected the zeros of its left padding, as "
+                    "mistral-common's audio encoder adds them"
+                )
+        return super()._get_mm_fields_config(hf_inputs, *args, **kwargs)
+
+
+@MULTIMODAL_REGISTRY.register_processor(PaddedClip, info=OneClip, dummy_inputs=VoxtralDummyInputsBuilder)
 class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
     """The model of uploads and live sessions. Select it with `hf_overrides: {architectures: [...]}`."""
 
@@ -107,22 +121,24 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
             self.language_model = init_vllm_registered_model(
                 vllm_config=vllm_config, hf_config=config.text_config, prefix=maybe_prefix(prefix, "language_model")
             )
+        shape = SessionShape.of(self.tokenizer.instruct.audio_encoder.audio_config)
         with self._mark_tower_model(vllm_config, "audio"):
             self.whisper_encoder = EncodeOnceEncoder(
-                vllm_config.with_hf_config(config.audio_config), prefix=maybe_prefix(prefix, "whisper_encoder")
+                vllm_config.with_hf_config(config.audio_config),
+                shape.silence,
+                prefix=maybe_prefix(prefix, "whisper_encoder"),
             )
             self.audio_language_adapter = AudioLanguageAdapter(
                 hidden_size=config.audio_config.d_model * self.downsample_factor, dim=config.text_config.hidden_size
             )
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
         self.time_embedding = TimeEmbedding(dim=config.text_config.hidden_size)
-        self.n_delay_tokens = self.tokenizer.instruct.audio_encoder.audio_config.get_num_delay_tokens()
+        self.n_delay_tokens = shape.delay
         most = live_sessions(vllm_config)
         # One additional slot, for the unused places of the live encoder's CUDA graphs
         self.audio_rows = AudioRows(vllm_config, most + 1 if most else 0, self.n_delay_tokens)
         self.live: LiveEncoder | None = None
         if most:
-            shape = SessionShape.of(self.tokenizer.instruct.audio_encoder.audio_config)
             self.live = LiveEncoder(self.whisper_encoder, self.project, self.audio_rows, shape, most)
         self.delay: torch.Tensor | None = None
 
@@ -157,7 +173,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         if self.delay is None:
             self.delay = self.settle_delay(positions.device)
             # In a profiling run at the latest: with a fixed KV cache size, no run before has encoded audio.
-            self.whisper_encoder.capture(self.project, self.downsample_factor)
+            self.whisper_encoder.prepare(self.project, self.downsample_factor)
             if self.live is not None:
                 self.live.prepare()
         delay = self.delay if self.live is None else self.audio_rows.delays(len(positions))

@@ -2,7 +2,7 @@
 
 The encoder is causal, with a window of 750 frames (15 s). Encoding all frames of a clip together therefore gives the
 same result as encoding four at a time. A piece of a clip needs only the last 749 keys and values of each layer before
-it.
+it. Every clip begins with the same silence, its left padding, whose frames are computed once.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention.varlen import varlen_attn
 from vllm._custom_ops import fused_add_rms_norm
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
@@ -26,6 +25,7 @@ from vllm.model_executor.models.voxtral import VoxtralEncoderModel
 from vllm.model_executor.models.whisper_causal import WhisperCausalConv1d
 
 from voxtral_serve.engine.clip_length import clip_positions
+from voxtral_serve.engine.packed_attention import packed_attention
 
 # Constants of the encoder that its config does not have; they are in the code of WhisperCausalEncoder.
 ROPE_THETA = 1e6
@@ -33,20 +33,25 @@ NORM_EPS = 1e-5
 # Frames that are computed at once: 164 s of audio. This limits the memory for activations and is enough to keep a large
 # GPU busy.
 FRAMES = 8192
-# Sizes of the CUDA graphs in frames, up to FRAMES or the longest clip; the most clips in one graph
-SIZES = (256, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144)
+# Sizes of the CUDA graphs in frames, up to FRAMES or the longest clip: close together, since a pass computes the unused
+# frames as well. The most clips in one graph
+SIZES = (*range(128, 2048, 128), 2048, 2560, 3072, 4096, 6144)
 CLIPS = 8
-# Queries per attention call without a kernel for windows. The mask is BLOCK by BLOCK + window at most.
+# Queries per attention call on a CPU. The mask is BLOCK by BLOCK + window at most.
 BLOCK = 1024
 
 
 class Spans(NamedTuple):
-    """Numbers of queries and keys of each packed clip. The cumulative sums are for the GPU kernel, else None."""
+    """Numbers of queries and keys of each packed clip. The cumulative sums are for the GPU kernel, else None.
+
+    `left`: keys and values by layer, [n, heads, head_dim] each, that come before those of every clip.
+    """
 
     queries: list[int]
     keys: list[int]
     query_starts: torch.Tensor | None = None
     key_starts: torch.Tensor | None = None
+    left: "dict[EncoderAttention, tuple[torch.Tensor, torch.Tensor]] | None" = None
 
     @classmethod
     def of(cls, queries: list[int], keys: list[int], like: torch.Tensor) -> "Spans":
@@ -57,7 +62,8 @@ class Spans(NamedTuple):
         return cls(queries, keys, *starts.pin_memory().to(like.device, non_blocking=True))
 
     def attend(self, layer: "EncoderAttention", q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attention(q, k, v, self, layer.window)
+        left = None if self.left is None else self.left[layer]
+        return attention(q, k, v, self, layer.window, left)
 
 
 class Attending(Protocol):
@@ -68,26 +74,27 @@ class Attending(Protocol):
         ...
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans, window: int) -> torch.Tensor:
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    spans: Spans,
+    window: int,
+    left: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
     """Attention of packed clips, q [sum of queries, heads, head_dim], k and v [sum of keys, heads, head_dim].
 
     The queries of a clip are its last positions. A position attends to itself and the window - 1 positions before.
+    `left`: keys and values that come before those of every clip.
     """
     if spans.query_starts is not None and spans.key_starts is not None:
-        return varlen_attn(
-            q,
-            k,
-            v,
-            spans.query_starts,
-            spans.key_starts,
-            max(spans.queries),
-            max(spans.keys),
-            window_size=(window - 1, 0),
-        )
+        return packed_attention(q, k, v, spans.query_starts, spans.key_starts, window, left)
     clips = zip(q.split(spans.queries), k.split(spans.keys), v.split(spans.keys), strict=True)
     done = []
-    for clip in clips:
-        one_q, one_k, one_v = (x.transpose(0, 1) for x in clip)
+    for clip_q, *clip_kv in clips:
+        if left is not None:
+            clip_kv = [torch.cat(both) for both in zip(left, clip_kv, strict=True)]
+        one_q, one_k, one_v = (x.transpose(0, 1) for x in (clip_q, *clip_kv))
         done.append(windowed_attention(one_q, one_k, one_v, window).transpose(0, 1))
     return torch.cat(done)
 
@@ -116,23 +123,38 @@ def add_and_normalise(added: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
 
 
 class Past:
-    """Keys and values of the last window - 1 frames before a piece, by layer. Empty before the first piece."""
+    """Keys and values of the last window - 1 frames before a piece, by layer. Empty before the first frame."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, left: "LeftPadding | None" = None) -> None:
+        """`left`: the frames before the first piece."""
         self.window = window
-        self.held: dict[EncoderAttention, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.held = dict(left.held) if left is not None else {}
 
     def extend(self, layer: "EncoderAttention", *kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Keys and values [n, heads, head_dim] -> those of earlier frames and these. Stores the last ones."""
         if layer in self.held:
             kv = tuple(torch.cat(both) for both in zip(self.held[layer], kv, strict=True))
-        keep = min(self.window - 1, len(kv[0]))
-        self.held[layer] = (kv[0][len(kv[0]) - keep :].clone(), kv[1][len(kv[1]) - keep :].clone())
+        first = len(kv[0]) - min(self.window - 1, len(kv[0]))
+        last_k, last_v = (x[first:].clone(memory_format=torch.contiguous_format) for x in kv)
+        self.held[layer] = last_k, last_v
         return kv
 
     def __len__(self) -> int:
         """Number of stored frames, to which the next piece attends."""
         return len(next(iter(self.held.values()))[0]) if self.held else 0
+
+
+class LeftPadding(NamedTuple):
+    """What the silence before every clip gives, as far as no audio reaches: the same for all clips.
+
+    held     keys and values [n, heads, head_dim] by layer, of its last frames that later ones may attend to
+    frames   their number, with those that are not held
+    rows     [frames / stride, dim]
+    """
+
+    held: "dict[EncoderAttention, tuple[torch.Tensor, torch.Tensor]]"
+    frames: int
+    rows: torch.Tensor
 
 
 class EncoderAttention(nn.Module):
@@ -249,7 +271,9 @@ class Encoder(nn.Module):
 class EncodeOnceEncoder(VoxtralEncoderModel):
     """The log-mel spectrogram and the encoder, with vLLM's weight loader."""
 
-    def __init__(self, vllm_config: VllmConfig, *, prefix: str = "") -> None:
+    def __init__(self, vllm_config: VllmConfig, silence: int, *, prefix: str = "") -> None:
+        """`silence`: the samples of zeros, a multiple of a row, with which every clip begins and which determine the
+        rows that they are in."""
         nn.Module.__init__(self)
         stock = VoxtralEncoderModel.__init__.__globals__  # for mel_filter_bank, whose module depends on the version
         config: Any = vllm_config.model_config.hf_config
@@ -264,6 +288,8 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
             and self.dtype in (torch.bfloat16, torch.float16)
             and parallel.tensor_parallel_size == 1
         )
+        self.silence = silence
+        self.left: LeftPadding | None = None
         self.graphs: Graphs | None = None
         self.whisper_encoder = Encoder(vllm_config, maybe_prefix(prefix, "whisper_encoder"))
         filters = stock["mel_filter_bank"](
@@ -290,36 +316,49 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         log = (self.mel_filters.T @ stft.abs() ** 2).clamp(min=1e-10).log10()
         return (log.clamp(min=self.config.global_log_mel_max - 8.0) + 4.0) / 4.0
 
-    def pieces(self, audio: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the encoder's input for one clip in pieces [n, dim], n at most FRAMES."""
+    def pieces(self, audio: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
+        """Yield the encoder's input for the frames of a clip from `first` on, in pieces [n, dim], n at most FRAMES."""
         half = self.config.window_size // 2
         padded = F.pad(audio.float()[None], (half, half), mode="reflect")[0]
         total = len(audio) // self.samples
-        for start in range(0, total, FRAMES):
+        for start in range(first, total, FRAMES):
             end = min(start + FRAMES, total)
             mel = self.log_mel(padded, max(0, 2 * start - 3), 2 * end).to(self.dtype)
             yield self.whisper_encoder.convolve(mel[None], first=start == 0)[0]
 
     def encode(self, pieces: list[torch.Tensor], start: int = 0, past: Past | None = None) -> torch.Tensor:
-        """Encode the first pieces of clips packed together, or one later piece with its `past` -> [sum of n, dim]."""
+        """Encode pieces of clips packed together that follow the left padding, or one piece from frame `start` on with
+        its `past` -> [sum of n, dim]."""
+        left = None
+        if past is None and self.left is not None:
+            left, start = self.left.held, self.left.frames
         lengths = [len(piece) for piece in pieces]
         positions = torch.cat([torch.arange(start, start + n, device=pieces[0].device) for n in lengths])
-        spans = Spans.of(lengths, [n + len(past or ()) for n in lengths], pieces[0])
+        spans = Spans.of(lengths, [n + len(past or ()) for n in lengths], pieces[0])._replace(left=left)
         return self.whisper_encoder(torch.cat(pieces), positions, spans, past)
 
-    def capture(self, project: Callable[[torch.Tensor], torch.Tensor], stride: int) -> None:
-        """Capture the CUDA graphs, unless they exist or the configuration has none."""
+    @torch.inference_mode()
+    def prepare(self, project: Callable[[torch.Tensor], torch.Tensor], stride: int) -> LeftPadding:
+        """Compute the left padding and capture the CUDA graphs, if the configuration has any, unless that is done. The
+        weights are loaded then. `project` and `stride` are those of `forward`."""
+        if self.left is None:
+            past = Past(self.whisper_encoder.window)
+            (piece,) = self.pieces(torch.zeros(self.silence, device=self.hann.device), 0)
+            rows = project(self.encode([piece], past=past))
+            self.left = LeftPadding(past.held, len(piece), rows)
         if self.graphs is None and self.use_graphs and self.mel_filters.is_cuda:
-            self.graphs = Graphs(self, project, stride)
+            self.graphs = Graphs(self, self.left, project, stride)
+        return self.left
 
     def forward(  # type: ignore[override]
         self, audios: list[torch.Tensor], project: Callable[[torch.Tensor], torch.Tensor], stride: int
     ) -> list[torch.Tensor]:
-        """float32 waveforms [samples], a multiple of a row each -> rows [n, dim of `project`] each.
+        """float32 waveforms [samples], a multiple of a row each, with the silence at their start -> rows [n, dim of
+        `project`] each.
 
         `project` turns `stride` frames into one row.
         """
-        self.capture(project, stride)
+        left = self.prepare(project, stride)
         out: dict[int, torch.Tensor] = {}
         waiting: dict[int, torch.Tensor] = {}
 
@@ -327,34 +366,50 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
             if waiting:
                 pieces = list(waiting.values())
                 rows = self.graphs.replay(pieces) if self.graphs else project(self.encode(pieces))
-                out.update(zip(waiting, rows.split([len(piece) // stride for piece in pieces]), strict=True))
+                parts = rows.split([len(piece) // stride for piece in pieces])
+                out.update((number, torch.cat([left.rows, part])) for number, part in zip(waiting, parts, strict=True))
                 waiting.clear()
 
         most = self.graphs.frames if self.graphs else FRAMES
         for number, audio in enumerate(audios):
-            if len(audio) > most * self.samples:
-                past, done = Past(self.whisper_encoder.window), list[torch.Tensor]()
-                for count, piece in enumerate(self.pieces(audio)):
-                    done.append(project(self.encode([piece], start=count * FRAMES, past=past)))
-                out[number] = torch.cat(done)
-                continue
-            (piece,) = self.pieces(audio)
-            if sum(map(len, waiting.values())) + len(piece) > most or len(waiting) == CLIPS:
-                encode_waiting()
-            waiting[number] = piece
+            frames = len(audio) // self.samples - left.frames
+            if frames <= 0:
+                out[number] = left.rows[: len(audio) // self.samples // stride]
+            elif frames > most:
+                out[number] = self._long(audio, left, project)
+            else:
+                (piece,) = self.pieces(audio, left.frames)
+                if sum(map(len, waiting.values())) + len(piece) > most or len(waiting) == CLIPS:
+                    encode_waiting()
+                waiting[number] = piece
         encode_waiting()
         return [out[number] for number in range(len(audios))]
+
+    def _long(
+        self, audio: torch.Tensor, left: LeftPadding, project: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """The rows of a clip that is encoded in pieces."""
+        past, start, done = Past(self.whisper_encoder.window, left), left.frames, [left.rows]
+        for piece in self.pieces(audio, left.frames):
+            done.append(project(self.encode([piece], start=start, past=past)))
+            start += len(piece)
+        return torch.cat(done)
 
 
 class Graphs:
     """CUDA graphs of encoder and projection, for packed clips. Each graph has a number of frames from `sizes`."""
 
     def __init__(
-        self, encoder: EncodeOnceEncoder, project: Callable[[torch.Tensor], torch.Tensor], stride: int
+        self,
+        encoder: EncodeOnceEncoder,
+        left: LeftPadding,
+        project: Callable[[torch.Tensor], torch.Tensor],
+        stride: int,
     ) -> None:
         conv = encoder.whisper_encoder.conv2
         device, dtype, dim = conv.weight.device, conv.weight.dtype, conv.out_channels
-        self.frames = min(FRAMES, encoder.clip_frames)
+        self.frames = min(FRAMES, max(encoder.clip_frames - left.frames, stride))
+        self.left = left.frames
         self.sizes = [size for size in SIZES if size < self.frames] + [self.frames]
         self.stride = stride
         self.input = torch.zeros(self.frames, dim, dtype=dtype, device=device)
@@ -367,8 +422,8 @@ class Graphs:
         for size in reversed(self.sizes):  # the largest first, so that the others reuse its memory
 
             def run(size: int = size) -> torch.Tensor:
-                # The kernel reads the lengths from `starts`. These lists only set the number of clips and the longest.
-                spans = Spans([size] * CLIPS, [size] * CLIPS, self.starts, self.starts)
+                # The kernel reads the lengths from `starts`.
+                spans = Spans([], [], self.starts, self.starts, left.held)
                 return project(encoder.whisper_encoder(self.input[:size].clone(), self.positions[:size], spans))
 
             self.starts[1:] = size
@@ -382,12 +437,13 @@ class Graphs:
         torch.cuda.empty_cache()  # frees the memory of the runs outside the graphs
 
     def replay(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """At most CLIPS clips [n, dim] with at most `frames` frames in total -> rows [sum of n / stride, ...]."""
+        """At most CLIPS clips [n, dim] without their left padding, with at most `frames` frames in total -> rows
+        [sum of n / stride, ...]."""
         ends = [*accumulate(len(piece) for piece in pieces)]
         total = ends[-1]
         size = next(size for size in self.sizes if size >= total)
         torch.cat(pieces, out=self.input[:total])
-        host = torch.cat([torch.arange(len(piece)) for piece in pieces]).pin_memory()
+        host = torch.cat([torch.arange(self.left, self.left + len(piece)) for piece in pieces]).pin_memory()
         self.positions[:total].copy_(host, non_blocking=True)
         starts = torch.tensor([0, *ends] + [total] * (CLIPS - len(pieces)), dtype=torch.int32).pin_memory()
         self.starts.copy_(starts, non_blocking=True)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from voxtral_serve.engine.audio_rows import AudioRows
-from voxtral_serve.engine.encoder import EncodeOnceEncoder, EncoderAttention, Past
+from voxtral_serve.engine.encoder import EncodeOnceEncoder, EncoderAttention
 from voxtral_serve.engine.live_audio import BULK, HOP, LOOK_BACK, LivePart
 from voxtral_serve.engine.ring_attention import ring_attention
 from voxtral_serve.engine.session import LOOK_AHEAD, SessionShape
@@ -108,13 +108,10 @@ class LiveEncoder(nn.Module):
         GPUs the graphs. Once the weights are loaded."""
         (encoder,) = self.encoder
         device = self.keys.device
-        silence = torch.zeros((self.shape.left - 1) * self.shape.samples, device=device)
-        past = Past(encoder.whisper_encoder.window)
-        (piece,) = encoder.pieces(silence)
-        rows = self.project(encoder.encode([piece], past=past))
-        held = [past.held[layer.self_attn] for layer in encoder.whisper_encoder.layers]
+        left = encoder.prepare(self.project, self.stride)
+        held = [left.held[layer.self_attn] for layer in encoder.whisper_encoder.layers]
         keys, values = (torch.stack(each).transpose(1, 2).contiguous() for each in zip(*held, strict=True))
-        self.before = keys, values, rows
+        self.before = keys, values, left.rows
         if encoder.use_graphs and device.type == "cuda":
             self.graphs = {count: PassGraphs(self, count, most) for count, most in self.most.items()}
         return self.before

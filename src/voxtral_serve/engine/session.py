@@ -81,6 +81,11 @@ class SessionShape(NamedTuple):
         return 1000 * self.samples // self.rate_hz
 
     @property
+    def silence(self) -> int:
+        """Samples of the left padding whose rows no audio reaches: all but its last position."""
+        return (self.left - 1) * self.samples
+
+    @property
     def delay_ms(self) -> int:
         return self.delay * self.position_ms
 

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.worker.gpu_worker import Worker
 
 from voxtral_serve import shims
-from voxtral_serve.engine import drafter
+from voxtral_serve.engine import drafter, steps
 
 
 class EncodeOnceWorker:
@@ -18,6 +18,7 @@ class EncodeOnceWorker:
     vllm_config: Any
 
     def init_device(self) -> None:
+        self.step_probe = steps.probe_of(self)
         super().init_device()  # type: ignore[misc]
         if getattr(self.vllm_config, "use_v2_model_runner", False):
             if drafter.drafts_pads(self.vllm_config):
@@ -27,6 +28,12 @@ class EncodeOnceWorker:
 
         # vLLM 0.20.0 makes the runner inside init_device, and nothing before it could choose the class.
         self.model_runner.__class__ = model_runner.with_audio_rows(type(self.model_runner))
+
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()  # type: ignore[misc]
+        if self.step_probe is not None:
+            self.step_probe.attach(self)
+        return times
 
     def execute_model(self, scheduler_output: Any) -> Any:
         state = getattr(self.model_runner, "model_state", None)

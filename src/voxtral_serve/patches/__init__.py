@@ -24,10 +24,11 @@ from voxtral_serve.patches.live_server import (
     TokenRecording,
 )
 from voxtral_serve.patches.ngram_pads import NgramPads
+from voxtral_serve.patches.step_graphs import StepGraphs
 
 # Every start needs these two: they find out which patches a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
-RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio())
+RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio(), StepGraphs())
 SERVER_RECORDS = (TokenRecording(), FileLimit(), GracefulStop(), ConnectionHeaders(), PongDeadline())
 
 

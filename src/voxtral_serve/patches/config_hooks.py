@@ -18,7 +18,7 @@ class ConfigParsers(Patch):
     name = "config_parsers"
     does = (
         "replaces vLLM's config parsers `hf` and `mistral`: both check a Voxtral Realtime checkpoint first, and `hf` "
-        "translates its config.json into params.json"
+        "translates its config.json into params.json; other models are left to vLLM's parser, or vLLM-Omni's"
     )
     target = "vllm.transformers_utils.config"
     breaks = (
@@ -40,6 +40,9 @@ class ConfigParsers(Patch):
     def apply(self, module: Any) -> None:
         from voxtral_serve.engine import config
 
+        found = type(module.get_config_parser("mistral"))
+        if found is not config.MistralLayout:
+            config.MistralLayout.before = found
         log = logging.getLogger(module.__name__)
         level = log.level
         log.setLevel(logging.ERROR)  # vLLM logs a warning for each replaced parser

@@ -1,0 +1,87 @@
+"""Run the Triton kernels of the engine in Triton's interpreter, on a CPU, and print their errors as lines of JSON.
+
+A program of its own: Triton reads TRITON_INTERPRET when it is imported. Each line has the case, and the largest
+absolute difference from attention in float32 over whole sequences, of float16 inputs with values of about 1.
+"""
+
+import itertools
+import json
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+import torch.nn.functional as F
+
+from voxtral_serve.engine.packed_attention import packed_attention
+from voxtral_serve.engine.ring_attention import _kernel, gathered_attention
+
+HEADS, DIM = 2, 64
+# window, lengths of the clips, keys that all clips share, keys of each clip before its queries
+PACKED = (
+    (750, (300, 64, 1, 0, 0), 0, 0),
+    (50, (130, 200, 65), 0, 0),
+    (50, (130, 200, 65), 40, 0),
+    (750, (130, 20), 124, 0),
+    (30, (70, 5), 124, 0),
+    (100, (150,), 0, 99),
+)
+# window, ring, new frames, first new frame of each session
+RINGS = ((750, 756, 4, (0, 5, 900)), (40, 72, 32, (0, 100)))
+
+
+def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
+    """q [n, heads, dim] at the last n of the positions of k and v, in float32."""
+    position, key = torch.arange(len(k) - len(q), len(k))[:, None], torch.arange(len(k))
+    seen = (key <= position) & (key > position - window)
+    q, k, v = (x.float().transpose(0, 1) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).half()
+
+
+def packed(window: int, lengths: tuple[int, ...], shared: int, before: int) -> float:
+    query_starts = [0, *itertools.accumulate(lengths)]
+    key_starts = [0, *itertools.accumulate(length + before for length in lengths)]
+    # Slices of wider tensors, as the encoder's are
+    q = random(query_starts[-1] + 7, 3 * HEADS * DIM)[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM))
+    k, v = random(key_starts[-1] + 3, 2 * HEADS * DIM).unflatten(-1, (2, HEADS, DIM)).unbind(1)
+    left = (random(shared, HEADS, DIM), random(shared, HEADS, DIM)) if shared else None
+    starts = (torch.tensor(each, dtype=torch.int32) for each in (query_starts, key_starts))
+    got = packed_attention(q, k, v, *starts, window, left)
+    worst = 0.0
+    for queries, keys in zip(itertools.pairwise(query_starts), itertools.pairwise(key_starts), strict=True):
+        own_q, own_k, own_v = q[slice(*queries)], k[slice(*keys)], v[slice(*keys)]
+        if left is not None:
+            own_k, own_v = torch.cat([left[0], own_k]), torch.cat([left[1], own_v])
+        if len(own_q):
+            difference = got[slice(*queries)].float() - windowed(own_q, own_k, own_v, window)
+            worst = max(worst, difference.abs().max().item())
+    return worst
+
+
+def ring(window: int, length: int, new: int, first: tuple[int, ...]) -> float:
+    sessions = len(first)
+    keys, values = (random(sessions + 1, HEADS, length, DIM) for _ in "kv")
+    slots, begin = torch.arange(sessions, 0, -1), torch.tensor(first)
+    q, out = random(sessions, new, HEADS, DIM), torch.zeros(sessions, new, HEADS, DIM).half()
+    _kernel[(sessions, HEADS)](
+        *(q, keys, values, out, slots, begin, DIM**-0.5),
+        **{"heads": HEADS, "head_dim": DIM, "ring_length": length, "window": window, "n": new},
+        **{"n_rows": 16 if new <= 16 else 32, "n_keys": 64},
+    )
+    expected = gathered_attention(q.float(), keys.float(), values.float(), slots, begin, window)
+    return (out.float() - expected).abs().max().item()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    for run, cases in ((packed, PACKED), (ring, RINGS)):
+        for case in cases:
+            print(json.dumps({"case": f"{run.__name__} {case}", "error": run(*case)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
