@@ -33,6 +33,7 @@ HOUSE = {
     "voxtral_serve": Rule("Python runs its __init__ at every start.", standard_library=True),
     "voxtral_serve.shims": Rule("It runs alone, as sitecustomize.py, at every start.", standard_library=True),
     "voxtral_serve.units": Rule("Numbers that all rooms use.", standard_library=True),
+    "voxtral_serve.keys": Rule("The file of API keys, which the server and `check` read."),
     "voxtral_serve.logs": Rule("Lines of the log, in every process of vLLM."),
     "voxtral_serve.checkpoint": Rule(
         "It reads files before anything heavy is imported.", ("voxtral_serve.units",), standard_library=True
@@ -54,7 +55,7 @@ HOUSE = {
         "It runs in vLLM's API server, without the engine's code.",
         (
             *("voxtral_serve.audio", "voxtral_serve.transcript", "voxtral_serve.shims", "voxtral_serve.units"),
-            "voxtral_serve.logs",
+            *("voxtral_serve.keys", "voxtral_serve.logs"),
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
     ),
@@ -68,8 +69,13 @@ HOUSE = {
         "It asks the installation; it runs no engine and no server.",
         (
             *("voxtral_serve.checkpoint", "voxtral_serve.patches", "voxtral_serve.plugin", "voxtral_serve.shims"),
-            *("voxtral_serve.units", *NAMES),
+            *("voxtral_serve.keys", "voxtral_serve.units", *NAMES),
         ),
+    ),
+    "voxtral_serve.prove": Rule(
+        "It judges a server from outside, as its clients see it; vLLM runs in other processes.",
+        ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client"),
+        never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.deploy": Rule("It runs around a server, as probes that take no time.", standard_library=True),
     "voxtral_serve.plugin": Rule(
@@ -79,7 +85,10 @@ HOUSE = {
     ),
     "voxtral_serve.cli": Rule(
         "A front: `transcribe` needs no vLLM, and `check` no client.",
-        ("voxtral_serve.batch", "voxtral_serve.check", "voxtral_serve.client", "voxtral_serve.deploy"),
+        (
+            *("voxtral_serve.batch", "voxtral_serve.check", "voxtral_serve.client", "voxtral_serve.deploy"),
+            "voxtral_serve.prove",
+        ),
         standard_library=True,
     ),
     "voxtral_serve.realtime": Rule("A name that configs use.", ("voxtral_serve.guard",)),
@@ -118,7 +127,9 @@ class House(Imports):
             for each in imports:
                 top = each.name.partition(".")[0]
                 forbidden = top in rule.never or top in self.tests
-                forbidden |= top in self.tops and holder(each.name, allowed) is None
+                # The package itself is its version, which any of its rooms may tell.
+                version = each.name == module.partition(".")[0]
+                forbidden |= top in self.tops and not version and holder(each.name, allowed) is None
                 heavy = list(self._heavy(each.name)) if rule.standard_library and each.at_module_level else []
                 if forbidden or heavy:
                     why = f", and so {heavy[0]}, at module level" if heavy else ""
@@ -205,6 +216,13 @@ def test_no_circle_of_rooms(house: House) -> None:
     assert house.circles_of_rooms() == []
 
 
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports each as a top-level module, except in a package: `pytest tests` ends if two have one name."""
+    files = (ROOT / "tests").glob("*/test_*.py")
+    names = [path.name for path in files if not (path.parent / "__init__.py").exists()]
+    assert names and sorted(names) == sorted(set(names))
+
+
 def test_no_function_is_longer_than_a_page(house: House) -> None:
     assert list(house.long_functions()) == []
     for file, name in TABLES:  # nor is one excused that is short, or gone
@@ -258,6 +276,10 @@ FORBIDDEN = [
         for name in (*MODEL_LIBRARIES, "bench.serve", "voxtral_serve.guard")
     ),
     *(("bench/a.py", f"import {name}") for name in (*MODEL_LIBRARIES, "voxtral_serve.units", "pico.model")),
+    *(
+        (f"{S}/prove/a.py", f"{INSIDE}import {name}")
+        for name in (*MODEL_LIBRARIES, "bench.serve", "voxtral_serve.batch")
+    ),
     ("bench/gpu/a.py", f"{INSIDE}from pico.tokenizer import AUDIO"),
     ("bench/a.py", f"from importlib import import_module\n{INSIDE}import_module('vllm.config')"),
     ("bench/a.py", "import importlib\nimportlib.import_module('voxtral_serve.client.server')"),
