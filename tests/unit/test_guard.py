@@ -16,13 +16,14 @@ from voxtral_serve.audio.speech import Detector
 from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import limits, middleware
 from voxtral_serve.guard.server import ServerFacts
+from voxtral_serve.patches.live_server import log
 
 REQUESTS = 50
 DETECTOR = Detector()
 
 
 def test_limits_of_an_empty_environment() -> None:
-    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset(), True)
+    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset(), True, 30)
 
 
 def test_limits() -> None:
@@ -32,6 +33,7 @@ def test_limits() -> None:
     found = limits.limits({**hosts, **numbers, **live})
     assert (found.live_idle_s, found.live_backlog_s, found.live_session_s) == (8, 9, 10)
     assert (found.file_bytes, found.in_flight, found.hosts) == (1 << 20, 7, {"a.example.org", "b:80"})
+    assert limits.limits({"VOXTRAL_SERVE_SHUTDOWN_S": "0"}).shutdown_s == 0
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "1e3", " 1", "٣"])
@@ -142,7 +144,7 @@ def test_a_request_ends_with_its_slot_free() -> None:
 def test_named_twice_it_acts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a profile names it and the container's entrypoint does."""
     lines: list[str] = []
-    monkeypatch.setattr(middleware.log, "info", lambda line, *values, extra: lines.append(line % values))
+    monkeypatch.setattr(log, "info", lambda line, *values, extra: lines.append(line % values))
     outer, app = guarded()
     outer.app = middleware.Guard(outer.app)
     body, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)))

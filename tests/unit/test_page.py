@@ -17,6 +17,7 @@ from guarding import RULES
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.guard import limits, middleware, page
 from voxtral_serve.guard.server import ServerFacts
+from voxtral_serve.guard.transcription import TranscriptionRequest
 from voxtral_serve.transcript import subtitles
 from voxtral_serve.transcript.subtitles import Segment
 
@@ -126,7 +127,7 @@ def test_the_page_is_there_while_the_server_starts_or_stops() -> None:
 
 def test_without_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not limits.limits({"VOXTRAL_SERVE_PAGE": "0"}).page
-    monkeypatch.setattr(middleware, "PAGE", {})
+    monkeypatch.setattr(TranscriptionRequest, "PAGES", {})
     assert (Answer("/").status, Answer("/page/main.js").status) == (404, 404)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from voxtral_serve import shims
 from voxtral_serve.guard.limits import Limits, Rules
+from voxtral_serve.guard.speech.fields import CHARACTERS
 
 CONFIG = "--config"  # of `vllm serve`, which takes it out of the arguments that it keeps
 
@@ -37,6 +38,18 @@ def about(
             "live_idle_s": limits.live_idle_s if live_sessions is not None else None,
             "live_session_s": limits.live_session_s if live_sessions is not None else None,
         },
+    }
+
+
+def about_speech(models: Sequence[str], most_in_flight: int) -> dict[str, Any]:
+    """The answer of a server of speech synthesis, as JSON's types."""
+    return {
+        "object": "server",
+        "versions": {name: shims.installed(name) for name in ("voxtral-serve", "vllm", "vllm-omni")},
+        "models": list(models),
+        "profile": profile(sys.argv),
+        "capabilities": {"speech": True},
+        "limits": {"characters": CHARACTERS, "in_flight": most_in_flight},
     }
 
 

@@ -54,8 +54,16 @@ class OpenBodies:
         self.bodies: set[OpenBody] = set()
         self.size = 0  # bytes of all of them
 
-    async def read(self, receive: Receive, most: int, limits: OpenLimits, count: Callable[[int], None]) -> bytes | None:
-        """A complete body; None if the client has disconnected. `count` is called with the size of each piece.
+    async def read(
+        self,
+        receive: Receive,
+        most: int,
+        limits: OpenLimits,
+        count: Callable[[int], None],
+        large: Callable[[str, int | str, int], RefusedError] = too_large,
+    ) -> bytes | None:
+        """A complete body; None if the client has disconnected. `count` is called with the size of each piece, `large`
+        for the error of a body of more than `most` bytes.
 
         Raises RefusedError for a body of more than `most` bytes, one that stalls, and one that is ended to make room.
         """
@@ -71,7 +79,7 @@ class OpenBodies:
                         piece = message.get("body", b"")
                         count(len(piece))
                         if body.size + len(piece) > most:
-                            raise too_large("the body", f"more than {most}", most)
+                            raise large("the body", f"more than {most}", most)
                         if not message.get("more_body", False):
                             return b"".join([*body.pieces, piece])
                         clock.reschedule(now() + STALL_S)

@@ -5,12 +5,12 @@ vLLM gets every clip as a WAV file in base64, and only URLs of the hosts that th
 
 import base64
 import binascii
-import json
 from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from voxtral_serve.audio.decode import wav
+from voxtral_serve.guard import json_body
 from voxtral_serve.guard.clip import decoded
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.limits import Rules, check_sequences
@@ -45,25 +45,12 @@ def read(body: bytes, rules: Rules) -> ChatRequest:
             )
         for part in content if isinstance(content, list) else ():
             seconds += _clean_part(part, f"messages[{index}].content", rules, seconds)
-    try:
-        written = json.dumps(chat, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:  # for example one half of a surrogate pair
-        raise RefusedError(400, "the body has text that is not valid Unicode", "invalid_json") from error
-    return ChatRequest(written, float(seconds))
+    return ChatRequest(json_body.written(chat), float(seconds))
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
     """A JSON object with a list `messages` that is not empty."""
-
-    def constant(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        chat = json.loads(body.decode(), parse_constant=constant)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(
-            400, f"the body is not valid JSON: {ascii(str(error))[1:-1][:120]}", "invalid_json"
-        ) from error
+    chat = json_body.parsed(body)
     if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list) or not chat["messages"]:
         raise RefusedError(400, "the body must be a chat with a non-empty list `messages`", "invalid_json")
     return chat

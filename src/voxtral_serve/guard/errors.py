@@ -6,12 +6,13 @@ from voxtral_serve.units import MIB
 class RefusedError(Exception):
     """A request is refused with HTTP `status`. The message is for the client.
 
-    `code` is a short name of the problem. `param` is the name of the field that has it.
+    `code` is a short name of the problem. `param` is the name of the field that has it. `retry_s` is the value of
+    Retry-After, of 429 and 503.
     """
 
-    def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
+    def __init__(self, status: int, message: str, code: str, param: str | None = None, *, retry_s: int = 1) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        self.status, self.code, self.param, self.retry_s = status, code, param, retry_s
 
 
 def too_large(what: str, size: int | str, most: int) -> RefusedError:

@@ -15,6 +15,8 @@ brackets:
                                     https://app.example.org; * for all (none but those of the server's own host)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
   VOXTRAL_SERVE_PAGE                1 to serve the page at /, 0 for no page (1)
+  VOXTRAL_SERVE_SHUTDOWN_S          seconds that running requests have to finish after SIGTERM, with vLLM-Omni (30); the
+                                    container's entrypoint gives it to vLLM as --shutdown-timeout
 """
 
 import os
@@ -33,6 +35,7 @@ SEQUENCES = 16  # the largest `n`: each sequence takes a place in vLLM's batch
 # about 25 KB of memory for its connection and its task (tests/server/test_slow_clients.py).
 OPEN_BODIES = 512
 OPEN_BYTES = 256 * MIB
+LEAST_IN_FLIGHT = 16
 
 
 class OpenLimits(NamedTuple):
@@ -60,6 +63,7 @@ class Limits(NamedTuple):
     live_session_s: int | None
     live_origins: frozenset[str]
     page: bool
+    shutdown_s: int
 
     @property
     def bounds(self) -> Bounds:
@@ -75,12 +79,12 @@ class LimitError(ValueError):
 def limits(environ: Mapping[str, str]) -> Limits:
     """The limits that are set by environment variables. Raises LimitError."""
 
-    def number(name: str, default: int | None) -> Any:
+    def number(name: str, default: int | None, least: int = 1) -> Any:
         text = environ.get(name)
         if text is None:
             return default
-        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
-            raise LimitError(f"{name} is {text!r}: expected a whole number of 1 or more")
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+            raise LimitError(f"{name} is {text!r}: expected a whole number of {least} or more")
         return int(text)
 
     hosts = {host.strip().lower() for host in environ.get("VOXTRAL_SERVE_MEDIA_HOSTS", "").split(",") if host.strip()}
@@ -104,6 +108,7 @@ def limits(environ: Mapping[str, str]) -> Limits:
         number("VOXTRAL_SERVE_LIVE_SESSION_S", None),
         origins(environ.get("VOXTRAL_SERVE_LIVE_ORIGINS", "")),
         switch(environ, "VOXTRAL_SERVE_PAGE", True),
+        number("VOXTRAL_SERVE_SHUTDOWN_S", 30, 0),
     )
 
 
@@ -128,6 +133,11 @@ def origins(listed: str) -> frozenset[str]:
 
 
 LIMITS = limits(os.environ)
+
+
+def most_in_flight(config: Any) -> int:
+    """Requests at a time, of all API processes together. `config`: vLLM's VllmConfig."""
+    return LIMITS.in_flight or max(LEAST_IN_FLIGHT, 4 * int(config.scheduler_config.max_num_seqs))
 
 
 class Rules(NamedTuple):

@@ -1,6 +1,7 @@
 """What /metrics says of the guard. vLLM serves it from prometheus_client's registry, of all API processes.
 
-Labels have few values: paths of the API or `other`, statuses, and codes of errors, which the source has as constants.
+Labels have few values: paths of the API or `other`, statuses, names of keys, and codes of errors, which the source has
+as constants.
 `live.metrics` has what is said of live sessions.
 """
 
@@ -63,6 +64,42 @@ def metrics() -> Metrics:
             "come.",
             ["kind"],
         ),
+    )
+
+
+class KeyMetrics(NamedTuple):
+    """
+    requests   answers, by key and status
+    refused    requests and live clients, by key and limit
+    in_flight  uploads and chats of a key in this process
+    live       live connections of a key in this process
+    audio      seconds, by key and kind
+    """
+
+    requests: Any
+    refused: Any
+    in_flight: Any
+    live: Any
+    audio: Any
+
+
+@functools.cache
+def key_metrics() -> KeyMetrics:
+    """Those of a server with VOXTRAL_SERVE_KEYS, registered at the first call. `key` is the key's name."""
+    from prometheus_client import Counter, Gauge
+
+    prefix = "voxtral_serve_key_"
+    return KeyMetrics(
+        Counter(f"{prefix}requests", "Requests and live connections of a key that have ended.", ["key", "status"]),
+        Counter(f"{prefix}refused", "Requests and live clients that a limit of their key refused.", ["key", "limit"]),
+        Gauge(
+            f"{prefix}requests_in_flight",
+            "Uploads and chats of a key whose bodies have arrived.",
+            ["key"],
+            multiprocess_mode="livesum",
+        ),
+        Gauge(f"{prefix}live_connections", "Live connections of a key.", ["key"], multiprocess_mode="livesum"),
+        Counter(f"{prefix}audio_seconds", "Seconds of audio of a key that were accepted.", ["key", "kind"]),
     )
 
 

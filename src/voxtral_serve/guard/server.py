@@ -4,23 +4,26 @@ The guard changes these objects only by the records in voxtral_serve.patches.liv
 """
 
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from voxtral_serve import logs, shims
+from voxtral_serve import keys, logs, shims
 from voxtral_serve.audio.decode import Bounds
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
 from voxtral_serve.engine.session import OPTION, SessionShape
+from voxtral_serve.guard import access
 from voxtral_serve.guard.about import about
-from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules
+from voxtral_serve.guard.keyring import KeyRing
+from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules, most_in_flight
 from voxtral_serve.guard.live.cuts import ContextError
 from voxtral_serve.guard.live.link import Engine
 from voxtral_serve.guard.live.service import LiveService
+from voxtral_serve.guard.speech import facts as speech_facts
+from voxtral_serve.guard.speech.facts import KindError, SpeechFacts
 from voxtral_serve.patches.live_server import (
     ConnectionHeaders,
     FileLimit,
@@ -30,7 +33,6 @@ from voxtral_serve.patches.live_server import (
 )
 from voxtral_serve.transcript.words import TokenStream
 
-LEAST_IN_FLIGHT = 16
 # What uvicorn writes of each WebSocket, beside the guard's own line, with the query of its URL
 WEBSOCKET_LINES = ('%s - "WebSocket %s" [accepted]', "connection open", "connection closed")
 
@@ -43,11 +45,12 @@ class ServerFacts(NamedTuple):
     most_in_flight  requests at a time, of this process, whose bodies are whole
     live            whether vLLM serves /v1/realtime
     chats           whether the model can chat
-    verify          whether a request's headers hold a valid key; None if no key is needed
+    verify          whether a request's headers hold vLLM's key; None if it has none
     stream          how to read the model's tokens; None for a model whose tokens have no times
     open            limits on bodies that are still arriving at this process
     sessions        live sessions of the encode-once model; None where the server has none of its own
     about           what GET /v1/server says
+    keys            those of VOXTRAL_SERVE_KEYS; None if it is not set
     """
 
     rules: Rules
@@ -60,17 +63,39 @@ class ServerFacts(NamedTuple):
     open: OpenLimits = OpenLimits.of_process(1, 0)
     sessions: LiveService | None = None
     about: Mapping[str, Any] = MappingProxyType({})
+    keys: KeyRing | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server drains its live sessions."""
+        return self.sessions is not None and self.sessions.stopping
+
+    def watches(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What runs for as long as the server does."""
+        if self.keys is not None:
+            yield self.keys.watch()
 
 
-def attach(state: Any, app: Any) -> ServerFacts:
+def attach(state: Any, app: Any) -> ServerFacts | SpeechFacts:
     """Read vLLM's server and settle the patches of it. `state` is the application's, `app` what the guard wraps.
 
-    Raises LogError, PatchError, AttributeError or another error if vLLM is not as expected.
+    Raises KindError, KeysError, LogError, PatchError, AttributeError or another error if vLLM is not as expected.
     """
     logs.check()
     engine = state.engine_client
-    facts = read_facts(state, app)
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg not in WEBSOCKET_LINES)
+    if getattr(state, "openai_serving_speech", None) is not None:  # of vLLM-Omni, whatever it serves
+        speech = speech_facts.read(state, app)
+        GracefulStop(speech.stages).settle_on(state.server)
+        return speech
+    if getattr(state, "openai_serving_transcription", None) is None:
+        raise speech_facts.unknown(engine)
+    return _attach_transcription(state, app)
+
+
+def _attach_transcription(state: Any, app: Any) -> ServerFacts:
+    engine = state.engine_client
+    facts = read_facts(state, app)
     if facts.sessions is None:
         GracefulStop(engine).settle_on(state.server)
     else:
@@ -86,9 +111,9 @@ def attach(state: Any, app: Any) -> ServerFacts:
 
 
 def read_facts(state: Any, app: Any) -> ServerFacts:
-    """What vLLM's live objects say, and the detector of speech, which it loads.
+    """What vLLM's live objects say, the detector of speech, which it loads, and the file of keys.
 
-    Raises AttributeError or another error if vLLM is not as expected.
+    Raises KeysError, AttributeError or another error if vLLM is not as expected.
     """
     engine = state.engine_client
     config = engine.vllm_config
@@ -101,7 +126,7 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
     # vLLM has these handlers only for a model that supports them. The application's routes are no source: newer
     # versions of FastAPI nest them.
     live, chats = (getattr(state, f"openai_serving_{name}", None) is not None for name in ("realtime", "chat"))
-    in_flight = LIMITS.in_flight or max(LEAST_IN_FLIGHT, 4 * config.scheduler_config.max_num_seqs)
+    in_flight = most_in_flight(config)
     processes = config.parallel_config._api_process_count
     rules = Rules(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can)
     detector = Detector()
@@ -113,10 +138,11 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
         most_in_flight=-(-in_flight // processes),
         live=live,
         chats=chats and not realtime,  # vLLM has a chat handler for Voxtral Realtime too, and a chat ends its engine
-        verify=_verify(state, app),
+        verify=access.verify(state, app),
         stream=TokenStream.of_tokenizer(engine.input_processor.tokenizer) if realtime else None,
         open=OpenLimits.of_process(processes, rules.chat_bytes),
         sessions=sessions,
+        keys=access.ring(state, processes),
         about=about(names, rules, LIMITS, in_flight, _options(config)[OPTION] if sessions is not None else None),
     )
 
@@ -148,15 +174,6 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
     return service
 
 
-def _verify(state: Any, app: Any) -> Callable[[Any], bool] | None:
-    if not [key for key in (state.args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]:
-        return None
-    while type(app).__name__ != "AuthenticationMiddleware":
-        app = app.app
-    verify: Callable[[Any], bool] = app.verify_token
-    return verify
-
-
 def _longest(state: Any) -> tuple[int, Bounds, Fraction]:
     """(the model's rate in Hz, the longest clips of a chat, seconds of audio in one transcription request)"""
     engine, served = state.engine_client, state.openai_serving_transcription.asr_config
@@ -181,7 +198,7 @@ def _longest(state: Any) -> tuple[int, Bounds, Fraction]:
 
 def drifted(error: Exception) -> str:
     """Why the server cannot start: what `attach` raised."""
-    if isinstance(error, ContextError | logs.LogError):
+    if isinstance(error, ContextError | KindError | logs.LogError | keys.KeysError):
         return str(error)
     if isinstance(error, shims.PatchError):
         return f"PatchError: {error}"

@@ -16,7 +16,15 @@ const KEY = /^[!#$%&'*+.^_`|~0-9A-Za-z-]+$/; // what a subprotocol may be made o
 const ITEM = "conversation.item.input_audio_transcription";
 const BUFFER = "input_audio_buffer";
 // Errors that another connection may not meet.
-const PASSING = ["too_many_sessions", "idle_timeout", "session_expired", "unread", "engine_stalled", "engine_dead"];
+const PASSING = [
+  "too_many_sessions",
+  "rate_limit_exceeded",
+  "idle_timeout",
+  "session_expired",
+  "unread",
+  "engine_stalled",
+  "engine_dead",
+];
 
 export const DELAYS = [
   { name: "minimal", ms: 160 },

@@ -20,7 +20,13 @@ from voxtral_serve.transcript.turns import TimedSegment
 APPEND, FLUSH, END, UPDATE = "input_audio.append", "input_audio.flush", "input_audio.end", "session.update"
 ENDED = Ending("done", 1000, "the text is complete")
 STATUSES = {
-    **{"model_not_found": 404, "too_many_sessions": 429, "idle_timeout": 408, "unread": 408},
+    **{
+        "model_not_found": 404,
+        "too_many_sessions": 429,
+        "rate_limit_exceeded": 429,
+        "idle_timeout": 408,
+        "unread": 408,
+    },
     "session_expired": 408,
     **{"processing_error": 500, "engine_dead": 503, "engine_stalled": 504, "stopping": 503},
 }

@@ -15,6 +15,8 @@ import msgspec
 import pybase64
 
 from voxtral_serve.guard.asgi import Message, Receive, Send
+from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.keyring import KeyAudio
 from voxtral_serve.guard.live.link import EngineGoneError, LinkError
 from voxtral_serve.guard.live.service import DEAD, FAILED, LATER, REFUSED, STOPPING, Ending, LiveService
 from voxtral_serve.guard.live.session import LiveSession
@@ -97,6 +99,8 @@ class LiveSocket:
         self.opened = time.monotonic()
         # Seconds since 1970; None for a session without an end of its own
         self.expires_at = None if service.session_s is None else int(time.time() + service.session_s)
+        self.audio: KeyAudio | None = None
+        self.refusal: Ending | None = None  # of a client that is told so after the handshake
         self.reason = ""
         # Of all texts of the socket, for its line in the log
         self.texts = self.samples = self.tokens = self.rollovers = 0
@@ -178,6 +182,7 @@ class LiveSocket:
         """Whether the engine takes the session; if it does not, the socket ends."""
         if (served := SERVED.get()) is not None:
             served["session_id"] = session.id
+        session.allowed = self._allowed
         try:
             await session.begin()
         except EngineGoneError:
@@ -187,6 +192,15 @@ class LiveSocket:
             words = f"{error}: this server has no place for another live session, try again later"
             self.stop(Ending(REFUSED, LATER, words, FULL))
             return False
+        return True
+
+    def _allowed(self, samples: int) -> bool:
+        if self.audio is not None:
+            try:
+                self.audio.add(samples / self.service.link.shape.rate_hz)
+            except RefusedError as error:
+                self.drain(Ending("rate_limited", LATER, str(error), error.code))
+                return False
         return True
 
     def write(self, events: Callable[[], Awaitable[None]]) -> None:
@@ -225,8 +239,8 @@ class LiveSocket:
             accept["subprotocol"] = self.subprotocol
         await self.client(accept)
         await self.dialect.greet()
-        if self.service.stopping:
-            self.stop(STOPPING)
+        if self.service.stopping or self.refusal is not None:
+            self.stop(self.refusal or STOPPING)
         while True:
             self.listening_since = time.monotonic()
             message = await self.receive()
@@ -266,6 +280,8 @@ class LiveSocket:
                 await self._writer
         if self.session is not None:
             self.count(self.session)
+        if self.audio is not None:
+            self.audio.close()
 
     async def _last_word(self, ending: Ending) -> None:
         if ending.code is not None:
