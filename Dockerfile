@@ -1,15 +1,27 @@
 # Voxtral served by vLLM's official image: patches, plugin and guard put in, what reads audio files added.
 #
 #   docker build -t vllm-voxtral .
+#   docker build --build-arg VLLM=0.20.0 -t vllm-voxtral .          the contest's vLLM
 #
-# A tag can be moved to another image, a digest cannot. To pin: `docker buildx imagetools inspect vllm/vllm-openai:v0.20.0`
+# A tag can be moved to another image, a digest cannot. To pin: `docker buildx imagetools inspect vllm/vllm-openai:v0.32.0`
 # prints it, and `--build-arg BASE_IMAGE=vllm/vllm-openai@sha256:...` takes it.
-ARG BASE_IMAGE=vllm/vllm-openai:v0.20.0
+ARG VLLM=0.32.0
+# Any image with that vLLM
+ARG BASE_IMAGE=docker.io/vllm/vllm-openai:v${VLLM}
 
-# ---- The wheel of this repository. What builds it stays in this stage.
+# ---- The wheel of this repository, and the lock for this vLLM. What builds it stays in this stage.
 FROM ${BASE_IMAGE} AS wheel
 WORKDIR /src
-COPY requirements/wheel.txt requirements/
+ARG VLLM
+COPY requirements/container-[0-9]*.txt requirements/wheel.txt requirements/
+RUN if [ ! -f "requirements/container-$VLLM.txt" ]; then \
+      echo "VLLM is $VLLM: expected the version of one of" requirements/container-[0-9]*.txt >&2; exit 1; \
+    fi; \
+    found=$(python3 -c "from importlib.metadata import version; print(version('vllm').partition('+')[0])"); \
+    if [ "$found" != "$VLLM" ]; then \
+      echo "VLLM is $VLLM, but BASE_IMAGE has vLLM $found: expected the same" >&2; exit 1; \
+    fi; \
+    cp "requirements/container-$VLLM.txt" container.txt
 RUN python3 -m pip install --no-cache-dir --no-deps --require-hashes --target /build -r requirements/wheel.txt
 COPY pyproject.toml README.md LICENSE sitecustomize.py ./
 COPY profiles profiles
@@ -28,7 +40,7 @@ ENV HOME=/cache USER=voxtral LOGNAME=voxtral \
     TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor
 
 # --no-deps: the lock has what the base lacks, and what the base has is not to be changed.
-COPY requirements/container.txt /opt/voxtral-serve/
+COPY --from=wheel /src/container.txt /opt/voxtral-serve/
 RUN python3 -m pip install --no-cache-dir --no-deps --break-system-packages --require-hashes \
       -r /opt/voxtral-serve/container.txt \
     && python3 -c "import av, librosa, silero_vad, soundfile, soxr; librosa.resample; silero_vad.load_silero_vad(sequence=True)"
@@ -51,13 +63,16 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=15m --retries=3 \
   CMD ["python3", "-IS", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8000, timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["entrypoint.sh"]
 
+ARG VLLM
 ARG BASE_IMAGE
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="voxtral-serve" \
       org.opencontainers.image.description="Mistral's Voxtral speech-to-text served by vLLM" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="1.0.0" \
       org.opencontainers.image.base.name="${BASE_IMAGE}" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.revision="${REVISION}" \
+      voxtral-serve.vllm="${VLLM}"
 
 # ---- The same with a model inside, for machines without a network:
 #   docker build --target with-model --build-context model=voxtral-realtime -t vllm-voxtral-model .
@@ -65,6 +80,21 @@ LABEL org.opencontainers.image.title="voxtral-serve" \
 FROM serve AS with-model
 # hadolint ignore=DL3022
 COPY --from=model . /model/
+
+# ---- Speech synthesis with Voxtral TTS, by vLLM-Omni; its weights are for non-commercial use (CC BY-NC 4.0):
+#   docker build --target tts -t vllm-voxtral-tts .
+#   docker run --gpus all ... vllm-voxtral-tts . --omni --config /profiles/voxtral-tts.yaml
+FROM serve AS tts
+USER 0:0
+COPY requirements/omni.txt /opt/voxtral-serve/
+# --no-deps: of what vLLM-Omni asks for, the lock has what Voxtral TTS needs and the base lacks. Its PyAV is for Python 3.11, so
+# that of container.txt is put back. A vLLM-Omni for another vLLM ends the build.
+RUN python3 -m pip install --no-cache-dir --no-deps --break-system-packages --require-hashes \
+      -r /opt/voxtral-serve/omni.txt \
+    && python3 -m pip install --no-cache-dir --no-deps --break-system-packages --require-hashes \
+      -r /opt/voxtral-serve/container.txt \
+    && python3 -c "from importlib.metadata import version as v; x, y = ([*map(int, v(n).split('.')[:2])] for n in ('vllm', 'vllm-omni')); assert x == y, f'vllm-omni is for vLLM {y}, and the base has {x}'"
+USER 10001:10001
 
 # ---- What is built when no target is named.
 FROM serve

@@ -2,6 +2,7 @@
 # What the container runs: `vllm serve` with the arguments given, once nothing is left that would keep it from serving.
 #
 #   VLLM_API_KEY_FILE               a file that holds the API key, such as a mounted secret; or VLLM_API_KEY, the key
+#   VOXTRAL_SERVE_KEYS              instead: a file of several keys with names and limits (docs/pages/security.md)
 #   HF_HUB_OFFLINE=0                lets vLLM download a model, if one is named by its id on the Hub
 #   VOXTRAL_SERVE_INSTALL_AUDIO=1   lets this script install what reads audio files, if the image lacks it
 #   VOXTRAL_SERVE_SHUTDOWN_S        seconds that running requests have to finish after SIGTERM (30); docker and podman
@@ -55,6 +56,7 @@ voxtral-serve check --gate "$@" || exit 1
 set -- "$@" --middleware voxtral_serve.guard.Guard --disable-fastapi-docs --disable-uvicorn-access-log
 case " $* " in
 *" --shutdown-timeout"* | *" --shutdown_timeout"*) ;;
+*" --omni "*) ;; # vLLM-Omni refuses the option: the guard reads the variable
 *) set -- "$@" --shutdown-timeout "${VOXTRAL_SERVE_SHUTDOWN_S:-30}" ;;
 esac
 exec vllm serve "$@"

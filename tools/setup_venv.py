@@ -3,7 +3,9 @@
 python3.11 tools/setup_venv.py            # what `make demo` needs
 python3.11 tools/setup_venv.py --dev      # and what `make test` needs on top
 python3.11 tools/setup_venv.py --clients  # .venv-clients: published clients of live speech, for `make test-clients`
-python3.12 tools/setup_venv.py --pinned   # .venv-pinned: the vLLM that GPUs get, for `make test-pinned`
+python3.11 tools/setup_venv.py --release  # .venv-release: what builds and checks a release, for `make release`
+python3.11 tools/setup_venv.py --omni     # .venv-omni: vLLM-Omni on top of .venv, for `make test-speech`
+python3.12 tools/setup_venv.py --pinned   # .venv-pinned: the contest's vLLM, for `make test-pinned`
 """
 
 import argparse
@@ -18,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PINNED = ROOT / ".venv-pinned"
 CLIENTS = ROOT / ".venv-clients"
+RELEASE = ROOT / ".venv-release"
+OMNI = ROOT / ".venv-omni"
 REQUIREMENTS = ROOT / "requirements"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -99,8 +103,27 @@ def install_local(venv: Path, alias: str) -> None:
         sys.exit("error: the local packages could not be installed: see above")
 
 
+def stack(venv: Path, below: Path) -> None:
+    """Put the packages of `below` behind those of `venv`, and after them what vLLM-Omni needs on a CPU.
+
+    A .pth file does it: vLLM and PyTorch take 2 GB and are not installed twice.
+    """
+    packages = Path("lib/python3.11/site-packages")
+    (venv / packages).mkdir(parents=True, exist_ok=True)
+    lines = (f"import site; site.addsitedir({str(below / packages)!r})", str(ROOT / "tests/support/omni_cpu"))
+    (venv / packages / "voxtral_omni.pth").write_text("\n".join(lines) + "\n")
+
+
 def create(venv: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+
+
+def install_tools(venv: Path, label: str, lock: Path) -> None:
+    """An environment of its own that has what `lock` names, and neither vLLM nor this package."""
+    if not (venv / "ready").exists():
+        create(venv)
+        install_or_exit(venv, label, lock)
+        (venv / "ready").touch()
 
 
 def main() -> None:
@@ -108,6 +131,8 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--dev", action="store_true", help="also what the tests and checks need")
     which.add_argument("--clients", action="store_true", help="instead .venv-clients, with published live clients")
+    which.add_argument("--release", action="store_true", help="instead .venv-release, with what builds a release")
+    which.add_argument("--omni", action="store_true", help="instead .venv-omni, with vLLM-Omni on top of .venv")
     which.add_argument("--pinned", action="store_true", help="instead .venv-pinned, with vLLM 0.20.0")
     arguments = parser.parse_args()
     if arguments.pinned:
@@ -120,10 +145,17 @@ def main() -> None:
         return
     check_machine("3.11", "Name one with `make PYTHON=/path/to/python3.11`, or serve on a GPU: see README.md.")
     if arguments.clients:
-        if not (CLIENTS / "ready").exists():
-            create(CLIENTS)
-            install_or_exit(CLIENTS, "live clients", REQUIREMENTS / "clients.txt")
-            (CLIENTS / "ready").touch()
+        return install_tools(CLIENTS, "live clients", REQUIREMENTS / "clients.txt")
+    if arguments.release:
+        return install_tools(RELEASE, "release tools", REQUIREMENTS / "release.txt")
+    if arguments.omni:
+        if not (VENV / "ready").exists():
+            sys.exit("error: .venv-omni is on top of .venv: run tools/setup_venv.py first, or `make test-speech`")
+        if not (OMNI / "ready").exists():
+            create(OMNI)
+            install_or_exit(OMNI, "vLLM-Omni", REQUIREMENTS / "omni.txt")
+            stack(OMNI, VENV)
+            (OMNI / "ready").touch()
         return
     if not (VENV / "ready").exists():
         create(VENV)

@@ -28,6 +28,7 @@ COMMANDS = ("buildah", "podman", "runc", "newuidmap", "debootstrap", "gpg")
 PACKAGES = Path(yaml.__file__).parent.parent  # this environment's site-packages
 HERE = Path(__file__).parent
 IMAGE = "localhost/voxtral-serve-test"
+VLLM = "0.20.0"  # of the base image
 KEY = "k3y-of-the-test"
 START_S, STOP_S = 300, 120
 # What a container of Docker has by default and is not there without systemd, or not allowed here.
@@ -44,8 +45,8 @@ runtime = "runc"
 
 @pytest.fixture(scope="session", autouse=True)
 def tools(tmp_path_factory: pytest.TempPathFactory) -> None:
-    if not version("vllm").startswith("0.20.0"):
-        pytest.exit("the base image gets vLLM 0.20.0: run these tests with `make test-container`", returncode=2)
+    if not version("vllm").startswith(VLLM):
+        pytest.exit(f"the base image gets vLLM {VLLM}: run these tests with `make test-container`", returncode=2)
     missing = [command for command in COMMANDS if shutil.which(command) is None]
     if missing or os.geteuid() != 0:
         pytest.exit(
@@ -81,8 +82,7 @@ def base() -> str:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the builds fetch, fetched where pip is configured for this machine, and checked by hash there and here."""
     directory = tmp_path_factory.mktemp("wheels")
-    for name in ("container", "wheel"):
-        lock = ROOT / f"requirements/{name}.txt"
+    for lock in (*ROOT.glob("requirements/container-[0-9]*.txt"), ROOT / "requirements/wheel.txt"):
         run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes", "-r", lock, "-d", directory)
     (directory / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheels\n")
     return directory
@@ -103,11 +103,12 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def build(context: Path, wheels: Path, base: str, *words: object, check: bool = True) -> Done:
+def build(context: Path, wheels: Path, base: str, *words: object, vllm: str = VLLM, check: bool = True) -> Done:
     mounts = ("--volume", f"{wheels}:/wheels:ro", "--volume", f"{wheels}/pip.conf:/etc/pip.conf:ro")
     return run(
         "buildah", "bud", "--isolation", "chroot", "--format", "docker", "--layers",
-        "--build-arg", f"BASE_IMAGE={base}", *mounts, *words, context, timeout_s=1200, check=check,
+        "--build-arg", f"BASE_IMAGE={base}", "--build-arg", f"VLLM={vllm}", *mounts, *words, context,
+        timeout_s=1200, check=check,
     )  # fmt: skip
 
 

