@@ -195,3 +195,15 @@ def rows_of(served: Any, audios: Sequence[np.ndarray], frames: int = 8192) -> li
         return [rows.clone() for rows in served.embed_multimodal(audio_arrays=padded)]
     finally:
         encoder.FRAMES = whole
+
+
+def frames_encoded(served: Any, audios: Sequence[np.ndarray]) -> tuple[int, int]:
+    """Frames that the encoder computes for these clips, and those of their padded waveforms."""
+    encoder, computed = served.whisper_encoder, []
+    rows_of(served, audios[:1])  # the first clip computes the padding, unless it has been computed
+    counting = encoder.whisper_encoder.register_forward_pre_hook(lambda _, given: computed.append(len(given[0])))
+    try:
+        rows_of(served, audios)
+    finally:
+        counting.remove()
+    return sum(computed), sum(len(model.pad_audio(audio)) // encoder.samples for audio in audios)

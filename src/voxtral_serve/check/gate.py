@@ -4,7 +4,9 @@ import errno
 import os
 import socket
 from argparse import Namespace
+from pathlib import Path
 
+from voxtral_serve import keys
 from voxtral_serve.check.report import Report
 
 
@@ -41,12 +43,27 @@ def _check_key(report: Report, values: Namespace) -> None:
         )
     elif switch not in (None, "none"):
         report.problem(f"additional_config: voxtral_serve: api_key is {switch!r}: set it to none, or remove it")
+    elif keys.VARIABLE in os.environ:
+        _check_keys(report, Path(os.environ[keys.VARIABLE]))
     elif os.environ.get("VLLM_API_KEY"):
         report.row("API key", "from the environment")
     elif switch == "none":
         report.row("API key", "none, as additional_config sets it")
     else:
         report.problem(
-            "no API key: set VLLM_API_KEY, or set VLLM_API_KEY_FILE to a file that contains the key. To serve without "
-            "a key, add `additional_config: {voxtral_serve: {api_key: none}}` to the config"
+            "no API key: set VLLM_API_KEY, or set VLLM_API_KEY_FILE to a file that contains the key, or "
+            "VOXTRAL_SERVE_KEYS to a file of several keys. To serve without a key, add "
+            "`additional_config: {voxtral_serve: {api_key: none}}` to the config"
         )
+
+
+def _check_keys(report: Report, file: Path) -> None:
+    """The file of keys, as the guard reads it."""
+    try:
+        found = keys.parsed(keys.content(file), str(file))
+    except keys.KeysError as error:
+        report.problem(str(error))
+        return
+    report.row("API keys", f"{len(found)}, of {file}")
+    if os.environ.get("VLLM_API_KEY"):
+        report.problem(keys.BOTH)

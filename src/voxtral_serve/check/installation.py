@@ -5,16 +5,30 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
-from voxtral_serve import plugin, shims
+from voxtral_serve import __version__, plugin, shims
 from voxtral_serve.check.report import Report
 
 LIBRARIES = ("vllm", "transformers", "mistral-common", "torch")
 PLUGIN = "voxtral_serve.plugin:register"
 PLUGIN_GROUP = "vllm.general_plugins"
+# What the recommended vLLM can do and an older one that is supported cannot. docs/pages/install.md has the same list.
+LACKS = {
+    "0.20.0": (
+        "profiles/fast-spec.yaml, realtime.yaml, throughput.yaml: use fast-spec-0.20.0.yaml or fast.yaml",
+        "profiles/voxtral-tts.yaml: the guard does not serve vllm-omni 0.20.0",
+        "Model Runner V2, and full CUDA graphs for steps that begin clips: FULL becomes FULL_AND_PIECEWISE",
+        "full CUDA graphs of vLLM's own Voxtral Realtime model, and that model on a CPU",
+        "speculation that is faster with 64 requests in flight: there it is slower than without",
+        "live sessions of the encode-once model that were shown on a GPU: they were run on a CPU only",
+        "right texts on Hopper GPUs with the default attention: set attention_backend: TRITON_ATTN",
+        "data_parallel_size above 1",
+    ),
+}
 
 
 def check_versions(report: Report) -> None:
     report.section("versions")
+    report.row("voxtral-serve", __version__)
     report.row("python", platform.python_version())
     for library in LIBRARIES:
         try:
@@ -27,6 +41,17 @@ def check_versions(report: Report) -> None:
         tested = shims.TESTED.get(library, (shims.installed(library),))
         untested = "" if shims.installed(library) in tested else f"  not tested; tested: {', '.join(map(str, tested))}"
         report.row(library, found + untested)
+    _compare_vllm(report)
+
+
+def _compare_vllm(report: Report) -> None:
+    """What the installed vLLM cannot do, if it is not the recommended one, which is the last of those tested."""
+    found, recommended = shims.installed("vllm"), shims.TESTED["vllm"][-1]
+    if found is None or found == recommended:
+        return
+    report.row("recommended", f"vllm {recommended}: pip install 'voxtral-serve[gpu]'")
+    for lack in LACKS.get(found, ()):
+        report.row(f"not in {found}", lack)
 
 
 def check_patches(report: Report) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,11 +57,14 @@ class KvCache:
             kv_transfer_config=None,
             max_in_flight_tokens=batches * plan.scheduler.max_num_batched_tokens,
         )
-        if hasattr(cache, "kv_cache_layout"):  # vLLM 0.32.0; backends for this model have layers outermost
+        if hasattr(cache, "kv_cache_layout"):  # from vLLM 0.32.0 on; backends for this model have layers outermost
             cache.kv_cache_layout = "LBHNC"
         specs = _kv_specs(params, cache.block_size, STR_DTYPE_TO_TORCH_DTYPE[name], encode_once)
-        groups = kv_cache_utils.get_kv_cache_groups(config, specs)
-        layout = kv_cache_utils.get_kv_cache_config_from_groups(config, groups, POOL)
+        planning: Any = kv_cache_utils
+        if not hasattr(kv_cache_utils, "get_kv_cache_groups"):  # vLLM 0.33.0
+            planning = import_module("vllm.v1.core.kv_cache_planning")
+        groups = planning.get_kv_cache_groups(config, specs)
+        layout = planning.get_kv_cache_config_from_groups(config, groups, POOL)
         concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(config, layout)
         return cls(POOL // layout.num_blocks, round(layout.num_blocks / concurrency))
 

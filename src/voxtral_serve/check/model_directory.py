@@ -8,10 +8,13 @@ from pathlib import Path
 from voxtral_serve import checkpoint
 from voxtral_serve.check.options import ServeOptions
 from voxtral_serve.check.report import Report, size
-from voxtral_serve.checkpoint import Checkpoint, CheckpointError, OtherModel
+from voxtral_serve.check.synthesis import report_speech
+from voxtral_serve.checkpoint import Checkpoint, CheckpointError, OtherModel, SpeechCheckpoint
 
 
-def check_model(report: Report, options: ServeOptions | None, model: Path | None) -> Checkpoint | OtherModel | None:
+def check_model(
+    report: Report, options: ServeOptions | None, model: Path | None
+) -> Checkpoint | OtherModel | SpeechCheckpoint | None:
     """Read the directory `model`; if it is None, the options' model, else the current directory.
 
     Returns None if it cannot be read.
@@ -35,10 +38,14 @@ def check_model(report: Report, options: ServeOptions | None, model: Path | None
         )
         return None
     try:
-        held = checkpoint.other_model(directory) or checkpoint.read(directory)
+        speech = checkpoint.read_speech(directory)
+        held = speech or checkpoint.other_model(directory) or checkpoint.read(directory)
     except CheckpointError as error:
         report.problem(str(error))
         return None
+    if isinstance(held, SpeechCheckpoint):
+        report_speech(report, held)
+        return held
     if isinstance(held, OtherModel):
         report.row("model", f"{held.model}: its files are complete; vLLM checks the rest when it starts")
         return held

@@ -14,11 +14,16 @@ from typing import Any, NoReturn
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from voxtral_serve import shims
+from voxtral_serve.check import synthesis
 from voxtral_serve.check.report import ConfigError, Report
 from voxtral_serve.engine.names import ENCODE_ONCE
 
-# Where vLLM's parser is, in 0.20.0 and in 0.32.0
-PARSER_MODULES = ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.launchers.cli_args")
+# Where vLLM's parser is, in 0.20.0, in 0.32.0 and in 0.33.0
+PARSER_MODULES = (
+    "vllm.entrypoints.openai.cli_args",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.common.cli_args",
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ def read_options(report: Report, path: Path | None, words: Sequence[str] = ()) -
     report.section("config")
     report.row("file", "none: vLLM's defaults" if path is None else str(path))
     try:
-        parser = vllm_parser()
+        parser = vllm_parser(synthesis.OMNI in words)
         flat = [] if path is None else _flatten(parser, path)
     except ConfigError as error:
         report.problem(str(error))
@@ -52,7 +57,7 @@ def read_options(report: Report, path: Path | None, words: Sequence[str] = ()) -
     except shims.PatchError:  # reported under "patches"; vLLM's parser loads the plugins
         report.row("not read", "vLLM ends before it reads the config: see patches")
         return None
-    except Exception as error:  # vLLM cannot be imported
+    except Exception as error:  # vLLM or vLLM-Omni cannot be imported
         report.problem(f"vLLM cannot be imported: {type(error).__name__}: {error}")
         return None
     accepted: list[str] = []
@@ -117,8 +122,8 @@ def _parts(words: Sequence[str]) -> list[list[str]]:
     return [list(words[start:end]) for start, end in pairwise(starts)]
 
 
-def vllm_parser() -> Any:
-    """`vllm serve`'s own argument parser. It raises ConfigError instead of ending the process."""
+def vllm_parser(omni: bool = False) -> Any:
+    """The argument parser of `vllm serve`, or of `vllm serve --omni`. It raises ConfigError instead of an exit."""
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -132,6 +137,8 @@ def vllm_parser() -> Any:
         def error(self, message: str) -> NoReturn:
             raise ConfigError(message)
 
+    if omni:
+        return synthesis.make_parser(Parser)
     for place in PARSER_MODULES:
         try:
             module = import_module(place)

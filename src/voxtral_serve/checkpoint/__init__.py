@@ -1,4 +1,4 @@
-"""Read checkpoint directories of Voxtral Realtime, and check that they are complete. Standard library only."""
+"""Read checkpoint directories of Voxtral Realtime and Voxtral TTS, and check them. Standard library only."""
 
 from voxtral_serve.checkpoint.errors import CheckpointError
 from voxtral_serve.checkpoint.files import unreadable
@@ -6,6 +6,7 @@ from voxtral_serve.checkpoint.layouts import HUGGING_FACE, MISTRAL, is_rotated, 
 from voxtral_serve.checkpoint.params import is_realtime, to_params
 from voxtral_serve.checkpoint.reading import Checkpoint, OtherModel, other_model, read
 from voxtral_serve.checkpoint.shapes import expected_shapes
+from voxtral_serve.checkpoint.speech import SpeechCheckpoint, read_speech
 
 __all__ = [
     "HUGGING_FACE",
@@ -13,12 +14,14 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "OtherModel",
+    "SpeechCheckpoint",
     "expected_shapes",
     "is_realtime",
     "is_rotated",
     "mistral_name",
     "other_model",
     "read",
+    "read_speech",
     "to_params",
     "unreadable",
 ]

@@ -19,10 +19,10 @@ def expected_shapes(params: Mapping[str, Any]) -> Shapes:
     """
     e = params["multimodal"]["whisper_model_args"]["encoder_args"]
     downsample = params["multimodal"]["whisper_model_args"]["downsample_args"]
-    _check_sizes(e, _SIZES)
-    _check_sizes(e["audio_encoding_args"], ("num_mel_bins",))
-    _check_sizes(params, (*_SIZES, "ada_rms_norm_t_cond_dim"))
-    _check_sizes(downsample, ("downsample_factor",))
+    check_sizes(e, _SIZES)
+    check_sizes(e["audio_encoding_args"], ("num_mel_bins",))
+    check_sizes(params, (*_SIZES, "ada_rms_norm_t_cond_dim"))
+    check_sizes(downsample, ("downsample_factor",))
     factor = downsample["downsample_factor"]
     dim, wide = e["dim"], params["dim"]
     shapes: Shapes = {
@@ -40,7 +40,7 @@ def expected_shapes(params: Mapping[str, Any]) -> Shapes:
         shapes["output.weight"] = (params["vocab_size"], wide)
     for number in range(e["n_layers"]):
         prefix = f"{ENCODER}transformer.layers.{number}."
-        shapes |= {prefix + name: shape for name, shape in _layer_shapes(e).items()}
+        shapes |= {prefix + name: shape for name, shape in layer_shapes(e).items()}
         heads = e["n_heads"] * e["head_dim"]
         if e["use_biases"]:
             shapes |= {
@@ -50,20 +50,20 @@ def expected_shapes(params: Mapping[str, Any]) -> Shapes:
                 f"{prefix}feed_forward.w2.bias": (dim,),
             }
     for number in range(params["n_layers"]):
-        shapes |= {f"layers.{number}.{name}": shape for name, shape in _layer_shapes(params).items()}
+        shapes |= {f"layers.{number}.{name}": shape for name, shape in layer_shapes(params).items()}
         narrow = params["ada_rms_norm_t_cond_dim"]
         shapes[f"layers.{number}.ada_rms_norm_t_cond.0.weight"] = (narrow, wide)
         shapes[f"layers.{number}.ada_rms_norm_t_cond.2.weight"] = (wide, narrow)
     return shapes
 
 
-def _check_sizes(block: Mapping[str, Any], names: Iterable[str]) -> None:
+def check_sizes(block: Mapping[str, Any], names: Iterable[str]) -> None:
     for name in names:
         if type(block[name]) is not int or block[name] < 1:
             raise ValueError(f"{name} is {block[name]!r}, expected a whole number of at least 1")
 
 
-def _layer_shapes(block: Mapping[str, Any]) -> Shapes:
+def layer_shapes(block: Mapping[str, Any]) -> Shapes:
     dim, hidden = block["dim"], block["hidden_dim"]
     queries, keys = block["n_heads"] * block["head_dim"], block["n_kv_heads"] * block["head_dim"]
     return {
