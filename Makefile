@@ -39,9 +39,10 @@ serve: .venv/ready ## serve the tiny checkpoint until Ctrl-C (PORT=8000 CONFIG=p
 bench: .venv/ready ## measure a server that is up (URL=http://127.0.0.1:8000 SAMPLES=40)
 	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
-# Two sessions at the same time, one for each core; the output of the first follows that of the second.
+# Two sessions at the same time; the output of the first follows that of the second. Unit tests wait as long as they compute,
+# so two processes run them.
 test: lint ## lint, types, units, and a real server behind each capability
-	@mkdir -p results; .venv/bin/python -m pytest -m "not slow" tests/unit > results/units.log 2>&1 & units=$$!; \
+	@mkdir -p results; .venv/bin/python -m pytest -m "not slow" -n 2 --dist loadfile tests/unit > results/units.log 2>&1 & units=$$!; \
 	  .venv/bin/python -m pytest -m "not slow" tests/server tests/patches; servers=$$?; \
 	  wait $$units; units=$$?; cat results/units.log; exit $$((servers | units))
 
@@ -67,9 +68,16 @@ test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or also run o
 test-clients: .venv/ready-dev .venv-clients/ready ## published live clients, unmodified, against a real server (700 MB)
 	@.venv/bin/python -m pytest tests/clients
 
+test-speech: .venv/ready-dev .venv-omni/ready ## Voxtral TTS of vLLM-Omni on a CPU, with random weights (200 MB)
+	@.venv-omni/bin/python -m pytest tests/speech
+
 # As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.
 test-container: .venv-pinned/ready ## build the image and run it on a CPU, without a registry (root, Debian, 20 minutes)
 	@.venv-pinned/bin/python -m pytest tests/container
+
+# It publishes nothing. The last lines are the commands that give the commit and the images their names.
+release: .venv-release/ready ## build sdist and wheel of the last commit twice, compare, check, install; into results/release
+	@.venv-release/bin/python -m tools.release
 
 # Written to results/ first: a checkout without the committed result files would be recorded as changed.
 bench-full: .venv/ready ## measure all 500 clips on the tiny checkpoint, into bench/results/pico-cpu (10 minutes)
@@ -88,6 +96,9 @@ models: .venv/ready ## compare all 500 transcripts of the encode-once model and 
 
 speech: .venv/ready ## transcribe all 500 clips at low level and joined to long files, into bench/results/speech-cpu.json (10 minutes)
 	@.venv/bin/python -m tools.speech_figures --out bench/results/speech-cpu.json
+
+drafts: .venv/ready ## transcribe all 500 clips with drafted pads and count accepted drafts, into bench/results/drafts-cpu.json (5 minutes)
+	@.venv/bin/python -m tools.draft_figures --out bench/results/drafts-cpu.json
 
 soak: .venv/ready ## run clients that connect, disconnect and send invalid requests, into bench/results/soak-cpu.json (MINUTES=30)
 	@.venv/bin/python -m tools.soak --minutes $(MINUTES) --out bench/results/soak-cpu.json
@@ -109,11 +120,19 @@ lock: ## update the pins and hashes of requirements/*.in (needs uv)
 	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --override requirements/pinned-overrides.txt -o requirements/pinned.txt requirements/pinned.in
 	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
-	  --upgrade --override requirements/container-overrides.txt -o requirements/container.txt requirements/container.in
+	  --upgrade --override requirements/container-overrides.txt -c requirements/cpu.txt \
+	  -o requirements/container-0.32.0.txt requirements/container.in
+	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
+	  --upgrade --override requirements/container-overrides.txt -c requirements/pinned.txt \
+	  -o requirements/container-0.20.0.txt requirements/container.in
 	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade -o requirements/wheel.txt requirements/wheel.in
 	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
+	  --upgrade -c requirements/wheel.txt -o requirements/release.txt requirements/release.in
+	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade -o requirements/clients.txt requirements/clients.in
+	uv pip compile --no-deps --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
+	  --upgrade -o requirements/omni.txt requirements/omni.in
 
 docs: .venv/ready-dev ## serve the documentation on http://127.0.0.1:8001
 	@.venv/bin/mkdocs serve -f docs/mkdocs.yml -a 127.0.0.1:8001
@@ -123,7 +142,7 @@ docs-tables: ## write the generated parts of the documentation: the table of pat
 	@$(PYTHON) -m tools.rooms_picture
 
 clean: ## remove what the other targets made, including the environments
-	rm -rf .venv .venv-pinned .venv-clients results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-pinned .venv-clients .venv-omni .venv-release results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## list the targets
@@ -148,4 +167,13 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-clients/ready
 	@$(PYTHON) tools/setup_venv.py --clients
 
-.PHONY: demo serve bench test test-slow lint test-pinned test-clients test-container bench-full reference layouts models speech soak soak-live gpu lock docs docs-tables clean help
+.venv-release/ready: requirements/release.txt
+	@rm -f .venv-release/ready
+	@$(PYTHON) tools/setup_venv.py --release
+
+# Its tests also need what .venv-omni is on top of: .venv with --dev.
+.venv-omni/ready: .venv/ready requirements/omni.txt
+	@rm -f .venv-omni/ready
+	@$(PYTHON) tools/setup_venv.py --omni
+
+.PHONY: release demo serve bench test test-slow lint test-pinned test-clients test-speech test-container bench-full reference layouts models speech drafts soak soak-live gpu lock docs docs-tables clean help

@@ -1,4 +1,4 @@
-"""The command line: `python -m bench run|serve|report|compare|matrix ...`.
+"""The command line: `python -m bench run|speech|serve|report|compare|matrix ...`.
 
 Exit status: 0 if all clips completed; 1 if a request failed or is missing; 2 for an error in the usage or the data, or
 if there is no server; 130 after Ctrl-C.
@@ -10,13 +10,17 @@ from collections.abc import Sequence
 
 from bench import BenchError, compare, matrix, report, run, serve
 from bench.arguments import parse
-from bench.plan import ComparePlan, MatrixPlan, RunPlan, ServePlan
+from bench.plan import ComparePlan, MatrixPlan, ReportPlan, RunPlan, ServePlan, SpeechPlan
+from bench.speech import report as speech_report
+from bench.speech import run as speech_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's) and return the exit status."""
     plan = parse(arguments)
     try:
+        if isinstance(plan, SpeechPlan) or (isinstance(plan, ReportPlan) and speech_report.is_one(plan.out)):
+            return _speech(plan)
         if isinstance(plan, ServePlan):
             serve.stay_up(plan.config, plan.directory, plan.port, plan.flags)
             return 0
@@ -37,6 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not complete:
         print("Add --resume to the `bench run` command to send failed and missing requests again.", file=sys.stderr)
     return 130 if interrupted else int(not complete)
+
+
+def _speech(plan: SpeechPlan | ReportPlan) -> int:
+    """Measure speech, unless the run is there already; write and print its report. Raises BenchError."""
+    interrupted = isinstance(plan, SpeechPlan) and speech_run.execute(plan)
+    summary = speech_report.score(plan.out)
+    print(speech_report.console(plan.out, summary))
+    return 130 if interrupted else int(summary["completed"] < summary["samples"] or speech_report.unheard(summary) > 0)
 
 
 if __name__ == "__main__":

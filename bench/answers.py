@@ -54,30 +54,34 @@ class Row:
 
 
 @dataclass
-class Answer:
-    """A response. Times are in seconds on the clock of time.perf_counter.
+class Attempt:
+    """The outcome of a request. Times are in seconds on the clock of time.perf_counter.
 
-    Unless the request completed, `error` says why. `pieces` are the arrivals of non-empty text, null where the answer
-    came whole. Live audio alone has `spoken`, when its last piece was sent, and `words_ms`, `lags`, `lag_of`
-    and `fell_behind` as in Row.
-
-    `sends` is as in Row, and `start` that of the first. `resend_s` is how many seconds to wait before the request is
-    sent again, null if it is not.
+    Unless the request completed, `error` says why. `sends` is as in Row, and `start` that of the first. `resend_s` is
+    how many seconds to wait before the request is sent again, null if it is not.
     """
 
     start: float
     end: float
     status: int | None = None
-    text: str | None = None
     error: str | None = None
+    sends: int = 1
+    resend_s: float | None = None
+
+
+@dataclass
+class Answer(Attempt):
+    """A transcript. `pieces` are the arrivals of non-empty text, null where the answer came whole. Live audio alone has
+    `spoken`, when its last piece was sent, and `words_ms`, `lags`, `lag_of` and `fell_behind` as in Row.
+    """
+
+    text: str | None = None
     pieces: list[tuple[float, str]] | None = None
     spoken: float | None = None
     words_ms: list[float] | None = None
     lags: list[tuple[float, float]] | None = None
     lag_of: LagOf | None = None
     fell_behind: bool | None = None
-    sends: int = 1
-    resend_s: float | None = None
 
 
 def wait_until(due: float | None) -> None:

@@ -1,7 +1,6 @@
 """The command line of `python -m bench`, parsed into a plan. An invalid one ends the program with status 2."""
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from bench import lag, loads
 from bench.client import CHAT_PROMPT
 from bench.plan import (
+    OWN_DATA,
     ComparePlan,
     LivePlan,
     MatrixPlan,
@@ -18,12 +18,13 @@ from bench.plan import (
     SearchPlan,
     ServedConfig,
     ServePlan,
+    SpeechPlan,
 )
 from mistral_layout.audio import DELAY_MS
 
-DATA = Path(__file__).parent / "data"
 # Flags of `bench run` and their minimum
 LOWEST = (("samples", 1), ("warmup", 0), ("timeout_s", 1), ("seconds", 1), ("age", 0), ("most_sessions", 1))
+SPEECH_LOWEST = (("samples", 1), ("characters", 20), ("warmup", 0), ("timeout_s", 1))
 SECONDS, LAG_MS, MOST = 60, 160, 512  # of a session; of the P99 of its lag, and sessions that --find-sessions tries
 
 
@@ -32,6 +33,7 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure a transcription server.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_run(commands)
+    _add_speech(commands)
     _add_serve(commands)
     _add_report(commands)
     _add_compare(commands)
@@ -39,6 +41,8 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
     flags = parser.parse_args(arguments)
     if flags.command == "run":
         return _run_plan(parser, flags)
+    if flags.command == "speech":
+        return _speech_plan(parser, flags)
     if flags.command == "serve":
         return ServePlan(flags.config, flags.dir, flags.port, tuple(flags.flags))
     if flags.command == "report":
@@ -56,10 +60,7 @@ def parse_run(arguments: Sequence[str]) -> RunPlan:
 
 
 def _run_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> RunPlan:
-    for name, lowest in LOWEST:
-        if (value := getattr(flags, name)) is not None and value < lowest:
-            flag = name.removesuffix("_s").replace("_", "-")
-            parser.error(f"--{flag} {value}: must be at least {lowest}")
+    _check_lowest(parser, flags, LOWEST)
     if flags.api == "chat" and flags.mode == "realtime":
         parser.error("--api chat: not allowed with --realtime")
     if flags.prompt is not None and flags.api != "chat":
@@ -82,6 +83,45 @@ def _run_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Run
         api_key_env=flags.api_key_env,
         resume=flags.resume,
         live=live,
+    )
+
+
+def _check_lowest(
+    parser: argparse.ArgumentParser, flags: argparse.Namespace, lowest: Sequence[tuple[str, int]]
+) -> None:
+    for name, least in lowest:
+        if (value := getattr(flags, name)) is not None and value < least:
+            flag = name.removesuffix("_s").replace("_", "-")
+            parser.error(f"--{flag} {value}: must be at least {least}")
+
+
+def _speech_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> SpeechPlan:
+    _check_lowest(parser, flags, SPEECH_LOWEST)
+    if flags.transcribe and flags.random_weights:
+        parser.error("--transcribe: not allowed with --random-weights: such speech has no words")
+    if flags.transcribe and flags.characters:
+        parser.error("--transcribe: not allowed with --characters: there is no clip of these texts to compare with")
+    if flags.transcribe_key_env and not flags.transcribe:
+        parser.error("--transcribe-key-env: only with --transcribe")
+    return SpeechPlan(
+        url=flags.url,
+        out=flags.out,
+        loads=tuple(flags.loads),
+        dataset=flags.dataset,
+        samples=flags.samples,
+        seed=flags.seed,
+        characters=flags.characters,
+        warmup=flags.warmup,
+        voice=flags.voice,
+        model=flags.model,
+        form=flags.format,
+        stream=not flags.whole,
+        timeout_s=flags.timeout_s,
+        api_key_env=flags.api_key_env,
+        transcriber=flags.transcribe,
+        transcriber_key_env=flags.transcribe_key_env,
+        random_weights=flags.random_weights,
+        note=flags.note,
     )
 
 
@@ -113,7 +153,7 @@ def _add_run(commands: Any) -> None:
     _add_server(run)
     add = run.add_argument
     clips = "directory, manifest or .tsv of clips, or hf:OWNER/NAME[:CONFIG]:SPLIT (default: bench/data)"
-    add("--dataset", default=os.path.relpath(DATA), metavar="DATA", help=clips)
+    add("--dataset", default=OWN_DATA, metavar="DATA", help=clips)
     add("--out", required=True, type=Path, help="directory for the results")
     add("--samples", type=int, metavar="N", help="number of clips, selected with --seed (default: all)")
     add("--seed", type=int, default=0, metavar="N", help="random seed of --samples and --rate (default: 0)")
@@ -180,6 +220,41 @@ def _add_request(run: argparse.ArgumentParser) -> None:
     language = "language code such as en, for scoring and for the request (default: the dataset's, not sent)"
     add("--language", metavar="CODE", help=language)
     add("--model", metavar="NAME", help="model to request (default: the first one in /v1/models)")
+
+
+def _add_speech(commands: Any) -> None:
+    speech = commands.add_parser("speech", help="send texts to /v1/audio/speech; measure first audio, RTF and waits")
+    add = speech.add_argument
+    add("--url", required=True, help="base URL of a running server, such as http://127.0.0.1:8000")
+    clips = "clips whose references are the texts, as `bench run` takes them (default: bench/data)"
+    add("--dataset", default=OWN_DATA, metavar="DATA", help=clips)
+    add("--out", required=True, type=Path, help="directory for the results")
+    add("--samples", type=int, metavar="N", help="number of texts, selected with --seed (default: all)")
+    add("--seed", type=int, default=0, metavar="N", help="random seed of --samples and --characters (default: 0)")
+    add("--characters", type=int, metavar="N", help="texts of up to N characters, each of several references joined")
+    one = "requests in flight; a list such as 1,16,32 is measured one after the other (default: 1)"
+    add("--concurrency", dest="loads", type=_loads(loads.closed), metavar="N,...", help=one, default="1")
+    add(
+        "--warmup",
+        type=int,
+        default=2,
+        metavar="N",
+        help="requests before each load that are not measured (default: 2)",
+    )
+    add("--voice", metavar="NAME", help="voice to request (default: the first one in /v1/audio/voices)")
+    add("--format", choices=("pcm", "wav"), default="pcm", help="response_format, 16-bit PCM either way (default: pcm)")
+    add("--whole", action="store_true", help="do not ask for a stream, for servers that know no `stream`")
+    add("--model", metavar="NAME", help="model to request (default: the first one in /v1/models)")
+    silence = "seconds without data from the server after which a request fails (default: 600)"
+    add("--timeout", dest="timeout_s", type=int, default=600, metavar="S", help=silence)
+    key = "name of the environment variable that contains the API key"
+    add("--api-key-env", metavar="NAME", help=key)
+    heard = "server with /v1/audio/transcriptions: transcribe the speech of the first load and score it"
+    add("--transcribe", metavar="URL", help=heard)
+    add("--transcribe-key-env", metavar="NAME", help=f"{key} of --transcribe")
+    noise = "the model's weights are random: the report says what its figures do not show"
+    add("--random-weights", action="store_true", help=noise)
+    add("--note", metavar="TEXT", help="line at the top of the report, such as what kind of server this is")
 
 
 def _add_serve(commands: Any) -> None:

@@ -17,19 +17,22 @@ import re
 import threading
 import time
 from array import array
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import requests
 import urllib3
 
 from bench import BenchError, stream
-from bench.answers import Answer, Api, Mode, Row, wait_until
+from bench.answers import Answer, Api, Attempt, Mode, Row, wait_until
 from bench.dataset import Clip
 from mistral_layout.audio import DELAY_MS
 
 if TYPE_CHECKING:
     from bench.realtime import Place
+
+Sent = TypeVar("Sent", bound=Attempt)
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Voxtral-Mini-3B-2507 needs an instruction to transcribe in a chat. This one is from SGLang's example for Voxtral
@@ -47,17 +50,18 @@ MIME = {
 }
 
 
-def clean_url(url: str) -> str:
-    """Return the server's root URL, without a trailing slash or /v1."""
+def clean_url(url: str, flag: str = "--url") -> str:
+    """Return the server's root URL, without a trailing slash or /v1. Errors name the `flag`."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # the port is not a number, or a bracket is not closed
         good = False
     if not good:
-        raise BenchError(f"--url {url!r} must look like http://127.0.0.1:8000")
+        raise BenchError(f"{flag} {url!r} must look like http://127.0.0.1:8000")
     if parts.username or parts.password:
-        raise BenchError("--url is written to the results, so it must not contain a password: use --api-key-env")
+        key = "--api-key-env" if flag == "--url" else f"{flag}-key-env"
+        raise BenchError(f"{flag} is written to the results, so it must not contain a password: use {key}")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -67,6 +71,8 @@ class Client:
     `timeout_s` bounds the time to connect and each wait for the server's next byte, not the whole request. `language`
     is sent to the transcription endpoint only. `prompt` is the text of a chat request. `delay_ms` is the model's delay.
     """
+
+    does = "transcribe"  # what its requests ask for
 
     def __init__(
         self,
@@ -110,7 +116,7 @@ class Client:
     def hopeless(self, error: str) -> BenchError:
         """The error for a server with which no request can succeed."""
         return BenchError(
-            f"cannot transcribe with {self.url}\n  {error}\n"
+            f"cannot {self.does} with {self.url}\n  {error}\n"
             f"Check that the server is running (`curl {self.url}/v1/models`). Check --url, --model and --api-key-env."
         )
 
@@ -181,15 +187,7 @@ class Client:
         )
 
     def _send(self, clip: Clip, due: float | None, fields: dict[str, str]) -> Answer:
-        start = None
-        for sends in range(1, RETRIES + 2):
-            answer = self._send_once(clip, due if start is None else None, fields)
-            start = answer.start if start is None else start
-            answer.start, answer.sends = start, sends
-            if answer.resend_s is None or sends > RETRIES:
-                break
-            time.sleep(min(answer.resend_s * 2 ** (sends - 1), LONGEST_WAIT_S))
-        return answer
+        return until_answered(lambda first: self._send_once(clip, due if first else None, fields))
 
     def _send_once(self, clip: Clip, due: float | None, fields: dict[str, str]) -> Answer:
         session = self._session()
@@ -211,21 +209,15 @@ class Client:
             body = response.content
             answer.end = time.perf_counter()
             answer.text, answer.error = _read(answer.status, body, self._api)
-            if answer.status in RESENT:
-                told = response.headers.get("Retry-After", "")
-                answer.resend_s = float(told) if re.fullmatch(r"[0-9]{1,6}", told) else WAIT_S
+            answer.resend_s = wait_s(response)
             if self._mode == "stream" and answer.status == 200:
-                answer.error = (
-                    f"HTTP 200, but the Content-Type is {kind} instead of text/event-stream: {_shown(body)!r}"
-                )
+                answer.error = f"HTTP 200, but the Content-Type is {kind} instead of text/event-stream: {shown(body)!r}"
         except stream.StreamError as problem:
             answer.end = time.perf_counter()
             answer.error = f"HTTP 200, but {problem}"
         # urllib3's own errors come only from streams: requests does not translate them when a body is read in pieces.
         except (requests.RequestException, urllib3.exceptions.HTTPError) as problem:
-            answer.end = time.perf_counter()
-            answer.error = f"{type(problem).__name__} after {answer.end - start:.3f} s: {problem}"
-            answer.resend_s = WAIT_S if _dropped(problem) else None
+            cut(answer, start, problem)
         return answer
 
     def _request(self, clip: Clip, fields: dict[str, str]) -> requests.Request:
@@ -281,7 +273,38 @@ def mime(clip: Clip) -> str:
     return kind
 
 
-def _dropped(error: BaseException | None) -> bool:
+def until_answered(once: Callable[[bool], Sent]) -> Sent:
+    """Send a request with `once` until it need not be sent again, at most 1 + RETRIES times. Returns the last attempt.
+
+    `once` is told whether it is the first time.
+    """
+    start = None
+    for sends in range(1, RETRIES + 2):
+        attempt = once(start is None)
+        start = attempt.start if start is None else start
+        attempt.start, attempt.sends = start, sends
+        if attempt.resend_s is None or sends > RETRIES:
+            break
+        time.sleep(min(attempt.resend_s * 2 ** (sends - 1), LONGEST_WAIT_S))
+    return attempt
+
+
+def wait_s(response: requests.Response) -> float | None:
+    """Seconds before a request with this response is sent again; null if it is not."""
+    if response.status_code not in RESENT:
+        return None
+    told = response.headers.get("Retry-After", "")
+    return float(told) if re.fullmatch(r"[0-9]{1,6}", told) else WAIT_S
+
+
+def cut(attempt: Attempt, start: float, problem: Exception) -> None:
+    """End an attempt that began at `start` with an error of the connection."""
+    attempt.end = time.perf_counter()
+    attempt.error = f"{type(problem).__name__} after {attempt.end - start:.3f} s: {problem}"
+    attempt.resend_s = WAIT_S if dropped(problem) else None
+
+
+def dropped(error: BaseException | None) -> bool:
     """Whether an established connection ended before the response did."""
     while error is not None:
         if isinstance(error, ConnectionRefusedError):
@@ -296,9 +319,9 @@ def _dropped(error: BaseException | None) -> bool:
 
 def _read(status: int, body: bytes, api: Api) -> tuple[str | None, str | None]:
     """Return (transcript, null) or (null, what is wrong with the response)."""
-    shown = _shown(body)
+    said = shown(body)
     if status != 200:
-        return None, f"HTTP {status}: {shown}"
+        return None, f"HTTP {status}: {said}"
     where = "'text'" if api == "transcriptions" else "'choices[0].message.content'"
     cut = False
     try:
@@ -309,11 +332,11 @@ def _read(status: int, body: bytes, api: Api) -> tuple[str | None, str | None]:
             text = answer["choices"][0]["message"]["content"]
             cut = answer["choices"][0].get("finish_reason") == "length"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None, f"HTTP 200, but the body is not a JSON object with {where}: {shown!r}"
+        return None, f"HTTP 200, but the body is not a JSON object with {where}: {said!r}"
     if cut:
-        return None, f"HTTP 200, but the text was cut off at max_tokens: {shown!r}"
-    return (text, None) if isinstance(text, str) else (None, f"HTTP 200, but {where} is not a string: {shown!r}")
+        return None, f"HTTP 200, but the text was cut off at max_tokens: {said!r}"
+    return (text, None) if isinstance(text, str) else (None, f"HTTP 200, but {where} is not a string: {said!r}")
 
 
-def _shown(body: bytes) -> str:
+def shown(body: bytes) -> str:
     return body[:300].decode(errors="replace")

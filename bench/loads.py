@@ -13,15 +13,13 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from bench import BenchError
-from bench.answers import Row
-from bench.dataset import Clip
 
 LEAD_S = 0.2  # before a request is due, its body is built
 SPARE_FILES = 100  # that are open beside the connections
-Send = Callable[[Clip, float | None], Any]  # a Row, or what makes one in the pool
+Item = TypeVar("Item")  # what a request sends, such as a Clip
 
 
 @dataclass(frozen=True)
@@ -94,14 +92,17 @@ def pool(load: Load, clips: int, mode: str = "whole") -> Executor:
     return ThreadPoolExecutor(load.at_once or clips)
 
 
-def send(load: Load, threads: Executor, clips: Sequence[Clip], one: Send, seed: int) -> Iterator[Row]:
+def send(
+    load: Load, threads: Executor, clips: Sequence[Item], one: Callable[[Item, float | None], Any], seed: int
+) -> Iterator[Any]:
     """Send each clip once and yield the rows as they end. Raises BenchError when open loop needs more than it may have.
 
-    `one(clip, due)` sends a clip when it is due, in seconds of time.perf_counter; without `due` at once.
+    `one(clip, due)` sends a clip when it is due, in seconds of time.perf_counter; without `due` at once. It returns a
+    row, or what makes one in the pool.
     """
-    ended: SimpleQueue[Future[Row]] = SimpleQueue()
+    ended: SimpleQueue[Future[Any]] = SimpleQueue()
 
-    def start(clip: Clip, due: float | None = None) -> None:
+    def start(clip: Item, due: float | None = None) -> None:
         threads.submit(one, clip, due).add_done_callback(ended.put)
 
     if load.at_once:

@@ -4,16 +4,15 @@ Texts of servers and datasets are untrusted. The page is built as an element tre
 its Content-Security-Policy forbids scripts and external content.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, tostring
 
-from bench import plots
-from bench.answers import Row
 from bench.plots import tag
 
 # Equal words shown on each side of an error
 AROUND = 3
+WORST_AFTER = ("Errors by duration", "Round trip")
 CSS = """
 :root{color-scheme:light dark;--page:#f7f7f5;--card:#fff;--ink:#1c1c1a;--soft:#5d5c58;--rule:#e2e1dc;--bar:#2a78d6;
 --bad:#b3261e;--good:#1b7f3b;--s0:#2a78d6;--s1:#d95926;--s2:#1a9e77;--s3:#8a4fbf;--s4:#b58900;--s5:#d6418f;--s6:#5b6b7a;
@@ -28,6 +27,8 @@ h1{font-size:1.5rem;line-height:1.25;margin:.2em 0}
 h2{font-size:1.1rem;margin:2.2em 0 .5em}
 p{margin:.4em 0}
 .soft{color:var(--soft)}
+.note{background:var(--card);border:1px solid var(--rule);border-left:4px solid var(--s1);border-radius:4px;
+padding:8px 12px;margin:10px 0}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:18px 0;padding:0}
 .tiles div,figure,article{background:var(--card);border:1px solid var(--rule);border-radius:8px}
 .tiles div{padding:10px 12px}
@@ -108,12 +109,17 @@ def render(
     title: str,
     setup: str,
     headline: Sequence[tuple[str, str]],
-    summary: dict[str, Any],
-    rows: Mapping[str, Sequence[Row]],
+    figures: Sequence[tuple[str, str, Element]],
     sections: Sequence[Section],
     definitions: Sequence[tuple[str, str]],
+    worst: Sequence[dict[str, Any]] | None,
+    notes: Sequence[str] = (),
 ) -> str:
-    """The whole page. `setup` is the caption of every figure: model, server, machine and dataset."""
+    """The whole page. `setup` is the caption of every figure: model, server, machine and dataset.
+
+    `figures` are (title, note, picture). `worst` are the clips with the most errors, of `quality` in summary.json,
+    which follow the section of WORST_AFTER; null for none. `notes` are what a reader has to know before the figures.
+    """
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     head = tag(
         "head",
@@ -123,21 +129,22 @@ def render(
         tag("title", title),
         tag("style", CSS),
     )
-    figures = [
+    drawn = [
         tag("figure", tag("h3", name), tag("p", note), picture, tag("figcaption", setup))
-        for name, note, picture in plots.figures(summary, rows)
+        for name, note, picture in figures
     ]
     body = tag(
         "body",
         tag("h1", title),
         tag("p", setup, class_="soft"),
+        *(tag("p", one_line(note), class_="note") for note in notes),
         tag("dl", *(_tile(name, value) for name, value in headline), class_="tiles"),
-        tag("div", *figures, class_="figures"),
+        tag("div", *drawn, class_="figures"),
     )
     for section in sections:
         body.extend(_section(section))
-        if section.title.startswith("Errors by duration"):
-            body.extend(_worst(summary["quality"]["worst"]))
+        if worst is not None and section.title.startswith(WORST_AFTER):
+            body.extend(_worst(worst))
     body.append(tag("h2", "Definitions"))
     body.append(tag("ul", *(tag("li", tag("b", term), f": {text}") for term, text in definitions)))
     return "<!doctype html>\n" + tostring(tag("html", head, body, lang="en"), encoding="unicode", method="html") + "\n"

@@ -1,11 +1,15 @@
 """The plan of each command of `python -m bench`: immutable, made by bench/arguments.py from the command line."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from bench.answers import Api, Mode
 from bench.loads import Load
+
+OWN_DATA = os.path.relpath(Path(__file__).parent / "data")  # the 500 clips of this repository
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,43 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
+class SpeechPlan:
+    """`bench speech`: send texts to a server's /v1/audio/speech at each load, and write the results to `out`.
+
+    url                  base URL of a running server
+    dataset              its references are the texts; read by bench.dataset.load
+    samples              number of texts, selected with `seed`; null for all
+    characters           length of each text, which is then made of several references; null for the references
+    voice, model         null for the first one that the server lists
+    form                 response_format; both are 16-bit PCM
+    stream               whether to ask for raw audio as it is made, as vLLM-Omni wants it asked
+    transcriber          base URL of a server that transcribes the speech of the first load; null for none
+    transcriber_key_env  as `api_key_env`, for the transcriber
+    random_weights       whether the model's weights are random, which cannot be seen over HTTP
+    note                 a line at the top of the report; null for none
+    """
+
+    url: str
+    out: Path
+    loads: tuple[Load, ...] = (Load("c1", concurrency=1),)
+    dataset: str = OWN_DATA
+    samples: int | None = None
+    seed: int = 0
+    characters: int | None = None
+    warmup: int = 2
+    voice: str | None = None
+    model: str | None = None
+    form: Literal["pcm", "wav"] = "pcm"
+    stream: bool = True
+    timeout_s: int = 600
+    api_key_env: str | None = None
+    transcriber: str | None = None
+    transcriber_key_env: str | None = None
+    random_weights: bool = False
+    note: str | None = None
+
+
+@dataclass(frozen=True)
 class ServePlan:
     """`bench serve`: `vllm serve` with `config` and `flags`, in `directory`, at `port` of 127.0.0.1, until Ctrl-C."""
 
@@ -119,4 +160,4 @@ class MatrixPlan:
     resume: bool
 
 
-Plan = RunPlan | ServePlan | ReportPlan | ComparePlan | MatrixPlan
+Plan = RunPlan | SpeechPlan | ServePlan | ReportPlan | ComparePlan | MatrixPlan

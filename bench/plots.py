@@ -51,23 +51,23 @@ def figures(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[
     dots = "Dots: P50, P90, P95 and P99."
     if any(latencies.values()):
         note = f"Share of requests with at most this latency. {dots}"
-        found.append(("Latency distribution", note, _shares(latencies)))
-        found.append(("Latency against duration", "One dot per request.", _scatter(points)))
+        found.append(("Latency distribution", note, shares(latencies)))
+        found.append(("Latency against duration", "One dot per request.", scatter(points)))
     if any(firsts.values()):
         note = f"Share of requests whose first text arrived within this time. {dots}"
-        found.append(("Time to first text", note, _shares(firsts)))
+        found.append(("Time to first text", note, shares(firsts)))
     found += _lags(loads, done)
     for unit, name in (("requests in flight", "concurrency"), ("arrivals per second", "rate")):
-        levels = _levels_of(loads, name)
+        levels = levels_of(loads, name)
         if len(levels) < 2:
             continue
         labels = [f"{load[name]:g}" for load in levels]
         latency = [load["latency_ms"] for load in levels]
         lines = {f"P{q}": [each[f"p{q}"] for each in latency] for q in MARKS}
         intervals = {f"P{q}": [each["ci95"][f"p{q}"] for each in latency] for q in MARKS}
-        picture = _levels(labels, lines, intervals, unit, "ms")
+        picture = by_level(labels, lines, intervals, unit, "ms")
         found.append((f"Latency against {name}", "Vertical bars: 95 % intervals.", picture))
-        speed = _levels(labels, {"RTFx": [load["rtfx"] for load in levels]}, {}, unit, "RTFx")
+        speed = by_level(labels, {"RTFx": [load["rtfx"] for load in levels]}, {}, unit, "RTFx")
         found.append((f"RTFx against {name}", "Seconds of audio transcribed per second.", speed))
     if any(each["wer"] is not None for each in quality["by_duration"]):
         title = "CER by duration" if quality["headline"] == "cer" else "WER by duration"
@@ -76,7 +76,7 @@ def figures(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[
     return found
 
 
-def _levels_of(loads: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+def levels_of(loads: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """The loads that have a value for `name`, in ascending order of it."""
     return sorted((load for load in loads if load.get(name) is not None), key=lambda load: float(load[name]))
 
@@ -91,10 +91,10 @@ def _lags(loads: Sequence[dict[str, Any]], done: Mapping[str, Sequence[Row]]) ->
             lines = {"P50": [(age, p50) for age, p50, _ in found], "P99": [(age, p99) for age, _, p99 in found]}
         yield "Lag against session age", "Of all tokens whose audio has this age.", _curves(lines)
     for unit, name in (("sessions", "sessions"), ("sessions in flight", "concurrency")):
-        levels = [load for load in _levels_of(loads, name) if load.get("lag_ms")]
+        levels = [load for load in levels_of(loads, name) if load.get("lag_ms")]
         if len(levels) > 1:
             figures = {f"P{q}": [load["lag_ms"][f"p{q}"] for load in levels] for q in MARKS}
-            picture = _levels([f"{load[name]:g}" for load in levels], figures, {}, unit, "ms")
+            picture = by_level([f"{load[name]:g}" for load in levels], figures, {}, unit, "ms")
             yield "Lag against number of sessions", "Of all tokens of all sessions.", picture
 
 
@@ -112,7 +112,7 @@ def _curves(lines: Mapping[str, Sequence[tuple[float, float]]]) -> Element:
     return _with_legend(picture, list(lines))
 
 
-def _shares(values: Mapping[str, Sequence[float]]) -> Element:
+def shares(values: Mapping[str, Sequence[float]]) -> Element:
     """The cumulative distribution of each load, on a logarithmic axis."""
     drawn = {load: np.maximum(each, 0.1) for load, each in values.items() if each}
     lowest, highest = (float(of([of(each) for each in drawn.values()])) for of in (min, max))
@@ -129,7 +129,7 @@ def _shares(values: Mapping[str, Sequence[float]]) -> Element:
     return _with_legend(picture, list(drawn))
 
 
-def _scatter(points: Mapping[str, Sequence[tuple[float, float]]]) -> Element:
+def scatter(points: Mapping[str, Sequence[tuple[float, float]]]) -> Element:
     """One dot per request. Each load is one path of zero-length lines; their round caps are the dots."""
     every = [point for each in points.values() for point in each]
     x, x_ticks = _from_zero(max(point[0] for point in every), LEFT, WIDTH - RIGHT)
@@ -143,7 +143,7 @@ def _scatter(points: Mapping[str, Sequence[tuple[float, float]]]) -> Element:
     return _with_legend(picture, list(drawn))
 
 
-def _levels(
+def by_level(
     labels: Sequence[str],
     lines: Mapping[str, Sequence[float | None]],
     intervals: Mapping[str, Sequence[Sequence[float] | None]],
@@ -161,11 +161,11 @@ def _levels(
         picture.append(_path([(x(place), y(value)) for place, value in known], number))
         for place, value in known:
             pair = intervals[name][place] if name in intervals else None
-            said = f"{name}, {x_unit} {labels[place]}: {value:.1f} {y_unit}"
+            said = f"{name}, {x_unit} {labels[place]}: {_told(value)} {y_unit}"
             if pair:
                 bar = f"M{_short(x(place))} {_short(y(pair[0]))}V{_short(y(pair[1]))}"
                 picture.append(tag("path", d=bar, class_=f"line thin {_colour(number)}"))
-                said += f" ({pair[0]:.1f} to {pair[1]:.1f})"
+                said += f" ({_told(pair[0])} to {_told(pair[1])})"
             picture.append(_dot(x(place), y(value), number, said))
     return _with_legend(picture, list(lines) if len(lines) > 1 else [])
 
@@ -257,6 +257,11 @@ def _logarithmic(lowest: float, highest: float, start: float, end: float) -> tup
 
 def _label(value: float) -> str:
     return f"{value:,.6g}".replace(",", "\u202f")
+
+
+def _told(value: float) -> str:
+    """For the text of a dot: an RTF of 0.103 needs more than one digit."""
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 
 
 def _round_numbers(lowest: float) -> Any:

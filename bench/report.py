@@ -4,23 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import BenchError, live, metrics, page, results
+from bench import BenchError, live, metrics, page, plots, results, tables
 from bench.answers import Row
 from bench.loads import parse
 from bench.page import Section, one_line
 
 # Characters of a text in report.md. summary.json and requests.jsonl have the full texts.
 LONGEST_TEXT = 600
-BYTES = {
-    "peak_bytes": "peak",
-    "end_bytes": "at the end",
-    "weights_bytes": "weights",
-    "kv_cache_bytes": "KV cache",
-    "other_bytes": "rest of the peak",
-    "device_peak_bytes": "peak of the whole GPUs, all processes",
-    "host_rss_peak_bytes": "peak of host memory (RSS)",
-}
-NO_MEMORY = dict.fromkeys((*BYTES, "source", "reason"))
+WORST_HEADER = ("clip", "errors", "words", "reference", "transcript", "alignment")
+NO_MEMORY = dict.fromkeys((*tables.BYTES, "source", "reason"))
 DEFINITIONS = (
     (
         "load",
@@ -141,7 +133,9 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
     results.write_json(out / results.SUMMARY, summary)
     title, sections = f"Benchmark {one_line(out.resolve().name)}", _sections(summary, rows)
     results.write(out / results.REPORT, _markdown(title, summary, sections))
-    html = page.render(title, _setup(summary), headline(summary), summary, rows, sections, DEFINITIONS)
+    figures = plots.figures(summary, rows)
+    worst = summary["quality"]["worst"]
+    html = page.render(title, _setup(summary), headline(summary), figures, sections, DEFINITIONS, worst)
     results.write(out / results.PAGE, html)
     return summary, rows[first]
 
@@ -149,12 +143,7 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
 def console(out: Path, summary: dict[str, Any], rows: Sequence[Row]) -> str:
     """The console output at the end of a run: a table, three transcripts with their references, the report's path."""
     lines = [f"{name:<13}{value}" for name, value in headline(summary)]
-    if len(summary["loads"]) > 1:
-        header, body = _columns(summary["loads"], SHORT)
-        widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
-        for cells in (header, *body):
-            lines.append("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
-        lines.insert(-len(body) - 1, "")
+    lines += tables.lines(summary["loads"], SHORT)
     for row, label in _examples(rows, summary["quality"]["worst"]):
         lines += ["", f"{row.id} ({label})", f"  reference   {one_line(row.reference)}"]
         lines += [f"  transcript  {one_line(row.text) or '(empty)'}"]
@@ -168,17 +157,14 @@ def headline(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if summary["missing"]:
         samples += f", {summary['missing']} without an answer yet"
     rate = quality[quality["headline"]]
-    errors = _number(rate["value"], "{:.2%}")
+    errors = tables.number(rate["value"], "{:.2%}")
     if rate["ci95"]:
         errors += " (95 % interval {:.2%} to {:.2%})".format(*rate["ci95"])
-    peak = f"not measured: {memory['reason']}"
-    if memory["source"]:
-        peak = f"{memory['peak_bytes'] / 2**30:.2f} GiB ({memory['source']})"
     lines = [("samples", samples)]
     if len(summary["loads"]) == 1:
         (load,) = summary["loads"]
         latency = load["latency_ms"]
-        lines += [(f"latency {q.upper()}", _number(latency[q], "{:.1f} ms")) for q in ("p50", "p90", "p95")]
+        lines += [(f"latency {q.upper()}", tables.number(latency[q], "{:.1f} ms")) for q in ("p50", "p90", "p95")]
         for name, label in (("first_text_ms", "first text"), ("word_delay_ms", "word delay")):
             if load[name]:
                 lines.append((label, "P50 {p50:.1f} ms, P95 {p95:.1f} ms".format(**load[name])))
@@ -186,21 +172,21 @@ def headline(summary: dict[str, Any]) -> list[tuple[str, str]]:
             lines.append(("lag", "P50 {p50:.1f} ms, P99 {p99:.1f} ms".format(**load["lag_ms"])))
             lines.append(("fell behind", str(load["fell_behind"])))
             lines.append(("client", _client(load)))
-        lines.append(("RTFx", _number(load["rtfx"], "{:.2f}")))
+        lines.append(("RTFx", tables.number(load["rtfx"], "{:.2f}")))
         if load["joules"] is not None:
-            each = [_number(load[f"joules_per_{what}"], "{:.2f} J") for what in ("request", "audio_second")]
+            each = [tables.number(load[f"joules_per_{what}"], "{:.2f} J") for what in ("request", "audio_second")]
             lines.append(("energy", "{} per request, {} per second of audio".format(*each)))
     if found := summary.get("search"):
         bound = f"P99 of the lag at most {found['lag_ms']:g} ms, none fell behind"
         lines.insert(0, ("sessions held", f"{found['held']} ({bound}; the search limit was {found['most']})"))
-    lines += [(quality["headline"].upper(), errors), ("peak memory", peak)]
+    lines += [(quality["headline"].upper(), errors), ("peak memory", tables.peak(memory))]
     if server.get("startup_s") is not None:
         lines.append(("start-up", f"{server['startup_s']:.1f} s"))
     return lines
 
 
 def _client(load: Mapping[str, Any]) -> str:
-    cpu = _number(load["harness_cpu_per_session_s"], "{:.4f} CPU s per second of a session")
+    cpu = tables.number(load["harness_cpu_per_session_s"], "{:.4f} CPU s per second of a session")
     late = load["late_sends_ms"]
     return cpu + ("" if late is None else ", sends late by P99 {p99:.1f} ms".format(**late))
 
@@ -274,53 +260,18 @@ LIVE = (
 )
 
 
-def _columns(
-    loads: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str, str]]
-) -> tuple[list[str], list[list[str]]]:
-    """Header and one row per load, with intervals after the values. Columns without any value are left out."""
-    kept = [column for column in columns if any(_at(load, column[1]) is not None for load in loads)]
-    body = []
-    for load in loads:
-        cells = []
-        for _, path, pattern in kept:
-            where, _, name = path.rpartition(".")
-            interval = columns is not SHORT and _at(load, f"{where}.ci95.{name}")
-            cells.append(_number(_at(load, path), pattern, "–"))
-            if interval:
-                cells[-1] += " ({} to {})".format(*(pattern.format(bound) for bound in interval))
-        body.append(cells)
-    return [column[0] for column in kept], body
-
-
-def _measured(
-    loads: Sequence[dict[str, Any]], columns: Sequence[tuple[str, str, str]]
-) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Header and rows: one row per load. With a single load: one row per measure. No rows if nothing was measured."""
-    header, body = _columns(loads, columns)
-    if len(header) == 1:
-        return header, []
-    if len(loads) == 1:
-        return ("measure", "value"), [*zip(header[1:], body[0][1:], strict=True)]
-    return header, body
-
-
-def _at(load: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path; null if the path does not exist."""
-    value: Any = load
-    for step in path.split("."):
-        value = value.get(step) if isinstance(value, Mapping) else None
-    return value
-
-
 def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> list[Section]:
     quality, loads, memory = summary["quality"], summary["loads"], summary["memory"]
     unit = "letters" if quality["headline"] == "cer" else "words"
     rates = [
         (
             name.upper(),
-            _rate(quality[name]),
-            _number(quality["raw"][name], "{:.2%}"),
-            *(_number(quality[name][each], "{}") for each in ("substitutions", "deletions", "insertions", counted)),
+            tables.rate(quality[name]),
+            tables.number(quality["raw"][name], "{:.2%}"),
+            *(
+                tables.number(quality[name][each], "{}")
+                for each in ("substitutions", "deletions", "insertions", counted)
+            ),
         )
         for name, counted in (("wer", "words"), ("cer", "characters"))
     ]
@@ -329,11 +280,10 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
         (
             f"{each['from_s']} to {each['to_s']} s" if each["to_s"] else f"{each['from_s']} s and more",
             each["clips"],
-            _number(each["wer"], "{:.2%}"),
+            tables.number(each["wer"], "{:.2%}"),
         )
         for each in quality["by_duration"]
     ]
-    sizes = [(label, f"{memory[name] / 2**30:.2f} GiB") for name, label in BYTES.items() if memory[name] is not None]
     failures = [
         (load, row.id, row.status, row.error) for load, each in rows.items() for row in each if row.error is not None
     ]
@@ -342,13 +292,13 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
     setup = {name: summary[name] for name in ("environment", "server", "run")}
     numbers = {name: value for name, value in summary.items() if name not in setup}
     joules = sorted({str(load["joules_reason"]) for load in loads if load["joules_reason"]})
-    latency, speed, streaming, lags = (_measured(loads, columns) for columns in (LATENCY, SPEED, STREAMING, LIVE))
+    latency, speed, streaming, lags = (tables.measured(loads, wanted) for wanted in (LATENCY, SPEED, STREAMING, LIVE))
     found = [
         Section("Latency", "95 % intervals in brackets.", *latency),
         Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
         Section("Streaming", "", *streaming) if streaming[1] else None,
         Section("Live sessions", "", *lags) if lags[1] else None,
-        Section("Memory of the server", memory["reason"] or "", ("measure", "amount"), sizes),
+        Section("Memory of the server", memory["reason"] or "", ("measure", "amount"), tables.sizes(memory)),
         Section(
             "Quality",
             f"Texts of load {loads[0]['load']}. Normaliser: {quality['normalizer']}.",
@@ -362,15 +312,30 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
             "Machine, versions, configuration",
             "The machine is the one that ran the benchmark. A remote server runs on another one.",
             ("setting", "value"),
-            list(_flat(setup)),
+            list(tables.flat(setup)),
         ),
-        Section("All numbers", "", ("number", "value"), list(_flat(numbers)), folded=True),
+        Section("All numbers", "", ("number", "value"), list(tables.flat(numbers)), folded=True),
     ]
     return [section for section in found if section]
 
 
 def _markdown(title: str, summary: dict[str, Any], sections: Sequence[Section]) -> str:
-    worst = [
+    sections = [
+        Section("", f"{_setup(summary)}.", ("measure", "value"), headline(summary)),
+        *sections,
+        Section(
+            f"The {metrics.WORST} worst clips",
+            "Completed clips with the most word errors. [a → b]: a substituted by b; [− a]: deleted; [+ b]: inserted.",
+            WORST_HEADER,
+            worst_rows(summary["quality"]["worst"]),
+        ),
+    ]
+    return tables.markdown(title, sections, DEFINITIONS)
+
+
+def worst_rows(worst: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """The rows below WORST_HEADER, of `worst` in summary.json."""
+    return [
         (
             each["id"],
             each["errors"],
@@ -379,58 +344,25 @@ def _markdown(title: str, summary: dict[str, Any], sections: Sequence[Section]) 
             _cut(each["transcript"]),
             _marked(each["alignment"]),
         )
-        for each in summary["quality"]["worst"]
+        for each in worst
     ]
-    sections = [
-        Section("", f"{_setup(summary)}.", ("measure", "value"), headline(summary)),
-        *sections,
-        Section(
-            f"The {metrics.WORST} worst clips",
-            "Completed clips with the most word errors. [a → b]: a substituted by b; [− a]: deleted; [+ b]: inserted.",
-            ("clip", "errors", "words", "reference", "transcript", "alignment"),
-            worst,
-        ),
-    ]
-    parts = [f"# {title}"]
-    for section in sections:
-        if section.title:
-            parts.append(f"## {section.title}")
-        if section.note:
-            parts.append(_escape(section.note))
-        parts.append(_table(section.header, section.body))
-    meaning = "\n".join(f"- **{term}**: {text}" for term, text in DEFINITIONS)
-    return "\n\n".join([*parts, "## Definitions", meaning]) + "\n"
 
 
 def _setup(summary: dict[str, Any]) -> str:
     """One line with the model, the server, the machine and the dataset of the run."""
     run, machine = summary["run"], summary["environment"]
-    commit = machine["git_commit"]
-    gpus = machine["gpu"] and ", ".join(dict.fromkeys(machine["gpu"]))
     config = run["serve"] and f"{run['serve']} (sha256 {str(run['config_sha256'])[:8]})"
     parts = [
         run["model"],
         machine["server_version"] and f"server version {machine['server_version']}",
-        gpus and (f"{len(machine['gpu'])} x {gpus}" if len(machine["gpu"]) > 1 else gpus),
-        None if gpus else f"{machine['cpu'] or 'CPU'}, {machine['cores']} cores",
+        tables.machine(machine),
         config or run["url"],
         f"{len(run['ids'])} clips of {run['dataset']}",
         None if run["mode"] == "whole" else f"--{run['mode']}",
         str(machine["date_utc"])[:10],
-        commit and f"commit {commit[:10]}{commit[40:]}",  # with "-dirty" if the working tree had changes
+        tables.commit(machine),
     ]
     return one_line(" · ".join(str(part) for part in parts if part))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested objects with its dotted name, without the long lists that have one entry per clip."""
-    for key, value in values.items():
-        if key == "loads" and isinstance(value, list) and isinstance(value[0], dict):
-            value = {load["load"]: load for load in value}
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif key not in ("ids", "clips", "worst", "by_duration", "empty"):
-            yield prefix + str(key), value
 
 
 def _examples(rows: Sequence[Row], worst: Sequence[dict[str, Any]]) -> Iterator[tuple[Row, str]]:
@@ -446,20 +378,6 @@ def _examples(rows: Sequence[Row], worst: Sequence[dict[str, Any]]) -> Iterator[
     yield from reversed(picks.values())
 
 
-def _table(header: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; "None." if there are no rows."""
-    if not body:
-        return "None."
-    rows = [header, ["---"] * len(header)]
-    rows += [[_escape(cell).replace("|", "\\|") for cell in cells] for cells in body]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
-
-
-def _escape(value: Any) -> str:
-    """Escape HTML: Markdown may contain it, and texts of servers and datasets are untrusted."""
-    return one_line(value).replace("&", "&amp;").replace("<", "&lt;")
-
-
 def _cut(text: str | None) -> str:
     line = one_line(text)
     return line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]} […]"
@@ -468,12 +386,3 @@ def _cut(text: str | None) -> str:
 def _marked(alignment: Sequence[Sequence[str | None]]) -> str:
     patterns = {"equal": "{0}", "substitute": "[{0} → {1}]", "delete": "[− {0}]", "insert": "[+ {1}]", "cut": "[…]"}
     return " ".join(patterns[str(kind)].format(here, there) for kind, here, there in page.shortened(alignment))
-
-
-def _rate(rate: dict[str, Any]) -> str:
-    text = _number(rate["value"], "{:.2%}")
-    return text + (" ({:.2%} to {:.2%})".format(*rate["ci95"]) if rate["ci95"] else "")
-
-
-def _number(value: Any, pattern: str, otherwise: str = "not measured") -> str:
-    return otherwise if value is None else pattern.format(value)

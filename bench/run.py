@@ -25,7 +25,7 @@ from bench.loads import Load
 from bench.memory import MemorySampler
 from bench.plan import LivePlan, RunPlan, SearchPlan
 from bench.search import search
-from bench.sending import Sending
+from bench.sending import Sending, load_meter
 from mistral_layout.audio import DELAY_MS
 
 # After one of these no request can succeed: no response, wrong key, no permission, wrong address or model.
@@ -178,7 +178,7 @@ def measure(plan: RunPlan, selection: Selection, url: str, startup_s: float | No
         delay_ms=plan.live.delay_ms if plan.live else DELAY_MS,
     )
     version = client.get("/version")
-    client.model = plan.model or _first_model(client)
+    client.model = plan.model or first_model(client)
     record = _record(plan, selection, client.model, version, startup_s)
     rows_path, attempts = plan.out / results.ROWS, list[Row]()
     if rows_path.exists():
@@ -268,7 +268,8 @@ class _Measurement:
             _warm_up(pool, self._client, self._warm_ups, self._plan.mode)
             self._write(load, KILLED)  # stays there if this process is killed
             waits = _queue(self._client)
-            sending = Sending(pool, self._client, self._part, load, self._plan.seed, self._meter)
+            meter = functools.partial(load_meter, self._sampler)
+            sending = Sending(pool, self._client, self._part, load, self._plan.seed, meter)
             try:
                 return self._send(sending, clips)
             finally:
@@ -297,17 +298,6 @@ class _Measurement:
                 number = trials.send(held)
         except StopIteration:
             pass
-
-    def _meter(self) -> Callable[[], dict[str, Any]]:
-        """Start to count the energy of the GPUs and the CPU time of this process. Return a function to read both."""
-        joules, cpu_s = self._sampler.meter(), time.process_time()
-
-        def read() -> dict[str, Any]:
-            energy, reason = joules()
-            now = round(time.process_time() - cpu_s, 3)
-            return {"joules": energy, "joules_reason": reason, "harness_cpu_s": now}
-
-        return read
 
     def _send(self, sending: Sending, clips: Sequence[Clip]) -> list[Row]:
         rows = []
@@ -372,7 +362,7 @@ def _sum(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _first_model(client: Client) -> str:
+def first_model(client: Client) -> str:
     models = client.get("/v1/models")
     try:
         return str(models["data"][0]["id"])

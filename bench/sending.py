@@ -1,5 +1,6 @@
 """The sending of one load's clips, in threads or, live, in an event loop, and what that took."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -9,9 +10,22 @@ from bench.answers import Row
 from bench.client import Client
 from bench.dataset import Clip
 from bench.loads import Load
+from bench.memory import MemorySampler
 from bench.sessions import Sessions, Together
 
 Meter = Callable[[], dict[str, Any]]
+
+
+def load_meter(sampler: MemorySampler) -> Meter:
+    """Start to count the energy of the GPUs and the CPU time of this process. Return a function to read both."""
+    joules, cpu_s = sampler.meter(), time.process_time()
+
+    def read() -> dict[str, Any]:
+        energy, reason = joules()
+        now = round(time.process_time() - cpu_s, 3)
+        return {"joules": energy, "joules_reason": reason, "harness_cpu_s": now}
+
+    return read
 
 
 class Sending:

@@ -66,6 +66,7 @@ def server(
     log: Path,
     *flags: str,
     command: Sequence[str] = (),
+    model: str | None = None,
     environment: Mapping[str, str] | None = None,
     wait: bool = True,
 ) -> Iterator[subprocess.Popen[bytes]]:
@@ -73,7 +74,8 @@ def server(
 
     The server listens on 127.0.0.1 only; its output goes to `log`. At the end, all its processes are stopped. Raises
     BenchError if the server does not start, with the last lines of the log and its first exception. `command` replaces
-    `vllm`. `environment` is added to this process's environment. Without `wait`, the caller waits for the server.
+    `vllm`. `model` is for a config that does not name it. `environment` is added to this process's environment. Without
+    `wait`, the caller waits for the server.
     """
     vllm = list(command) or _command()
     for path, kind in ((config, "a vLLM config file"), (directory, "the checkpoint's directory")):
@@ -87,6 +89,7 @@ def server(
     arguments = [
         *vllm,
         "serve",
+        *([] if model is None else [model]),  # vLLM takes it from this place only, if there is a config
         "--config",
         str(config.resolve()),
         "--host",

@@ -22,7 +22,7 @@ PICTURE = ROOT / "docs/pages/rooms.svg"
 PACKAGE = "voxtral_serve."
 MANY = 3  # rooms that import a module which is then not drawn
 # Pixels
-WIDTH, BOX, HEIGHT, ROW, MARGIN = 1100, 188, 66, 118, 24
+WIDTH, BOX, HEIGHT, ROW, MARGIN = 1280, 188, 66, 118, 24
 PASSING = 36  # the room that an arrow takes in a row that it passes
 LINE = 27  # characters in a line of a box
 

@@ -7,16 +7,18 @@ A room is a folder whose code runs in one kind of process with one set of depend
   guard       vLLM's API server: an upload or a chat from its bytes to its answer. Of `engine`, names and lengths only
   audio       decoding, speech detection, levels; numpy. Called by the guard
   transcript  tokens to words with times, subtitles, JSON. Called by the guard
+  keys        the file of API keys: names, digests, limits. Read by the guard and by `check`
   logs        every vLLM process: the log as lines of JSON. Called by the guard for what a line says of its request
   checkpoint  what a directory of weights holds; standard library. Called by `engine` and `check`
   check       `voxtral-serve check`, before a start
   deploy      the compose file of several servers, and a container's probes: standard library, no other room
   client      `voxtral-serve transcribe`, on any machine: no vLLM, no other room
   batch       `voxtral-serve batch`: archives through Ray Data. It sends files as `client` does, to its own servers
+  prove       `voxtral-serve prove`: the acceptance run of a server, as its clients see it, and its reports
 
 tests/unit/test_house.py holds who may import whom. A line of code for a live session goes into `engine` where it works
 on frames, rows or the scheduler, and into `guard` where it speaks a protocol: the guard may know a session's name and
 shapes, and nothing else of the engine.
 """
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"

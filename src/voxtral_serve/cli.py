@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from voxtral_serve import __version__
 from voxtral_serve.batch.job import PATIENCE_S, SUBTITLES, BatchJob
 from voxtral_serve.client.jobs import DELAYS_MS, FORMATS, LIVE_FORMATS, FilesJob, LiveJob
+from voxtral_serve.prove.job import OUT, ProveJob
 
 
 def main() -> NoReturn:
@@ -31,23 +33,26 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run a subcommand. Exit status: 0 if all is well, 1 if not; a wrong command line raises SystemExit(2)."""
     parser = argparse.ArgumentParser(prog="voxtral-serve", description="Voxtral speech-to-text served by vLLM.")
+    parser.add_argument("--version", action="version", version=f"voxtral-serve {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check, transcribe = _add_check(commands), _add_transcribe(commands)
-    batch = _add_batch(commands)
+    batch, prove = _add_batch(commands), _add_prove(commands)
     deployment = {"replicas": _add_replicas(commands), "ready": _add_ready(commands), "drain": _add_drain(commands)}
     behind: list[str] = []
-    if arguments[:1] == ["batch"] and "--" in arguments:
+    if arguments[:1] in (["batch"], ["prove"]) and "--" in arguments:
         mark = arguments.index("--")
         arguments, behind = arguments[:mark], arguments[mark + 1 :]
     # The rest goes to vLLM's own parser, which knows each of its options by name.
     given, words = parser.parse_known_args(arguments)
     if given.command != "check" and words:
-        command = {"transcribe": transcribe, "batch": batch, **deployment}[given.command]
+        command = {"transcribe": transcribe, "batch": batch, "prove": prove, **deployment}[given.command]
         command.error(f"unrecognized arguments: {' '.join(words)}")
     if given.command == "transcribe":
         return _transcribe(given, transcribe)
     if given.command == "batch":
         return _batch(given, behind, batch)
+    if given.command == "prove":
+        return _prove(given, behind, prove)
     if given.command == "replicas":
         return _replicas(given)
     if given.command in deployment:
@@ -245,6 +250,61 @@ def _batch(given: argparse.Namespace, behind: list[str], command: argparse.Argum
             subtitles=subtitles,
             patience_s=given.patience,
             address=given.address,
+        )
+    )
+
+
+def _add_prove(commands: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        "prove",
+        help="the acceptance run: whether a server on your GPU and weights does what it should, as a report to share",
+        usage="voxtral-serve prove --serve PROFILE --model DIR [OPTION ...] [-- OPTION OF VLLM SERVE ...]\n"
+        "       voxtral-serve prove --url URL [OPTION ...]",
+        description="Measure a server in about ten minutes, and write report.html and report.json, without audio, "
+        "texts, keys, paths and names of hosts. --serve starts `vllm serve`, and stops it. The key of a server at "
+        "--url is in the environment variable OPENAI_API_KEY. Exit status: 0; 1 if a part failed; 2 for arguments that "
+        "cannot be used; 130 for Ctrl-C.",
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    add("--serve", type=Path, metavar="PROFILE", help="the YAML of `vllm serve --config`, to start a server")
+    add("--model", type=Path, metavar="DIR", help="with --serve: the checkpoint's directory")
+    add("--url", metavar="URL", help="use this server, and start none")
+    add("--clips", type=Path, metavar="MANIFEST", help="your clips: JSON lines with path and, for WER, text")
+    add("--out", type=Path, default=OUT, metavar="DIR", help="folder for the reports (default: %(default)s)")
+    texts = "put the texts of clips into the reports (default: none)"
+    add("--with-texts", action="store_true", help=texts)
+    random = "the weights are random: skip the parts that need words (with --serve, this is detected)"
+    add("--random-weights", action="store_true", help=random)
+    add("--quick", action="store_true", help="few clips and short sessions, for CI")
+    return command
+
+
+def _prove(given: argparse.Namespace, behind: list[str], command: argparse.ArgumentParser) -> int:
+    if bool(given.url) == bool(given.serve):
+        command.error("name either --serve, to start a server, or --url, for one that is up")
+    if given.serve and not given.model:
+        command.error("--serve needs --model, the checkpoint's directory")
+    if given.url and (given.model or behind):
+        command.error("--model and options of vllm serve are for --serve, not for --url")
+    for name, path in (("serve", given.serve), ("model", given.model)):
+        if path and not path.exists():
+            command.error(f"--{name} {path} does not exist")
+    try:
+        from voxtral_serve.prove.run import run as prove
+    except ImportError as error:
+        return _lacks("prove", error, "prove")
+    return prove(
+        ProveJob(
+            url=given.url,
+            profile=given.serve,
+            directory=given.model,
+            arguments=tuple(behind),
+            clips=given.clips,
+            out=given.out,
+            random_weights=given.random_weights,
+            quick=given.quick,
+            with_texts=given.with_texts,
         )
     )
 

@@ -398,7 +398,7 @@ def test_energy_is_the_counters_joules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAKE_VLLM = """\
-import os, psutil, sys, threading, time, yaml
+import json, os, psutil, sys, threading, time, yaml
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import fakeserver
@@ -430,6 +430,11 @@ def count(self, received):
     tokens[0] += int(received.fields["max_completion_tokens"])
     with open("requests.txt", "a") as file:
         print(port, received.name, received.size, received.fields["model"], file=file)
+    steps = os.environ.get("VOXTRAL_SERVE_STEPS")
+    if steps and not config.get("enforce_eager"):  # as voxtral-serve's worker does: tests/unit/test_steps.py
+        step = dict(at=time.time(), execute_ms=4.0, sample_ms=1.0, gpu_ms=5.0, gpu_idle_ms=5.0)
+        with open(steps, "a") as file:
+            print(json.dumps(step | dict(requests=1, tokens=40, new=1, encode=1)), file=file)
     begin(self, received)
 
 fakeserver._Handler.do_GET, FakeServer.begin = do_get, count
@@ -539,6 +544,26 @@ def test_one_server_at_a_time(case: Case) -> None:
     assert (config["gpu_memory_utilization"], config.get("kv_cache_memory_bytes")) == (0.4, None)
     starts = [line.split()[1] for line in (case.model / "starts.txt").read_text().splitlines()]
     assert starts == ["0", "0", "0"]  # servers that were up already
+
+
+def test_the_steps_of_a_row_are_those_of_its_clips(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the warm-up and of the other rows are left out. A server that writes none has null."""
+    logs = case.out.parent / "logs"
+    assert case.run("--rows", "stock-eager,stock-piecewise", "--steps", "--logs", str(logs)) == 0
+    by_key = {(row["name"], row["concurrency"]): row["steps"] for row in case.result()["rows"]}
+    assert by_key[("stock-eager", 1)] is None
+    for concurrency, clips in ((1, 3), (2, 4)):
+        begin, idle = by_key[("stock-piecewise", concurrency)]
+        assert (begin["kind"], begin["count"], begin["requests_mean"], begin["tokens_mean"]) == ("begin", clips, 1, 40)
+        assert (idle["kind"], idle["count"], idle["ms"]["p50"]) == ("idle", clips - 1, 5.0)
+        assert begin["gpu_busy_share"] == pytest.approx(clips / (2 * clips - 1))
+    shown = capsys.readouterr().err
+    assert "this server has written none" in shown and "GPU busy" in shown
+    assert len((logs / "stock-piecewise.steps.jsonl").read_text().splitlines()) == 2 * 3 + 3 + 4
+    assert case.run("--rows", "stock-piecewise", "--concurrency", "1", "--clips", "3") == 0
+    assert {(row["name"], row["concurrency"]): row["steps"] for row in case.result()["rows"]}[
+        ("stock-piecewise", 1)
+    ] is None
 
 
 def test_both_starts_are_timed(case: Case) -> None:

@@ -19,6 +19,7 @@ from vllm import platforms
 from vllm.platforms import current_platform
 from vllm.third_party import pynvml
 
+import voxtral_serve
 from pico import others
 from voxtral_serve import checkpoint, shims
 from voxtral_serve.check import (
@@ -124,6 +125,11 @@ def test_it_takes_the_arguments_of_vllm_serve() -> None:
     assert any("max_num_seqs = 2 sequences" in line for line in lines)
 
 
+def test_its_version() -> None:
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"voxtral-serve {voxtral_serve.__version__}\n")
+
+
 def test_a_model_that_vllm_would_pass_over() -> None:
     done = command("check", "--gate", "--config", str(CONFIG), str(PICO))
     assert (done.returncode, done.stdout) == (2, "")
@@ -185,6 +191,39 @@ def test_an_untested_version_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert report.problems == []
 
 
+def versions(monkeypatch: pytest.MonkeyPatch, vllm: str) -> Report:
+    """The section of an environment with this vLLM."""
+    monkeypatch.setattr(shims, "installed", lambda library: vllm if library == "vllm" else "1")
+    installation.check_versions(report := Report())
+    return report
+
+
+def test_the_recommended_vllm_has_no_further_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = versions(monkeypatch, shims.TESTED["vllm"][-1]).lines
+    assert not any(line.startswith(("  recommended", "  not in")) for line in lines)
+
+
+@pytest.mark.parametrize("vllm", ["0.20.0", "0.25.0"])
+def test_what_another_vllm_cannot_do(vllm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = versions(monkeypatch, vllm)
+    assert row(report, "recommended") == "vllm 0.32.0: pip install 'voxtral-serve[gpu]'"
+    told = [line for line in report.lines if line.startswith(f"  not in {vllm}")]
+    assert len(told) == len(installation.LACKS.get(vllm, ()))
+    assert report.problems == []
+
+
+def test_each_older_vllm_that_is_supported_has_its_lines_and_its_profiles() -> None:
+    """Which profiles are not for it: by the first lines of the profiles, which are the README's table too."""
+    assert set(installation.LACKS) == set(shims.TESTED["vllm"][:-1])
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Which profile")[2]
+    table = re.findall(r"^\| `profiles/([\w.-]+\.yaml)` \|.*\| ([\d., ]+) \|$", section, re.MULTILINE)
+    assert len(table) > 5
+    for vllm, lacks in installation.LACKS.items():
+        newer = {name for name, versions in table if vllm not in versions}
+        named = " ".join(lack.partition(":")[0] for lack in lacks if lack.startswith("profiles/"))
+        assert set(re.findall(r"[\w.-]+\.yaml", named)) == newer
+
+
 def test_patches_that_are_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [finder for finder in sys.meta_path if type(finder).__name__ != "PostImport"]
     monkeypatch.setattr(sys, "meta_path", others)
@@ -241,7 +280,7 @@ def test_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_an_installation_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+    def broken(*_: object) -> None:
         raise ImportError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(options, "vllm_parser", broken)
@@ -359,6 +398,20 @@ def test_the_contest_s_config_asks_for_no_key(port: str) -> None:
     assert report.problems == []
     assert row(report, "listens on") == f"all addresses, port {port}"
     assert row(report, "API key") == "none, as additional_config sets it"
+
+
+def test_a_file_of_keys(port: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, secret = tmp_path / "keys.yaml", "0123456789abcdef"
+    monkeypatch.setenv("VOXTRAL_SERVE_KEYS", str(file))
+    assert f"VOXTRAL_SERVE_KEYS names {file}, which cannot be read" in only_problem(gate(CONFIG, "--port", port))
+    file.write_text(f"- {{name: billing, key: {secret}, in_flight: many}}")
+    found = only_problem(gate(CONFIG, "--port", port))
+    assert "entry 1 (billing): its in_flight is 'many': expected a whole number" in found and secret not in found
+    file.write_text(f"- {{name: billing, key: {secret}}}")
+    report = gate(CONFIG, "--port", port)
+    assert not report.problems and f"1, of {file}" in str(report.lines)
+    monkeypatch.setenv("VLLM_API_KEY", secret)
+    assert "so is vLLM's own key" in only_problem(gate(CONFIG, "--port", port))
 
 
 @pytest.mark.parametrize("profile", sorted(path.name for path in (ROOT / "profiles").glob("*.yaml")))

@@ -10,7 +10,9 @@ from voxtral_serve.check import Report
 from voxtral_serve.check.options import read_options
 from voxtral_serve.check.profiles import OF_OTHER_MODELS
 
-NAMES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
+ALL = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
+# vLLM-Omni's parser reads the options of speech synthesis: tests/speech/test_check.py.
+NAMES = [name for name in ALL if name != "voxtral-tts"]
 
 
 def profile(name: str) -> dict[str, Any]:
@@ -77,5 +79,18 @@ def test_names_and_guard_as_vllm_reads_them(name: str) -> None:
 
 def test_profiles_of_other_models_are_told_by_their_names() -> None:
     """The others serve pico's architecture."""
-    assert set(OF_OTHER_MODELS) <= set(NAMES)
-    assert {name for name in NAMES if "voxtral" not in profile(name)["served_model_name"]} == set(OF_OTHER_MODELS)
+    assert set(OF_OTHER_MODELS) <= set(ALL)
+    assert {name for name in ALL if "voxtral" not in profile(name)["served_model_name"]} == set(OF_OTHER_MODELS)
+
+
+def test_the_profile_of_speech_synthesis() -> None:
+    """The stages are as many as vLLM-Omni has, and speak as many texts as it has CUDA graphs for."""
+    content = profile("voxtral-tts")
+    assert content["served_model_name"][:4] == ["voxtral-tts", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
+    assert content["middleware"] == "voxtral_serve.guard.Guard"
+    assert "shutdown_timeout" not in content  # vLLM-Omni refuses it
+    assert content["disable_uvicorn_access_log"]
+    stages = content["stage_overrides"]
+    assert [stages[stage]["max_num_seqs"] for stage in ("0", "1")] == [32, 32]
+    assert sum(stage["gpu_memory_utilization"] for stage in stages.values()) == pytest.approx(0.9)
+    assert "model" not in content and "omni" not in content  # on the command line only

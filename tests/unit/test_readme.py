@@ -16,11 +16,12 @@ import yaml
 from conftest import ROOT
 
 from tools import patch_table, rooms_picture
+from voxtral_serve import shims
 
 README = ROOT / "README.md"
 PAGES = ROOT / "docs/pages"
 DOCUMENTS = [README, *sorted(PAGES.glob("*.md"))]
-LINKED = [*DOCUMENTS, ROOT / "ROUND1_METHODOLOGY.md"]
+LINKED = [*DOCUMENTS, ROOT / "ROUND1_METHODOLOGY.md", ROOT / "SECURITY.md"]
 LONGEST_README = 200  # lines
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PATCHES = (PAGES / "checkpoints.md").read_text(encoding="utf-8")
@@ -367,7 +368,10 @@ def test_every_command_of_voxtral_serve_is_there_with_its_flags(document: Path) 
     known = set(re.findall(r'add_parser\(\s*"([a-z-]+)"', source))
     for command, rest in commands(document, r"(?:^|[`/$]|\w )voxtral-serve (check|transcribe|batch|[a-z-]+(?= --))"):
         assert command in known, (command, rest)
-        assert set(FLAG.findall(rest.replace("[", ""))) <= set(re.findall(r'"(--[a-z-]+)"', source)), rest
+        taken = set(re.findall(r'"(--[a-z-]+)"', source))
+        if command == "check":  # it takes what `vllm serve` takes
+            taken.add("--omni")
+        assert set(FLAG.findall(rest.replace("[", ""))) <= taken, rest
 
 
 def test_the_flags_of_the_benchmark_are_in_its_table() -> None:
@@ -383,8 +387,34 @@ def test_every_config_and_extra_that_a_command_names_is_there(document: Path) ->
     for config in re.findall(r"--config (?:\.\./)*/?([\w./-]+\.yaml)", read(document)):
         assert (ROOT / config).is_file(), config
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    for named in re.findall(r"pip install -e '\.\[([\w,]+)\]'", read(document)):
+    for named in re.findall(r"`?'?\.\[([\w,]+)\]['`]", read(document)):
         assert set(named.split(",")) <= set(extras), named
+
+
+CONTEST_BUILD = "docker build --build-arg VLLM=0.20.0 -t vllm-voxtral ."
+CONTEST_RUN = (
+    'docker run --gpus all --rm --shm-size 4g -v "$(pwd)":/model:ro -w /model -p 8000:8000 vllm-voxtral '
+    "--config vllm_config.yaml"
+)
+
+
+@pytest.mark.parametrize("document", [README, PAGES / "container.md"], ids=["README.md", "container.md"])
+def test_the_contest_s_command_is_shown_with_the_image_that_it_is_for(document: Path) -> None:
+    """It is what others run: its words do not change."""
+    lines = [line.partition("   ")[0] for line in read(document).splitlines()]
+    assert lines.index(CONTEST_BUILD) < lines.index(CONTEST_RUN)
+
+
+def test_the_recommended_vllm_comes_first() -> None:
+    recommended = shims.TESTED["vllm"][-1]
+    for document in (README, PAGES / "install.md"):
+        first = read(document).index("pip install -e '.[gpu]'")
+        assert f"# vLLM {recommended}," in read(document)[first:].partition("\n")[0]
+        assert first < read(document).index("[contest]")
+        table = read(document).partition("| vLLM | transformers |")[2].splitlines()[2:4]
+        expected = zip(*(shims.TESTED[name] for name in ("vllm", "transformers", "mistral-common")), strict=True)
+        shown = [re.findall(r"[\d]+\.[\d.]*\d", line)[:3] for line in table]
+        assert shown == [[*versions] for versions in reversed([*expected])]
 
 
 def test_every_variable_that_a_command_names_is_explained() -> None:
@@ -399,9 +429,20 @@ def test_every_variable_that_a_command_names_is_explained() -> None:
 
 SOURCES = ("src/voxtral_serve", "bench", "sitecustomize.py")
 REFUSALS = {
-    *("RefusedError", "AudioError", "LimitError", "CheckpointError", "ConfigError", "PatchError", "EngineDeadError"),
     *(
+        "RefusedError",
+        "AudioError",
+        "LimitError",
+        "KeysError",
+        "CheckpointError",
+        "ConfigError",
+        "PatchError",
+        "EngineDeadError",
+    ),
+    *(
+        "KeysError",
         "LogError",
+        "StepsError",
         "UsageError",
         "RequestError",
         "JobError",

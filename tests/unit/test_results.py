@@ -179,6 +179,21 @@ def test_quiet_clips_and_long_files() -> None:
     assert max(abs(quiet - usual), abs(files - usual)) <= 0.005
 
 
+def test_accepted_drafts() -> None:
+    """What the log of findings, and the profiles with drafts, say of the present checkpoint."""
+    found = json.loads((RESULTS / "drafts-cpu.json").read_text())["results"]
+    steps, per_step = found["steps"], f"{found['tokens_per_step']:.2f} tokens"
+    positions = [f"{share:.0%}".rstrip("%") for share in found["by_position"]]
+    text = " ".join((PAGES / "findings.md").read_text().split())
+    assert (
+        f"{found['accepted']:,} of {found['drafts']:,} in {steps:,} steps, {per_step} a step; by position "
+        f"{', '.join(positions[:-1])} and {positions[-1]} %; WER {100 * found['wer']:.2f} %"
+    ) in text
+    assert found["tokens_per_step"] == pytest.approx(1 + found["accepted"] / steps) and found["clips"] == 500
+    for name in ("fast-spec", "fast-spec-0.20.0"):
+        assert f"{per_step} per step" in (ROOT / f"profiles/{name}.yaml").read_text()
+
+
 def test_the_soak() -> None:
     """What docs/pages/security.md says of it, and that all was as it should be."""
     soak = json.loads((RESULTS / "soak-cpu.json").read_text())

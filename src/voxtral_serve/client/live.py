@@ -38,7 +38,15 @@ PATH = "/v1/realtime"
 PING_TIMEOUT_S = 60  # a busy server on a CPU may leave a ping unanswered for long
 KEPT_S = 600  # seconds of audio without text that are kept for another connection
 # What another connection may not meet: codes of error events of this project's server, and close codes (RFC 6455).
-PASSING = ("too_many_sessions", "idle_timeout", "session_expired", "unread", "engine_stalled", "engine_dead")
+PASSING = (
+    "too_many_sessions",
+    "rate_limit_exceeded",
+    "idle_timeout",
+    "session_expired",
+    "unread",
+    "engine_stalled",
+    "engine_dead",
+)
 RESTART, LATER = 1012, 1013
 
 

@@ -23,7 +23,9 @@ class NotReadyError(Exception):
 
 
 def api_key(environ: Mapping[str, str]) -> str:
-    """The server's own key, as its entrypoint takes it; empty without one."""
+    """The server's own key, as its entrypoint takes it; empty without one. With a file of keys, OPENAI_API_KEY."""
+    if "VOXTRAL_SERVE_KEYS" in environ:
+        return environ.get("OPENAI_API_KEY", "")
     file = environ.get("VLLM_API_KEY_FILE")
     return Path(file).read_text(encoding="utf-8").strip() if file else environ.get("VLLM_API_KEY", "")
 
