@@ -39,7 +39,7 @@ serve: .venv/ready ## serve the tiny checkpoint until Ctrl-C (PORT=8000 CONFIG=p
 bench: .venv/ready ## measure a server that is up (URL=http://127.0.0.1:8000 SAMPLES=40)
 	@.venv/bin/python -m bench run --url $(URL) --samples $(SAMPLES) --out $(OUT)
 
-# Where several processes share two cores, threads of OpenMP that wait for work by spinning take a sixth of all CPU time.
+# Where several processes share two cores, threads of OpenMP that wait for work by spinning take a tenth of the CPU time.
 test test-slow test-pinned test-clients test-speech: export OMP_WAIT_POLICY = passive
 
 # Two sessions at the same time; the output of the first follows that of the second. Unit tests wait as long as they compute,
