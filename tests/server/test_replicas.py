@@ -212,7 +212,7 @@ def test_when_none_is_there_the_answer_is_503_and_says_when_to_come_again(two: l
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["error"]["code"] == "not_ready"
     two[0].start()
-    time.sleep(FAIL_S + 0.5)
+    time.sleep(BACK_S)
     assert post(proxy.url).status_code == 200
 
 
@@ -236,7 +236,7 @@ def test_streams_of_a_killed_replica_end_and_the_client_connects_again(two: list
         with connect(address) as socket:
             assert json.loads(socket.recv())["pid"] != pid
     dead.start()
-    time.sleep(FAIL_S + 0.5)
+    time.sleep(BACK_S)
     url = f"{proxy.url}/v1/audio/transcriptions"
     with requests.post(url, files={"file": b"0"}, data={"stream": "true"}, stream=True, timeout=30) as answer:
         lines = answer.iter_lines()
