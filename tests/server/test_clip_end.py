@@ -144,5 +144,5 @@ def test_beam_search_ends_within_the_clip_or_is_refused(ask: Callable[..., Answe
     assert ask(audio, use_beam_search="true", n=2, max_completion_tokens=limit(audio)).response.status_code == 200
     refused = ask(audio, use_beam_search="true", n=2).response
     assert refused.status_code == 400
-    assert "Beam search" in refused.json()["error"]["message"]
+    assert "In a beam search" in refused.json()["error"]["message"]
     assert ask(audio).response.status_code == 200
