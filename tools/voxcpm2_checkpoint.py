@@ -11,13 +11,13 @@ import argparse
 import copy
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models
 
 from tools.speech_checkpoint import write_weights
+from voxtral_serve.check.voxcpm2 import model_shapes
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 NEVER_ENDS = "stop_head.weight"  # with zeros, its two numbers are equal, and speech goes on
@@ -93,20 +93,16 @@ def write(directory: Path, small: bool = False) -> None:
 
     Raises ModuleNotFoundError if voxcpm is not installed.
     """
-    from voxcpm.model.voxcpm2 import VoxCPM2Model, VoxCPMConfig
-    from voxcpm.modules.audiovae import AudioVAEV2
+    from voxcpm.modules.audiovae import AudioVAEConfigV2, AudioVAEV2
 
     directory.mkdir(parents=True, exist_ok=True)
     content = config(small)
     (directory / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     _write_tokenizer(directory)
-    read = VoxCPMConfig.model_validate(content)
     torch.manual_seed(0)
-    codec = AudioVAEV2(read.audio_vae_config)
+    codec = AudioVAEV2(AudioVAEConfigV2(**content["audio_vae_config"]))
     torch.save({"state_dict": codec.state_dict()}, directory / "audiovae.pth")
-    with torch.device("meta"):
-        model = VoxCPM2Model(read, SimpleNamespace(vocab={}), AudioVAEV2(read.audio_vae_config), device="cpu")
-    shapes = {name: tuple(each.shape) for name, each in model.state_dict().items() if not name.startswith("audio_vae.")}
+    shapes = model_shapes(content)
     ends = shapes.pop(NEVER_ENDS)
     write_weights(directory / "model.safetensors", shapes, {NEVER_ENDS: ends})
 

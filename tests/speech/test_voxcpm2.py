@@ -8,6 +8,7 @@ import base64
 import io
 import json
 import os
+import shutil
 import signal
 import time
 import wave
@@ -22,6 +23,7 @@ import requests
 import soundfile
 import yaml
 from conftest import ROOT
+from safetensors.torch import load_file, save_file
 
 from bench.loads import closed
 from bench.plan import SpeechPlan
@@ -67,6 +69,27 @@ def samples(content: bytes) -> bytes:
 
 def test_the_profile_and_the_checkpoint_are_right(directory: Path) -> None:
     assert check_all(PROFILE, None, [str(directory), "--omni"]).problems == []
+
+
+def test_what_check_refuses(directory: Path, tmp_path: Path) -> None:
+    """vLLM-Omni drops the first without a word. For a tensor that is missing, voxcpm leaves random numbers in its place."""
+    content = yaml.safe_load(PROFILE.read_text(encoding="utf-8"))
+    content["stage_overrides"]["1"] = {"max_num_seqs": 8}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    words = [str(copied := Path(shutil.copytree(directory, tmp_path / "model"))), "--omni"]
+    assert check_all(tmp_path / "config.yaml", None, words).problems == ["stage_overrides has stage '1': expected 0"]
+    weights = load_file(copied / "model.safetensors")
+    norm = weights.pop("residual_lm.norm.weight")
+    save_file(weights, copied / "model.safetensors")
+    assert check_all(PROFILE, None, words).problems == [
+        f"{copied} lacks tensor residual_lm.norm.weight: expected (64,)"
+    ]
+    save_file(weights | {"residual_lm.norm.weight": norm[:32]}, copied / "model.safetensors")
+    (problem,) = check_all(PROFILE, None, words).problems
+    assert problem.endswith("has tensor residual_lm.norm.weight with the shape (32,): expected (64,)")
+    (copied / "config.json").write_text('{"architecture": "voxcpm2"}')
+    (problem,) = check_all(PROFILE, None, words).problems
+    assert f"voxcpm 2.0.3 cannot make the model of {copied / 'config.json'}" in problem
 
 
 def test_a_file_a_stream_and_events_have_the_same_samples(vox: Speech) -> None:
