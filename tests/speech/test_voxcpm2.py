@@ -72,7 +72,7 @@ def test_the_profile_and_the_checkpoint_are_right(directory: Path) -> None:
 
 
 def test_what_check_refuses(directory: Path, tmp_path: Path) -> None:
-    """vLLM-Omni drops the first without a word. For a tensor that is missing, voxcpm leaves random numbers in its place."""
+    """vLLM-Omni drops the first without a word, and voxcpm leaves random numbers in place of a missing tensor."""
     content = yaml.safe_load(PROFILE.read_text(encoding="utf-8"))
     content["stage_overrides"]["1"] = {"max_num_seqs": 8}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))

@@ -32,12 +32,15 @@ def report_voxcpm2(report: Report, held: VoxCPM2Checkpoint) -> None:
     except (ImportError, ValueError, KeyError, TypeError) as error:  # pydantic's errors are ValueErrors
         report.problem(f"{LIBRARY} {found} cannot make the model of {held.directory / 'config.json'}: {error}")
         return
-    for name, shape in expected.items():
-        has = held.shapes.get(name)
-        if has != shape:
-            wrong = f"lacks tensor {name}" if has is None else f"has tensor {name} with the shape {has}"
-            report.problem(f"{held.directory} {wrong}: expected {shape}")
-            return
+    name = next((name for name, shape in expected.items() if held.shapes.get(name) != shape), None)
+    if name is None:
+        return
+    if name not in held.shapes:
+        report.problem(f"{held.directory} lacks tensor {name}: expected {expected[name]}")
+    else:
+        report.problem(
+            f"{held.directory} has tensor {name} with the shape {held.shapes[name]}: expected {expected[name]}"
+        )
 
 
 def model_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
