@@ -38,7 +38,7 @@ RATE = 48000  # Hz
 TOKEN = 7680  # samples: 160 ms
 SAMPLE_BYTES = 2
 TOKENS = 25  # of a speech here, unless a test says otherwise
-MOST = 40  # of a speech whose request sets no limit
+CONTEXT = 256  # positions of a text and its speech, which end a speech whose request sets no limit
 AT_ONCE = 12  # more than the server speaks together
 WAIT_S = 120
 
@@ -52,9 +52,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def vox(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speech]:
-    """The shared server, with the profile's options for its stage but the share of the memory."""
+    """The shared server, with the profile's options for its stage but the share of the memory and the context."""
     stages = yaml.safe_load(PROFILE.read_text(encoding="utf-8"))["stage_overrides"]
-    stages["0"] |= {"gpu_memory_utilization": 0.1, "default_sampling_params": {"seed": 42, "max_tokens": MOST}}
+    stages["0"] |= {"gpu_memory_utilization": 0.1, "max_model_len": CONTEXT}
     log = tmp_path_factory.mktemp("log") / "server.log"
     with serving(directory, log, config=PROFILE, on_cpu=(*OMNI, json.dumps(stages))) as server:
         yield server._replace(voice="default")
@@ -186,8 +186,8 @@ def test_the_benchmark(vox: Speech, tmp_path: Path) -> None:
     plan = SpeechPlan(vox.url, tmp_path / "run", loads=tuple(closed("1,2")), samples=2, random_weights=True)
     summary = measure(plan)
     for load in summary["loads"]:
-        assert (load["completed"], load["errors"]) == (2, 0), load
-        assert load["audio_s"] == pytest.approx(2 * MOST * TOKEN / RATE)
+        assert (load["completed"], load["failed"]) == (2, 0)
+        assert 0 < load["audio_s"] < 2 * CONTEXT * TOKEN / RATE
 
 
 def test_sigterm_lets_a_request_finish(vox: Speech) -> None:
