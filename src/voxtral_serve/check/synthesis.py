@@ -16,6 +16,7 @@ OMNI = "--omni"
 LIBRARY = "vllm-omni"
 SERVED = "0.32.0rc1"  # the tests serve with it
 READ = "0.20.0"  # its source was read
+DROPPED = ("default_sampling_params",)  # of stage_overrides; 0.32.0rc1's resolve_omni_config keeps the deploy file's
 REFUSED = {"0.24": "it does not serve Voxtral TTS (vllm-omni issue 4954)"}
 
 
@@ -55,18 +56,24 @@ def stage_overrides(values: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def check_stages(report: Report, overrides: dict[str, dict[str, Any]], stages: Sequence[str]) -> None:
-    """`stage_overrides`: vLLM-Omni drops a stage that the model has not, and with a warning an unknown option."""
+    """`stage_overrides`: vLLM-Omni drops stages that the model has not, DROPPED, and with a warning unknown options."""
     from dataclasses import fields
 
     from vllm_omni.config.stage_config import StageDeployConfig
+    from vllm_omni.engine.arg_utils import OmniEngineArgs
 
-    known = {each.name for each in fields(StageDeployConfig)}
+    known = {each.name for kind in (StageDeployConfig, OmniEngineArgs) for each in fields(kind)}
     for stage, options in overrides.items():
         if stage not in stages:
             report.problem(f"stage_overrides has stage {stage!r}: expected {' or '.join(stages)}")
             continue
         for name in options:
-            if name not in known:
+            if name in DROPPED:
+                report.problem(
+                    f"stage_overrides: stage {stage}: {LIBRARY} drops {name} here: set it in a copy of its deploy "
+                    "file, with --deploy-config"
+                )
+            elif name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 report.problem(f"stage_overrides: stage {stage}: {name} is not an option of {LIBRARY}{hint}")
