@@ -1,7 +1,7 @@
 """Write a checkpoint of VoxCPM2 with random weights: 5 GB, or 1 MB for a CPU. The package voxcpm names its tensors.
 
-It makes noise, and no speech of it ends before the request's limit: it serves to measure speed and to test servers. The
-vocabulary is the 256 bytes.
+It makes noise, and no speech of it ends before the limit of the request or the context: it serves to measure speed and
+to test servers. The vocabulary is the 256 bytes.
 
 python -m tools.voxcpm2_checkpoint DIRECTORY
 python -m tools.voxcpm2_checkpoint DIRECTORY --tiny
