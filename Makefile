@@ -71,7 +71,7 @@ test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or also run o
 test-clients: .venv/ready-dev .venv-clients/ready ## published live clients, unmodified, against a real server (700 MB)
 	@.venv/bin/python -m pytest tests/clients
 
-test-speech: .venv/ready-dev .venv-omni/ready ## Voxtral TTS of vLLM-Omni on a CPU, with random weights (200 MB)
+test-speech: .venv/ready-dev .venv-omni/ready ## Voxtral TTS and VoxCPM2 of vLLM-Omni on a CPU, with random weights (200 MB)
 	@.venv-omni/bin/python -m pytest tests/speech
 
 # As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.

@@ -39,16 +39,18 @@ def write(directory: Path, small: bool = False) -> None:
     for name, frames in voices.items():
         embedding = torch.randn(frames, params["dim"], generator=noise).to(torch.bfloat16)
         torch.save(embedding, directory / "voice_embedding" / f"{name}.pt")
-    _write_weights(directory / "consolidated.safetensors", speech.shapes(params))
+    write_weights(directory / "consolidated.safetensors", speech.shapes(params))
 
 
-def _write_weights(path: Path, shapes: dict[str, Shape]) -> None:
-    """Write one tensor after the other. safetensors' save_file would need all 8 GB in memory at once.
+def write_weights(path: Path, shapes: dict[str, Shape], zeros: dict[str, Shape] | None = None) -> None:
+    """Write random tensors with `shapes` in bfloat16, and then those of `zeros`.
 
+    One after the other: safetensors' save_file would need all 8 GB in memory at once.
     Format: the length of the header, the header, the tensors without gaps (https://huggingface.co/docs/safetensors).
     """
+    zeros = zeros or {}
     header, end = {}, 0
-    for name, shape in shapes.items():
+    for name, shape in (shapes | zeros).items():
         begin, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
@@ -66,6 +68,7 @@ def _write_weights(path: Path, shapes: dict[str, Shape]) -> None:
                 part = block[2 * (place % BLOCK) :][:size]
                 file.write(part)
                 place, size = place + len(part) // 2, size - len(part)
+        file.writelines(bytes(2 * math.prod(shape)) for shape in zeros.values())
 
 
 def _scale(shape: Shape) -> float:

@@ -1,4 +1,4 @@
-"""One server of Voxtral TTS for all tests of this folder: vLLM-Omni on a CPU, with random weights.
+"""One server of Voxtral TTS for the tests of this folder, and one of VoxCPM2: vLLM-Omni on a CPU, with random weights.
 
 Random weights make noise. These tests judge the server: what starts, what is refused, what a stream is made of.
 """
@@ -23,8 +23,9 @@ collect_ignore_glob = [] if find_spec("vllm_omni") else ["test_*"]
 
 CONFIG = ROOT / "profiles/voxtral-tts.yaml"
 # What a CPU needs: less memory, no graphs, one thread for each process. A start takes minutes beside other work.
+OMNI = ("--omni", "--stage-init-timeout", "1800", "--init-timeout", "2400", "--stage-overrides")
 ON_CPU = (
-    *("--omni", "--stage-init-timeout", "1800", "--init-timeout", "2400", "--stage-overrides"),
+    *OMNI,
     '{"0": {"gpu_memory_utilization": 0.1, "enforce_eager": true, "max_num_seqs": 32, "max_num_batched_tokens": 4096}, '
     '"1": {"gpu_memory_utilization": 0.1, "enforce_eager": true, "max_num_seqs": 32}}',
 )
@@ -38,10 +39,11 @@ class Speech(NamedTuple):
     url: str
     log: Path
     pid: int  # of the API process
+    voice: str = "casual_male"
 
     def say(self, text: str = "Good morning.", timeout_s: float = 300, **fields: Any) -> requests.Response:
-        """POST /v1/audio/speech. Without other fields: the voice casual_male, WAV, at most 25 frames of 80 ms."""
-        body = {"input": text, "voice": "casual_male", "response_format": "wav", "max_new_tokens": 25, **fields}
+        """POST /v1/audio/speech. Without other fields: WAV, at most 25 tokens of speech."""
+        body = {"input": text, "voice": self.voice, "response_format": "wav", "max_new_tokens": 25, **fields}
         with requests.Session() as session:
             session.trust_env = False
             return session.post(f"{self.url}/v1/audio/speech", json=body, timeout=timeout_s, stream="stream" in fields)
@@ -56,8 +58,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def serving(directory: Path, log: Path, *flags: str) -> Iterator[Speech]:
-    """A server of its own with the profile, for a test that ends it."""
+def serving(
+    directory: Path, log: Path, *flags: str, config: Path = CONFIG, on_cpu: tuple[str, ...] = ON_CPU
+) -> Iterator[Speech]:
+    """A server of its own with a profile, for a test that ends it."""
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         pytest.exit("the Makefile sets what vLLM needs on a CPU: run the tests with `make test-speech`", returncode=2)
     port = serve.free_port()
@@ -65,7 +69,7 @@ def serving(directory: Path, log: Path, *flags: str) -> Iterator[Speech]:
     with (
         mock.patch.object(serve, "START_TIMEOUT_S", START_TIMEOUT_S),
         serve.server(
-            CONFIG, directory, port, log, *ON_CPU, *flags, command=command, model=".", environment=ENVIRONMENT
+            config, directory, port, log, *on_cpu, *flags, command=command, model=".", environment=ENVIRONMENT
         ) as process,
     ):
         yield Speech(f"http://127.0.0.1:{port}", log, process.pid)

@@ -18,6 +18,7 @@ from voxtral_serve.guard.speech.facts import SpeechFacts
 from voxtral_serve.guard.speech.stages import Stages
 
 RATE, SECONDS, CHUNKS = 24000, 0.5, 4
+RATE_HEADER = b"x-audio-sample-rate"
 VOICES = ("casual_female", "neutral_male")
 MODELS = ("voxtral-tts", "tts-1")
 SPEECH = "/v1/audio/speech"
@@ -42,7 +43,7 @@ def event(name: str, **content: Any) -> bytes:
 
 
 def delta(samples: bytes) -> bytes:
-    return event("speech.audio.delta", audio=base64.b64encode(samples).decode(), response_format="pcm")
+    return event("speech.audio.delta", audio=base64.b64encode(samples).decode(), sample_rate=RATE)
 
 
 class OmniApp:
@@ -79,6 +80,8 @@ class OmniApp:
     async def _speak(self, asked: dict[str, Any], send: Any) -> None:
         kind = asked.get("stream_format")
         headers = [(b"content-type", b"text/event-stream" if kind == "sse" else b"audio/any")]
+        if kind != "sse":
+            headers.append((RATE_HEADER, str(RATE).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         whole = encoded(asked["response_format"])
         parts = [whole]
@@ -124,7 +127,7 @@ class Engine:
 
 def facts(**more: Any) -> SpeechFacts:
     stages = Stages(Engine(), 30, SimpleNamespace(should_exit=False))
-    found = SpeechFacts(VOICES, RATE, 16, None, OpenLimits.of_process(1, 1 << 17), {"object": "server"}, stages, MODELS)
+    found = SpeechFacts(VOICES, 16, None, OpenLimits.of_process(1, 1 << 17), {"object": "server"}, stages, MODELS)
     return found._replace(**more)
 
 

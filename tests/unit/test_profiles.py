@@ -12,7 +12,7 @@ from voxtral_serve.check.profiles import OF_OTHER_MODELS
 
 ALL = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 # vLLM-Omni's parser reads the options of speech synthesis: tests/speech/test_check.py.
-NAMES = [name for name in ALL if name != "voxtral-tts"]
+NAMES = [name for name in ALL if name not in ("voxcpm2", "voxtral-tts")]
 
 
 def profile(name: str) -> dict[str, Any]:
@@ -94,3 +94,15 @@ def test_the_profile_of_speech_synthesis() -> None:
     assert [stages[stage]["max_num_seqs"] for stage in ("0", "1")] == [32, 32]
     assert sum(stage["gpu_memory_utilization"] for stage in stages.values()) == pytest.approx(0.9)
     assert "model" not in content and "omni" not in content  # on the command line only
+
+
+def test_the_profile_of_voxcpm2() -> None:
+    """The values of vllm-omni's deploy file, as the profile says: it speaks as many texts as it has CUDA graphs for."""
+    content = profile("voxcpm2")
+    assert content["served_model_name"] == ["voxcpm2", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
+    assert {name: content[name] for name in content if name not in ("served_model_name", "stage_overrides")} == {
+        "middleware": "voxtral_serve.guard.Guard",
+        "disable_uvicorn_access_log": True,
+    }
+    (stage,) = content["stage_overrides"].values()
+    assert stage["max_num_seqs"] == 8

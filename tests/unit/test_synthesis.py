@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import speaking
 from speaking import CHUNKS, RATE, SECONDS, SPEECH, VOICES, Engine, OmniApp, ask, encoded, guarded, said
 from test_guard_metrics import Count
 from test_keys import BILLING, Lines, bearer, text
@@ -69,6 +70,19 @@ def test_audio_that_is_sent_while_it_is_made() -> None:
     answer = spoken(made, response_format="pcm")
     assert app.asked[0]["stream_format"] == "audio"
     assert (answer.body, len(answer.parts) > CHUNKS) == (encoded("pcm"), True)
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_the_rate_is_that_of_the_answer(events: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speaking, "RATE", 2 * RATE)
+    spoken(guarded()[0], response_format="pcm", stream=events)
+    assert f"{SECONDS / 2:.2f} s of audio" in lines[0]
+
+
+def test_samples_without_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speaking, "RATE_HEADER", b"x-other")
+    answer = spoken(guarded()[0], response_format="pcm")
+    assert answer.body == b"" and "without the header x-audio-sample-rate" in str(answer.raised)
 
 
 def test_what_has_no_effect_is_said() -> None:
@@ -251,15 +265,20 @@ def test_limits_of_a_key(tmp_path: Path) -> None:
 # ---- What the server serves
 
 
-def state_of(architecture: str = facts.ARCHITECTURE, speech: Any = True, **more: Any) -> Any:
-    audio = {"speaker_id": {"Neutral_Male": 1, "casual_female": 0}, "sampling_rate": RATE}
-    model = SimpleNamespace(architecture=architecture, hf_config=SimpleNamespace(audio_config=audio))
+def state_of(architecture: str = facts.ARCHITECTURES[0], speech: Any = True, **more: Any) -> Any:
+    has = SimpleNamespace(
+        supported_speakers=frozenset(more.pop("speakers", ("Neutral_Male", "casual_female"))),
+        precomputed_speakers=more.pop("precomputed", {}),
+    )
     config = SimpleNamespace(
-        model_config=model,
+        model_config=SimpleNamespace(architecture=architecture),
         parallel_config=SimpleNamespace(_api_process_count=more.pop("processes", 1)),
         scheduler_config=SimpleNamespace(max_num_seqs=32),
     )
-    serving = SimpleNamespace(_generate_audio_sse_events=None) if speech is True else speech
+    serving = speech
+    if speech is True:
+        adapter = SimpleNamespace(capabilities=has)
+        serving = SimpleNamespace(_generate_audio_sse_events=None, _get_tts_adapter=lambda: adapter)
     return SimpleNamespace(
         engine_client=SimpleNamespace(vllm_config=config),
         openai_serving_speech=serving,
@@ -273,10 +292,16 @@ def state_of(architecture: str = facts.ARCHITECTURE, speech: Any = True, **more:
 def test_facts_of_voxtral_tts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     found = facts.read(state_of(), None)
-    assert (found.voices, found.rate, found.most_in_flight) == (VOICES, RATE, 128)
+    assert (found.voices, found.most_in_flight) == (VOICES, 128)
     assert found.stages.vllm_config.shutdown_timeout == 30
     assert (found.about["models"], found.about["capabilities"]) == (["voxtral-tts"], {"speech": True})
     assert found.about["limits"] == {"characters": 4096, "in_flight": 128}
+
+
+def test_facts_of_voxcpm2() -> None:
+    """It has vLLM-Omni's one voice, and those of profiles that were computed before the start."""
+    state = state_of("VoxCPM2TalkerForConditionalGeneration", speakers=["default"], precomputed={"Anna": {}})
+    assert facts.read(state, None).voices == ("anna", "default")
 
 
 @pytest.mark.parametrize(
@@ -289,6 +314,7 @@ def test_facts_of_voxtral_tts(monkeypatch: pytest.MonkeyPatch) -> None:
         (state_of("MistralForCausalLM", None, openai_serving_transcription=None), "cannot serve MistralForCausalLM"),
         (state_of(speech=SimpleNamespace()), "has no events for speech: `middleware: voxtral_serve.guard.Guard` needs"),
         (state_of(processes=2), "api_server_count is 2: expected 1"),
+        (state_of(speakers=[]), "vllm-omni has no voices for this checkpoint"),
     ],
 )
 def test_a_server_of_another_kind_is_refused_by_name(state: Any, message: str) -> None:

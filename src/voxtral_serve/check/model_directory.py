@@ -9,12 +9,20 @@ from voxtral_serve import checkpoint
 from voxtral_serve.check.options import ServeOptions
 from voxtral_serve.check.report import Report, size
 from voxtral_serve.check.synthesis import report_speech
-from voxtral_serve.checkpoint import Checkpoint, CheckpointError, OtherModel, SpeechCheckpoint
+from voxtral_serve.check.voxcpm2 import report_voxcpm2
+from voxtral_serve.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    OtherModel,
+    SpeechCheckpoint,
+    Synthesis,
+    VoxCPM2Checkpoint,
+)
 
 
 def check_model(
     report: Report, options: ServeOptions | None, model: Path | None
-) -> Checkpoint | OtherModel | SpeechCheckpoint | None:
+) -> Checkpoint | OtherModel | Synthesis | None:
     """Read the directory `model`; if it is None, the options' model, else the current directory.
 
     Returns None if it cannot be read.
@@ -38,13 +46,16 @@ def check_model(
         )
         return None
     try:
-        speech = checkpoint.read_speech(directory)
+        speech = checkpoint.read_speech(directory) or checkpoint.read_voxcpm2(directory)
         held = speech or checkpoint.other_model(directory) or checkpoint.read(directory)
     except CheckpointError as error:
         report.problem(str(error))
         return None
     if isinstance(held, SpeechCheckpoint):
         report_speech(report, held)
+        return held
+    if isinstance(held, VoxCPM2Checkpoint):
+        report_voxcpm2(report, held)
         return held
     if isinstance(held, OtherModel):
         report.row("model", f"{held.model}: its files are complete; vLLM checks the rest when it starts")

@@ -20,7 +20,7 @@ from voxtral_serve.check.plan import Plan
 from voxtral_serve.check.profiles import fitting
 from voxtral_serve.check.report import ConfigError, Report
 from voxtral_serve.check.synthesis import OMNI, check_memory_of_speech, check_omni, check_stages, stage_overrides
-from voxtral_serve.checkpoint import HUGGING_FACE, Checkpoint, OtherModel, SpeechCheckpoint
+from voxtral_serve.checkpoint import HUGGING_FACE, Checkpoint, OtherModel, Synthesis
 from voxtral_serve.engine.names import ENCODE_ONCE
 
 
@@ -40,8 +40,6 @@ def check_all(config: Path | None, model: Path | None, words: Sequence[str] = ()
         check_omni(report)
     absent = check_plugin(report)
     options = read_options(report, config, words) if vllm else None
-    if options and OMNI in words:
-        check_stages(report, stage_overrides(options.values))
     if options:
         check_parallel(report, options, gate)
     if gate and options:
@@ -49,10 +47,12 @@ def check_all(config: Path | None, model: Path | None, words: Sequence[str] = ()
     if options is None and model is None and words and not is_option(words[0]):
         model = Path(words[0])
     held = check_model(report, options, model)
-    if OMNI in words and held is not None and not isinstance(held, SpeechCheckpoint):
-        report.problem(f"{OMNI} is for Voxtral TTS, and this is another model: remove {OMNI}")
-    elif OMNI not in words and isinstance(held, SpeechCheckpoint):
-        report.problem(f"Voxtral TTS is served by vLLM-Omni: add {OMNI} to the command line")
+    if OMNI in words and held is not None and not isinstance(held, Synthesis):
+        report.problem(f"{OMNI} is for Voxtral TTS and VoxCPM2, and this is another model: remove {OMNI}")
+    elif OMNI not in words and isinstance(held, Synthesis):
+        report.problem(f"{held.NAME} is served by vLLM-Omni: add {OMNI} to the command line")
+    elif options and isinstance(held, Synthesis):
+        check_stages(report, stage_overrides(options.values), held.STAGES)
     encode_once = options is not None and options.encode_once
     if absent and (encode_once or (isinstance(held, Checkpoint) and held.layout == HUGGING_FACE)):
         report.problem(f"vLLM does not load the plugin for {ENCODE_ONCE if encode_once else 'this layout'}: {absent}")
@@ -61,13 +61,13 @@ def check_all(config: Path | None, model: Path | None, words: Sequence[str] = ()
 
 
 def _check_memory_and_clip(
-    report: Report, options: ServeOptions | None, held: Checkpoint | OtherModel | SpeechCheckpoint | None
+    report: Report, options: ServeOptions | None, held: Checkpoint | OtherModel | Synthesis | None
 ) -> None:
     right = {"config": options is not None and options.valid, "checkpoint": held is not None}
     missing = " and ".join(name for name in right if not right[name])
     report.section("memory")
     plan = None
-    if options and isinstance(held, SpeechCheckpoint) and not missing:
+    if options and isinstance(held, Synthesis) and not missing:
         check_memory_of_speech(report, held, stage_overrides(options.values))
         return
     if options and isinstance(held, OtherModel) and not missing:

@@ -11,7 +11,7 @@ from voxtral_serve.checkpoint import Checkpoint
 # In a wheel the profiles are inside the package, in a checkout beside src.
 PLACES = (Path(__file__).parents[1] / "profiles", Path(__file__).parents[3] / "profiles")
 PROFILES = next(filter(Path.is_dir, PLACES), None)
-OF_OTHER_MODELS = ("voxtral-3b", "voxtral-tts", "whisper")  # than Voxtral Realtime
+OF_OTHER_MODELS = ("voxcpm2", "voxtral-3b", "voxtral-tts", "whisper")  # than Voxtral Realtime
 
 
 def fitting(held: Checkpoint) -> str:

@@ -1,22 +1,23 @@
-"""Voxtral TTS, which vLLM-Omni serves: its version, its options, and the checkpoint."""
+"""Voxtral TTS and VoxCPM2, which vLLM-Omni serves: its version, its options, and the checkpoint."""
 
 import difflib
 import json
 from argparse import Namespace
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from voxtral_serve import shims
 from voxtral_serve.check.device import first_device
 from voxtral_serve.check.report import ConfigError, Report, size
-from voxtral_serve.checkpoint import SpeechCheckpoint
+from voxtral_serve.checkpoint import SpeechCheckpoint, Synthesis
 
 OMNI = "--omni"
 LIBRARY = "vllm-omni"
 SERVED = "0.32.0rc1"  # the tests serve with it
 READ = "0.20.0"  # its source was read
+DROPPED = ("default_sampling_params",)  # of stage_overrides; 0.32.0rc1's resolve_omni_config keeps the deploy file's
 REFUSED = {"0.24": "it does not serve Voxtral TTS (vllm-omni issue 4954)"}
-STAGES = ("0", "1")  # text to codes, codes to samples
 
 
 def check_omni(report: Report) -> None:
@@ -54,19 +55,25 @@ def stage_overrides(values: Namespace) -> dict[str, dict[str, Any]]:
     return overrides
 
 
-def check_stages(report: Report, overrides: dict[str, dict[str, Any]]) -> None:
-    """`stage_overrides`: vLLM-Omni drops an option that it does not know, with a warning."""
+def check_stages(report: Report, overrides: dict[str, dict[str, Any]], stages: Sequence[str]) -> None:
+    """`stage_overrides`: vLLM-Omni drops stages that the model has not, DROPPED, and with a warning unknown options."""
     from dataclasses import fields
 
     from vllm_omni.config.stage_config import StageDeployConfig
+    from vllm_omni.engine.arg_utils import OmniEngineArgs
 
-    known = {each.name for each in fields(StageDeployConfig)}
+    known = {each.name for kind in (StageDeployConfig, OmniEngineArgs) for each in fields(kind)}
     for stage, options in overrides.items():
-        if stage not in STAGES:
-            report.problem(f"stage_overrides has stage {stage!r}: expected {' or '.join(STAGES)}")
+        if stage not in stages:
+            report.problem(f"stage_overrides has stage {stage!r}: expected {' or '.join(stages)}")
             continue
         for name in options:
-            if name not in known:
+            if name in DROPPED:
+                report.problem(
+                    f"stage_overrides: stage {stage}: {LIBRARY} drops {name} here: set it in a copy of its deploy "
+                    "file, with --deploy-config"
+                )
+            elif name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 report.problem(f"stage_overrides: stage {stage}: {name} is not an option of {LIBRARY}{hint}")
@@ -75,7 +82,7 @@ def check_stages(report: Report, overrides: dict[str, dict[str, Any]]) -> None:
 def report_speech(report: Report, held: SpeechCheckpoint) -> None:
     """The rows of a checkpoint of Voxtral TTS."""
     dtypes = sorted({tensor.dtype for tensor in held.tensors.values()})
-    report.row("model", "Voxtral TTS")
+    report.row("model", held.NAME)
     report.row(
         "tensors",
         f"{len(held.tensors):,}, {size(held.weight_bytes)}, {held.parameters:,} parameters, {', '.join(dtypes)}",
@@ -84,7 +91,7 @@ def report_speech(report: Report, held: SpeechCheckpoint) -> None:
     report.row("voices", f"{len(held.voices)}, of {least} to {most} audio tokens: {', '.join(sorted(held.voices))}")
 
 
-def check_memory_of_speech(report: Report, held: SpeechCheckpoint, overrides: dict[str, dict[str, Any]]) -> None:
+def check_memory_of_speech(report: Report, held: Synthesis, overrides: dict[str, dict[str, Any]]) -> None:
     """Compare the weights with the share of the device that stage 0 gets."""
     from vllm.platforms import current_platform
 

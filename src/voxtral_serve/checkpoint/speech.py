@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from voxtral_serve.checkpoint.errors import CheckpointError
 from voxtral_serve.checkpoint.files import LFS, check_download, layout_of, read_json, refuse_pointer
@@ -24,6 +24,9 @@ SMALLEST_NUMBER = 2  # bytes; a voice is stored in bfloat16 or wider
 @dataclass(frozen=True)
 class SpeechCheckpoint:
     """A complete directory of Voxtral TTS. Its layout is Mistral's; there is no other."""
+
+    NAME: ClassVar = "Voxtral TTS"
+    STAGES: ClassVar = ("0", "1")  # text to codes, codes to samples
 
     directory: Path
     params: dict[str, Any]

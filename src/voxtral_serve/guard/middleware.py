@@ -6,7 +6,7 @@ Other requests are passed to vLLM with their audio decoded. A request enters the
 that, the limits of `body` apply.
 
 What the server serves decides which requests it has: `transcription.TranscriptionRequest` before vLLM's speech-to-text,
-`speech.request.SpeechRequest` before vLLM-Omni's Voxtral TTS.
+`speech.request.SpeechRequest` before vLLM-Omni's Voxtral TTS and VoxCPM2.
 
 vLLM runs a config's middleware before its own. Therefore the guard checks the key before it reads a body, with vLLM's
 function; vLLM checks it again. With VOXTRAL_SERVE_KEYS, vLLM has no key, and `keyring` checks it alone. `limits`

@@ -1,4 +1,4 @@
-"""Speech synthesis: the guard before vLLM-Omni's Voxtral TTS, `POST /v1/audio/speech`.
+"""Speech synthesis: the guard before vLLM-Omni's Voxtral TTS or VoxCPM2, `POST /v1/audio/speech`.
 
     request -> fields -> vLLM-Omni -> answer
 

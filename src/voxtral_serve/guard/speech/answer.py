@@ -13,6 +13,7 @@ from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.speech.fields import SpeechParameters
 
 SAMPLE_BYTES = 2  # of PCM, which is mono
+RATE_HEADER = b"x-audio-sample-rate"  # vLLM-Omni's, with the first audio; of events, each delta has `sample_rate`
 DELTA, DONE, ERROR = "speech.audio.delta", "speech.audio.done", "speech.audio.error"
 
 
@@ -25,14 +26,15 @@ class SpeechAnswer:
     failed        the error of a stream of events that failed before its first audio: the client has got nothing
     """
 
-    def __init__(self, parameters: SpeechParameters, rate: int, start: float, send: Send, threads: Executor) -> None:
-        """`rate`: of the audio in Hz. `start`: of the request, of time.monotonic()."""
-        self.parameters, self.rate, self.start, self.client, self.threads = parameters, rate, start, send, threads
+    def __init__(self, parameters: SpeechParameters, start: float, send: Send, threads: Executor) -> None:
+        """`start`: of the request, of time.monotonic()."""
+        self.parameters, self.start, self.client, self.threads = parameters, start, send, threads
         self.first_byte_s: float | None = None
         self.complete = False
         self.failed: RefusedError | None = None
         self._seconds = 0.0  # of a whole file
         self._bytes = 0  # of samples
+        self._rate = 0  # of the samples in Hz, which vLLM-Omni says before the first of them
         self._held: Message | None = None  # the status, until there is audio or an error
         self._status = 0
         self._file: list[bytes] = []
@@ -42,12 +44,13 @@ class SpeechAnswer:
     def seconds(self) -> float:
         if self._bytes == 0:
             return self._seconds
-        return self._bytes / (SAMPLE_BYTES * self.rate)
+        return self._bytes / (SAMPLE_BYTES * self._rate)
 
     async def send(self, message: Message) -> None:
         """Take a message of vLLM-Omni's."""
         if message["type"] == "http.response.start":
             self._status, self._held = message["status"], message
+            self._rate = int(dict(message.get("headers", ())).get(RATE_HEADER, 0))
             if self.parameters.ignored and self._status == 200:
                 ignored = (IGNORED_HEADER, ", ".join(self.parameters.ignored).encode())
                 message["headers"] = [*message.get("headers", ()), ignored]
@@ -72,6 +75,8 @@ class SpeechAnswer:
         if body:
             self._heard()
         if self.parameters.format == "pcm":
+            if body and not self._rate:
+                raise RuntimeError(f"vLLM-Omni sent samples without the header {RATE_HEADER.decode()}")
             self._bytes += len(body)
         else:
             self._file.append(body)
@@ -88,6 +93,7 @@ class SpeechAnswer:
         if event["type"] == DELTA:
             audio: str = event["audio"]
             self._bytes += len(audio) * 3 // 4 - audio[-2:].count("=")
+            self._rate = event["sample_rate"]
             self._heard()
         elif event["type"] == ERROR and self._held is not None:
             self.failed = RefusedError(500, f"the speech failed: {event['error']['message']}", "failed")

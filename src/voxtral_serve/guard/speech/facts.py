@@ -10,7 +10,7 @@ from voxtral_serve.guard.keyring import KeyRing
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, most_in_flight
 from voxtral_serve.guard.speech.stages import Stages
 
-ARCHITECTURE = "VoxtralTTSForConditionalGeneration"
+ARCHITECTURES = ("VoxtralTTSForConditionalGeneration", "VoxCPM2TalkerForConditionalGeneration")
 BODY_BYTES = 128 << 10  # the largest body: CHARACTERS as \uXXXX\uXXXX are 48 KiB
 MIDDLEWARE = "`middleware: voxtral_serve.guard.Guard`"
 
@@ -23,7 +23,6 @@ class SpeechFacts(NamedTuple):
     """What the guard knows of the server.
 
     voices          names, in lower case and sorted
-    rate            of the audio, in Hz
     most_in_flight  requests at a time whose bodies are whole
     verify          whether a request's headers hold vLLM's key; None if it has none
     open            limits on bodies that are still arriving
@@ -34,7 +33,6 @@ class SpeechFacts(NamedTuple):
     """
 
     voices: tuple[str, ...]
-    rate: int
     most_in_flight: int
     verify: Callable[[Any], bool] | None
     open: OpenLimits
@@ -62,22 +60,18 @@ def read(state: Any, app: Any) -> SpeechFacts:
     """
     engine = state.engine_client
     config = engine.vllm_config
-    if config is None or config.model_config.architecture != ARCHITECTURE:
+    if config is None or config.model_config.architecture not in ARCHITECTURES:
         raise unknown(engine)
     if not hasattr(state.openai_serving_speech, "_generate_audio_sse_events"):
         raise KindError(
             f"vllm-omni {shims.installed('vllm-omni')} has no events for speech: {MIDDLEWARE} needs 0.32.0rc1 or newer"
         )
     if (processes := config.parallel_config._api_process_count) != 1:
-        raise KindError(f"api_server_count is {processes}: expected 1 for {ARCHITECTURE} behind {MIDDLEWARE}")
-    audio = config.model_config.hf_config.audio_config
-    voices, in_flight = tuple(sorted(name.lower() for name in audio["speaker_id"])), most_in_flight(config)
-    if not voices:
-        raise KindError("the checkpoint has no voices: expected them in params.json, audio_tokenizer_args, `voice`")
+        raise KindError(f"api_server_count is {processes}: expected 1 for speech synthesis behind {MIDDLEWARE}")
+    voices, in_flight = _voices(state.openai_serving_speech), most_in_flight(config)
     names = tuple(each.name for each in state.openai_serving_models.base_model_paths)
     return SpeechFacts(
         voices=voices,
-        rate=int(audio["sampling_rate"]),
         most_in_flight=in_flight,
         verify=access.verify(state, app),
         open=OpenLimits.of_process(1, BODY_BYTES),
@@ -88,11 +82,20 @@ def read(state: Any, app: Any) -> SpeechFacts:
     )
 
 
+def _voices(serving: Any) -> tuple[str, ...]:
+    """Those that vLLM-Omni says the model has, not those that were uploaded to it. Raises KindError without any."""
+    has = serving._get_tts_adapter().capabilities
+    voices = tuple(sorted({name.lower() for name in (*has.supported_speakers, *has.precomputed_speakers)}))
+    if not voices:
+        raise KindError("vllm-omni has no voices for this checkpoint: expected at least one")
+    return voices
+
+
 def unknown(engine: Any) -> KindError:
-    """The error for a server that is neither of speech-to-text nor of Voxtral TTS. `engine`: vLLM's EngineClient."""
+    """The error for a server of neither speech-to-text nor ARCHITECTURES. `engine`: vLLM's EngineClient."""
     config = engine.vllm_config
     found = "a model without a language model" if config is None else config.model_config.architecture
     return KindError(
-        f"voxtral_serve.guard cannot serve {found}: expected a model of speech-to-text, or {ARCHITECTURE}. Remove "
-        f"{MIDDLEWARE} for this model"
+        f"voxtral_serve.guard cannot serve {found}: expected a model of speech-to-text, or "
+        f"{' or '.join(ARCHITECTURES)}. Remove {MIDDLEWARE} for this model"
     )

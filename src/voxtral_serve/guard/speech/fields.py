@@ -17,10 +17,10 @@ FORMATS = ("mp3", "opus", "flac", "wav", "pcm")  # vLLM-Omni's (protocol/audio.p
 STREAMED = "pcm"
 STREAM_FORMATS = ("audio", "sse")
 SPEEDS = (0.25, 4.0)
-NEW_TOKENS = 4096  # the most that vLLM-Omni takes, of 80 ms each
+NEW_TOKENS = 4096  # the most that vLLM-Omni takes: 80 ms each with Voxtral TTS, 160 ms with VoxCPM2
 FIELDS = 100  # of one request
 FIELD_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
-# Voxtral TTS speaks with the voices of its checkpoint. vLLM-Omni's models fetch the first ones from URLs and files.
+# A server speaks with the voices that it has. vLLM-Omni fetches the first ones from URLs and files.
 REFERENCES = (
     *("ref_audio", "ref_audio_2", "references", "reference_audio", "speaker_audio", "voice_prompt"),
     *("ref_audio_codes", "ref_text", "speaker_embedding", "x_vector_only_mode"),

@@ -57,7 +57,7 @@ class SpeechRequest(Request):
         with self._place(facts), self._key_place(facts, IN_FLIGHT):
             parameters = fields.read(body, facts.voices, facts.models)
             metrics().characters.inc(parameters.characters)
-            answer = SpeechAnswer(parameters, facts.rate, self.start, self.send, self.guard.threads)
+            answer = SpeechAnswer(parameters, self.start, self.send, self.guard.threads)
             self.answer = answer
             # After the body, the client's own messages: vLLM-Omni waits for its http.disconnect, to abort the request.
             request = asgi.request(self.scope, JSON, parameters.content, self.id, self.receive)

@@ -1,7 +1,7 @@
 """The stages of vLLM-Omni's engine, each a process. A server that has lost one stops, as vLLM's without its engine.
 
 vLLM-Omni 0.32.0rc1 goes on: `errored` is true only without its orchestrator, so that a model of several modalities can
-still serve some. Voxtral TTS speaks only with both of its stages.
+still serve some. Voxtral TTS speaks only with both of its stages, VoxCPM2 with its only one.
 """
 
 import asyncio
