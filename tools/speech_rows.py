@@ -33,9 +33,7 @@ PROFILE = ROOT / "profiles/voxtral-tts.yaml"
 MODULES = ("vllm", "vllm_omni.entrypoints.cli.serve", "vllm_omni.model_executor.models.voxtral_tts.voxtral_tts")
 MODES = {"eager": True, "graphs": False}  # enforce_eager of stage 0
 FRAMES_PER_S = 12.5
-# Those of stage 0 in vllm-omni's deploy/voxtral_tts.yaml, which these replace as a whole
-SAMPLING = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "seed": 42, "repetition_penalty": 1.1}
-CFG = {"extra_args": {"cfg_alpha": 1.2}}
+DEPLOY = "deploy/voxtral_tts.yaml"  # of vllm-omni
 
 
 def check_machine() -> str:
@@ -55,19 +53,35 @@ def check_machine() -> str:
     return str(torch.cuda.get_device_name())
 
 
-def overrides(eager: bool, seconds: float) -> dict[str, Any]:
-    """`stage_overrides` of the profile, with a fixed length of speech."""
+def overrides(eager: bool) -> dict[str, Any]:
+    """`stage_overrides` of the profile."""
     stages: dict[str, Any] = yaml.safe_load(PROFILE.read_text(encoding="utf-8"))["stage_overrides"]
-    length = {"max_tokens": round(seconds * FRAMES_PER_S), "ignore_eos": True}
-    stages["0"] |= {"enforce_eager": eager, "default_sampling_params": {**SAMPLING, **length, **CFG}}
+    stages["0"]["enforce_eager"] = eager
     return stages
+
+
+def write_deploy(path: Path, seconds: float) -> None:
+    """Write a deploy file: that of vllm-omni, with a fixed length of speech in stage 0.
+
+    vllm-omni 0.32.0rc1 drops `default_sampling_params` in `stage_overrides`.
+    """
+    import vllm_omni
+
+    base = Path(vllm_omni.__file__).parent / DEPLOY
+    first = yaml.safe_load(base.read_text(encoding="utf-8"))["stages"][0]
+    length = {"max_tokens": round(seconds * FRAMES_PER_S), "ignore_eos": True}
+    sampling = first["default_sampling_params"] | length
+    stage = {"stage_id": first["stage_id"], "default_sampling_params": sampling}
+    path.write_text(yaml.safe_dump({"base_config": str(base), "stages": [stage]}), encoding="utf-8")
 
 
 def measure(mode: str, given: argparse.Namespace) -> dict[str, Any]:
     """Serve in one mode, measure all loads; the content of summary.json."""
     out = given.out / mode
     port = serve.free_port()
-    flags = ("--omni", "--stage-overrides", json.dumps(overrides(MODES[mode], given.seconds)))
+    deploy = given.out.resolve() / "deploy.yaml"
+    write_deploy(deploy, given.seconds)
+    flags = ("--omni", "--deploy-config", str(deploy), "--stage-overrides", json.dumps(overrides(MODES[mode])))
     log = given.out / f"{mode}.log"
     command = (str(Path(sys.executable).with_name("vllm")),)
     with serve.server(PROFILE, given.dir, port, log, *flags, command=command, model="."):
