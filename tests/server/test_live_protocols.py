@@ -456,13 +456,20 @@ def test_a_client_that_reads_nothing(fast_url: str, place: tuple[str, str]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("beside")
-def test_the_largest_append(fast_url: str) -> None:
-    """15 MiB of base64: six minutes of silence, faster than speech. While they wait for room, no ping is answered."""
+def test_the_largest_append(fast_url: str, audios: list[np.ndarray]) -> None:
+    """15 MiB of base64: six minutes of silence, faster than speech. While they wait for room, no ping is answered.
+
+    The session beside it is no `beside`, which would be silent for longer than the server allows.
+    """
     with opened(fast_url, ping_timeout=None) as socket:
         configure(socket)
         append(socket, bytes(15 * 2**20 // 4 * 3), 15 * 2**20)
         live.send(socket, f"{INPUT}.commit")
+        with opened(fast_url) as other:
+            configure(other)
+            append(other, live.pcm16(audios[1]))
+            live.send(other, f"{INPUT}.commit")
+            assert until(other, COMPLETED)["transcript"] == uploaded(fast_url, audios[1])
         while (event := json.loads(socket.recv(timeout=900)))["type"] != COMPLETED:
             assert event["type"] != "error", event
         assert event["usage"]["seconds"] == pytest.approx(368.64)
