@@ -54,16 +54,16 @@ class AudioRows(nn.Module):
         held = self.pool[slot * self.positions : (slot + 1) * self.positions]
         n = min(len(rows), self.positions)
         held[:n] = rows[:n]
-        held[n:] = 0
+        held[n:].zero_()
 
     def put_live(self, slot: int, live_slot: int, delay: int) -> None:
         """Let a request slot read the ring of a live session, whose delay is in token positions."""
         self._place(slot, self.clips + live_slot * self.ring, self.ring, delay)
 
     def _place(self, slot: int, first: int, length: int, delay: int) -> None:
-        self.first[slot] = first
-        self.length[slot] = length
-        self.delay[slot] = delay
+        # Not by `tensor[slot] = number`, which would copy the number from pageable memory and wait for the GPU.
+        for tensor, number in ((self.first, first), (self.length, length), (self.delay, delay)):
+            tensor[slot : slot + 1].fill_(number)
 
     def live(self) -> torch.Tensor:
         """The rings of live sessions: [live slots * ring, dim]."""

@@ -37,6 +37,8 @@ FRAMES = 8192
 # frames as well. The most clips in one graph
 SIZES = (*range(128, 2048, 128), 2048, 2560, 3072, 4096, 6144)
 CLIPS = 8
+# Windows of the spectrogram are computed in multiples of this number.
+WINDOWS = 256
 # Queries per attention call on a CPU. The mask is BLOCK by BLOCK + window at most.
 BLOCK = 1024
 
@@ -111,6 +113,15 @@ def windowed_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window
         mask = (columns <= rows) & (columns > rows - window)
         out.append(F.scaled_dot_product_attention(q[:, start:end], k[:, first:last], v[:, first:last], attn_mask=mask))
     return torch.cat(out, 1)
+
+
+def convolution(x: torch.Tensor, layer: nn.Module, stride: int = 1) -> torch.Tensor:
+    """[clips, m, channels] -> [clips, n, dim], without padding, as a matrix product.
+
+    cuDNN would search a plan for each new length, which takes the host 1.5 ms.
+    """
+    weight = layer.weight
+    return F.linear(x.unfold(1, weight.shape[2], stride).flatten(2), weight.flatten(1), layer.bias)
 
 
 def add_and_normalise(added: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
@@ -248,15 +259,14 @@ class Encoder(nn.Module):
                 module._forward_method = module.forward_cuda
 
     def convolve(self, mel: torch.Tensor, first: bool) -> torch.Tensor:
-        """Spectrogram [clips, bins, m] -> [clips, n, dim], one frame per two frames of the spectrogram.
+        """Spectrogram [clips, m, bins] -> [clips, n, dim], one frame per two frames of the spectrogram.
 
         For the first piece of a clip m = 2 n, and both convolutions are padded with zeros on the left. For other pieces
         m = 2 n + 3: they start with the last three frames of the previous piece.
         """
         x = mel
-        x = F.gelu(F.conv1d(F.pad(x, (2, 0)) if first else x, self.conv1.weight, self.conv1.bias))
-        x = F.gelu(F.conv1d(F.pad(x, (1, 0)) if first else x, self.conv2.weight, self.conv2.bias, stride=2))
-        return x.transpose(1, 2)
+        x = F.gelu(convolution(F.pad(x, (0, 0, 2, 0)) if first else x, self.conv1))
+        return F.gelu(convolution(F.pad(x, (0, 0, 1, 0)) if first else x, self.conv2, stride=2))
 
     def forward(
         self, frames: torch.Tensor, positions: torch.Tensor, spans: Attending, past: Past | None = None
@@ -302,19 +312,18 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         self.register_buffer("mel_filters", torch.tensor(filters, dtype=torch.float32), persistent=False)
         self.register_buffer("hann", torch.hann_window(config.window_size, dtype=torch.float32), persistent=False)
 
-    def log_mel(self, padded: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """[bins, last - first] of a waveform that is padded with half a window of reflection on each side."""
-        hop, size = self.config.hop_length, self.config.window_size
-        stft = torch.stft(
-            padded[first * hop : (last - 1) * hop + size],
-            size,
-            hop,
-            window=self.hann,
-            center=False,
-            return_complex=True,
-        )
-        log = (self.mel_filters.T @ stft.abs() ** 2).clamp(min=1e-10).log10()
+    def log_mel(self, windows: torch.Tensor) -> torch.Tensor:
+        """Samples [..., n, window] -> [..., n, bins]."""
+        power = torch.fft.rfft(windows * self.hann).abs() ** 2
+        log = (power @ self.mel_filters).clamp(min=1e-10).log10()
         return (log.clamp(min=self.config.global_log_mel_max - 8.0) + 4.0) / 4.0
+
+    def spectrogram(self, padded: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """[last - first, bins] of a waveform that is padded with half a window of reflection on each side."""
+        hop, size, count = self.config.hop_length, self.config.window_size, last - first
+        # cuFFT makes a plan for each number of windows, which takes the host a millisecond: there are few numbers.
+        samples = padded[first * hop : (last - 1) * hop + size]
+        return self.log_mel(F.pad(samples, (0, -count % WINDOWS * hop)).unfold(0, size, hop))[:count]
 
     def pieces(self, audio: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
         """Yield the encoder's input for the frames of a clip from `first` on, in pieces [n, dim], n at most FRAMES."""
@@ -323,7 +332,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         total = len(audio) // self.samples
         for start in range(first, total, FRAMES):
             end = min(start + FRAMES, total)
-            mel = self.log_mel(padded, max(0, 2 * start - 3), 2 * end).to(self.dtype)
+            mel = self.spectrogram(padded, max(0, 2 * start - 3), 2 * end).to(self.dtype)
             yield self.whisper_encoder.convolve(mel[None], first=start == 0)[0]
 
     def encode(self, pieces: list[torch.Tensor], start: int = 0, past: Past | None = None) -> torch.Tensor:

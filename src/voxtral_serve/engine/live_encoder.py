@@ -163,12 +163,8 @@ class LiveEncoder(nn.Module):
         """int16 [sessions, samples] -> [sessions, frames, dim], as EncodeOnceEncoder.pieces has it for later pieces."""
         (encoder,) = self.encoder
         size = encoder.config.window_size
-        windows = (samples.float() / 2**15).unfold(1, size, HOP) * encoder.hann
-        power = torch.fft.rfft(windows).abs() ** 2
-        log = (power @ encoder.mel_filters).clamp(min=1e-10).log10()
-        mel = (log.clamp(min=encoder.config.global_log_mel_max - 8.0) + 4.0) / 4.0
-        x = mel.transpose(1, 2).to(encoder.dtype)
-        return encoder.whisper_encoder.convolve(x, first=False)
+        mel = encoder.log_mel((samples.float() / 2**15).unfold(1, size, HOP))
+        return encoder.whisper_encoder.convolve(mel.to(encoder.dtype), first=False)
 
 
 class PassGraphs:
