@@ -9,7 +9,10 @@ fast-spec        profiles/fast-spec.yaml
 fast-spec-0.20.0 profiles/fast-spec-0.20.0.yaml
 fast-vram        fast with a context of 512, one sequence, and the smallest KV cache with which it starts
 fast-fp8         profiles/fast-fp8.yaml
+fast-piecewise, fast-spec-piecewise
+                 fast and fast-spec, with a graph between each two attentions for the steps that begin a clip
 throughput       profiles/throughput.yaml
+NAME-Ns          any of these with clips of N seconds, such as fast-10s, on the server of NAME
 long-N           profiles/long.yaml with clips of N minutes, such as long-10; all long rows share one server
 NAME:KEY=VALUE   any of these with a change of its config. VALUE is YAML; null means vLLM's default. Separate several
                  changes with colons. With gpu_memory_utilization, the size of the KV cache is not set: add --alone
@@ -32,6 +35,11 @@ CONTEST = "vllm_config.yaml"
 SEQUENCES = 64
 # The CUDA graphs of fast.yaml that one sequence needs
 ONE_SEQUENCE = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1], "compile_sizes": [1]}
+# The CUDA graphs of fast.yaml until November 2026
+PIECEWISE = {
+    "cudagraph_mode": "FULL_AND_PIECEWISE",
+    "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 104, 128, 192, 256, 384, 512],
+}
 # Name -> file, GiB of KV cache, changes of the file. Without a fixed size, the KV cache would take all memory that the
 # earlier servers left. The stock model needs about 3 MB of KV cache per token, the fast path 0.1 MB.
 SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
@@ -56,10 +64,13 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
         {"max_model_len": 512, "max_num_seqs": 1, "max_num_batched_tokens": 512, "compilation_config": ONE_SEQUENCE},
     ),
     "fast-fp8": ("profiles/fast-fp8.yaml", 6, {}),
+    "fast-piecewise": ("profiles/fast.yaml", 6, {"compilation_config": PIECEWISE | {"compile_sizes": [1]}}),
+    "fast-spec-piecewise": ("profiles/fast-spec.yaml", 6, {"compilation_config": PIECEWISE}),
     "throughput": ("profiles/throughput.yaml", 10, {}),
     "long": ("profiles/long.yaml", 8, {}),
 }
 LONG = re.compile(r"long-(\d+)$")
+LENGTH = re.compile(r"-(\d+)s$")
 SHARE = "gpu_memory_utilization"
 
 # Figures that are compared -> whether higher is better
@@ -78,16 +89,25 @@ def tokens(samples: int) -> int:
 # ---- Configurations
 
 
+def length_of(name: str) -> int | None:
+    """Seconds of each clip of a row; null if they have the lengths of the dataset, or minutes (`server_of`)."""
+    match = LENGTH.search(name.partition(":")[0])
+    return int(match[1]) if match else None
+
+
 def server_of(name: str) -> tuple[str, int | None]:
     """(server of a row, minutes of its clips). The minutes are null for the clips of the dataset. Raises BenchError."""
     base, colon, changes = name.partition(":")
     _changes(name)
+    base = LENGTH.sub("", base)
     if match := LONG.match(base):
         return "long" + colon + changes, int(match[1])
     if base not in SERVERS or base == "long":
         known = ", ".join([*(known for known in SERVERS if known != "long"), "long-MINUTES"])
-        raise BenchError(f"--rows: {base!r} is not a known row: expected one of {known}, or NAME:KEY=VALUE")
-    return name, None
+        raise BenchError(
+            f"--rows: {base!r} is not a known row: expected one of {known}, NAME-SECONDSs or NAME:KEY=VALUE"
+        )
+    return base + colon + changes, None
 
 
 def _changes(name: str) -> dict[str, Any]:
@@ -225,7 +245,14 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     joules and milliseconds. `best` has the stock row that is best in each figure. Rows with failures are left out, and
     rows with changes in their names, because they may serve other weights or shorter clips.
     """
-    whole = [row for row in rows if row["failed"] == 0 and "-vram" not in row["name"] and ":" not in row["name"]]
+    whole = [
+        row
+        for row in rows
+        if row["failed"] == 0
+        and "-vram" not in row["name"]
+        and ":" not in row["name"]
+        and length_of(row["name"]) is None
+    ]
     found = []
     for row in whole:
         peers = [other for other in whole if key(other)[::2] == key(row)[::2] and other["name"].startswith("stock-")]

@@ -58,12 +58,18 @@ def tasks_of(names: Sequence[str], counts: Mapping[int, int], configs: Mapping[s
             long.append(Task(name, server, 1, warm[first], [clip]))
             continue
         most = configs[server].get("max_num_seqs", max(counts))
-        tasks += [Task(name, server, n, warm[n], chosen[n]) for n in counts if n <= most]
+        length_s = rows.length_of(name)
+        made = chosen if length_s is None else {n: _of_one_length(length_s, len(chosen[n])) for n in counts}
+        tasks += [Task(name, server, n, warm[n], made[n]) for n in counts if n <= most]
     return sorted(tasks, key=lambda task: task.concurrency) + long
 
 
+def _of_one_length(seconds: int, count: int) -> list[Clip]:
+    return [Clip(f"{seconds}s-{n}", Path("made.wav"), "", float(seconds), {"first": n}) for n in range(count)]
+
+
 def decode(clip: Clip, directory: Path, sources: Sequence[Clip]) -> Clip:
-    """The clip as 16 kHz 16-bit WAV in `directory`. One without a file is made by repeating the sources."""
+    """The clip as 16 kHz 16-bit WAV in `directory`. One without a file is made of the sources from `first` on."""
     import numpy as np
     import soundfile
 
@@ -78,8 +84,9 @@ def decode(clip: Clip, directory: Path, sources: Sequence[Clip]) -> Clip:
     else:
         wanted = round(clip.duration_s * SAMPLE_RATE)
         parts: list[Any] = []
+        begin = clip.extra.get("first", 0)
         while sum(part.size for part in parts) < wanted:
-            parts.append(read(sources[len(parts) % len(sources)].path))
+            parts.append(read(sources[(begin + len(parts)) % len(sources)].path))
         samples = np.concatenate(parts)[:wanted]
     path = directory / f"{clip.id}.wav"
     soundfile.write(path, samples, SAMPLE_RATE, subtype="PCM_16")

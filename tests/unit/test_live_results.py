@@ -31,6 +31,7 @@ def line(row: dict[str, Any]) -> str:
     cells = (
         row["sessions"],
         f"{row['seconds_each']:.0f} s",
+        f"{row['age_s']:.0f} s",
         row["uploads"],
         both(row["lag_ms"]),
         f"{row['lag_in_audio_ms']['p99']:.0f}",
