@@ -931,3 +931,22 @@ def test_sessions_go_to_the_engine_at_common_times() -> None:
         assert link.wait_s(7 * links.TICK_S + 0.004) == pytest.approx(links.TICK_S - 0.004)
 
     asyncio.run(run())
+
+
+def test_the_end_of_the_audio_does_not_wait_for_a_tick() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        link = links.EngineLink(engine.engine, SHAPE, tick_s=0.5)
+        await link.open("session")
+        begun = time.monotonic()
+        link.audio("session", bytes(2 * SHAPE.samples))
+        await link.delivered()
+        assert time.monotonic() - begun <= 0.5 + 0.1
+        begun = 0.5 * (time.monotonic() // 0.5 + 1)  # just behind a tick
+        await asyncio.sleep(begun - time.monotonic() + 0.01)
+        link.audio("session", bytes(2 * SHAPE.samples))
+        link.end("session")
+        await link.delivered()
+        assert time.monotonic() - begun < 0.2
+
+    asyncio.run(run())

@@ -6,10 +6,11 @@ per tick, and there is one call at a time, which keeps them in order.
 The ticks are multiples of TICK_S on the machine's clock, so the calls of all API processes come at the same time. The
 engine then computes more sessions in one step. Between the ticks it has steps without the audio encoder, in which the
 last tokens of sessions that have ended come twice as fast. With many sessions the ticks are MANY_TICK_S, because fewer
-steps need less energy.
+steps need less energy. The end of a session's audio does not wait for a tick: its speaker waits for the text.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
 from voxtral_serve.patches.live_server import log
 
-TICK_S = 0.010
+TICK_S = 0.016
 MANY_TICK_S, MANY = 0.080 / 3, 8  # with more than this number of sessions in the process; a token is 0.080 s of audio
 POLL_S = 1.0  # between looks at an engine that does not answer: vLLM leaves calls to a dead engine unanswered
 ABOVE_UPLOADS = -1  # priority of a session's request; vLLM serves the least first
@@ -97,6 +98,7 @@ class EngineLink:
         self._opening: dict[str, asyncio.Future[None]] = {}
         self._waiters: list[asyncio.Future[None]] = []  # for all that was put before to be answered
         self._pump: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()  # a message says so
 
     async def open(self, session: str, delay: int | None = None) -> None:
         """A new session, with a delay in token positions; None is the checkpoint's. Raises LinkError if the engine
@@ -124,6 +126,7 @@ class EngineLink:
     def end(self, session: str) -> None:
         self._audio.pop(session, None)  # its message stays; none is added to it
         self._put(["end", session])
+        self._ended.set()
 
     def close(self, session: str) -> None:
         self._audio.pop(session, None)
@@ -160,8 +163,11 @@ class EngineLink:
     async def _run(self) -> None:
         while self._messages or self._waiters:
             if self._messages:
-                # At least one turn of the loop, in which others may add to this call
-                await asyncio.sleep(self.wait_s(time.monotonic()))
+                await asyncio.sleep(0)  # a turn of the loop, in which others may add to this call
+                if wait_s := self.wait_s(time.monotonic()):
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._ended.wait(), wait_s)
+            self._ended.clear()
             messages, self._messages = self._messages, []
             waiters, self._waiters = self._waiters, []
             self._audio.clear()
