@@ -117,4 +117,4 @@ def test_check_says_what_this_vllm_can_serve(directories: dict[str, Path], encod
     able, unable = checked(encode_once), checked(CONFIG)
     assert able.returncode == 0, able.stdout + able.stderr
     assert unable.returncode == 1, unable.stdout + unable.stderr
-    assert "cannot run its own Voxtral Realtime on a CPU" in unable.stdout
+    assert "cannot run its own Voxtral Realtime model on a CPU" in unable.stdout
