@@ -24,7 +24,7 @@ from bench.gpu import checkpoint, measure, readings, rows
 from bench.gpu.__main__ import main
 from bench.gpu.run import RANDOM
 from bench.gpu.servers import Server
-from bench.gpu.tasks import tasks_of
+from bench.gpu.tasks import decode, tasks_of
 from mistral_layout import tensors
 from mistral_layout.audio import PROMPT_TOKENS
 from mistral_layout.tekken import CONTROL_TOKENS
@@ -204,6 +204,24 @@ def test_the_plan_takes_turns_and_repeats_no_clip(profiles: Path) -> None:
     assert {task.server for task in tasks[-2:]} == {"long"}
     with pytest.raises(BenchError, match="617 clips including the warm-ups, but the dataset has 500"):
         tasks_of(names, {1: 100, 64: 450}, configs)
+
+
+def test_rows_of_one_length_share_the_server_and_are_not_compared(tmp_path: Path) -> None:
+    configs = {"fast": rows.config("fast")}
+    assert (rows.server_of("fast-10s"), rows.length_of("fast-10s")) == (("fast", None), 10)
+    assert rows.server_of("fast-10s:max_num_seqs=8") == ("fast:max_num_seqs=8", None)
+    assert rows.length_of("fast") is rows.length_of("long-10") is rows.length_of("fast:model=x-10s") is None
+    usual, made = tasks_of(["fast", "fast-10s"], {2: 5}, configs)
+    assert (made.server, made.warm_up) == ("fast", usual.warm_up)
+    assert [clip.duration_s for clip in made.clips] == [10.0] * 5
+    assert len({clip.id for clip in made.clips}) == 5
+    (tmp_path / "clips").mkdir()
+    written = [decode(clip, tmp_path / "clips", usual.warm_up) for clip in made.clips[:2]]
+    assert {clip.duration_s for clip in written} == {10.0}
+    assert written[0].path.read_bytes() != written[1].path.read_bytes()
+    made_row = {"vllm": "0.32.0", "concurrency": 2, "failed": 0, "acceptance": None} | dict.fromkeys(rows.COMPARED, 1.0)
+    assert not rows.ratios([made_row | {"name": name} for name in ("stock-eager", "fast-10s")])
+    assert rows.ratios([made_row | {"name": name} for name in ("stock-eager", "fast")])
 
 
 # ---- Figures
