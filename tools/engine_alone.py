@@ -61,10 +61,10 @@ def measure(row: str, count: int, model: Path, scratch: Path) -> dict[str, Any]:
     (task,) = decoded(tasks_of([row], {most: count}, {row: config}), scratch / "clips")
     options = {key: value for key, value in config.items() if key not in OF_SERVER}
     llm = LLM(**(options | {"model": str(model)}))
-    instruct = llm.get_tokenizer().instruct
+    tokenizer: Any = llm.get_tokenizer()
     engine = llm.llm_engine
     for clips, prefix in ((task.warm_up, "warm-up-"), (task.clips, "")):
-        prompts = [prompt_of(instruct, clip) for clip in clips]
+        prompts = [prompt_of(tokenizer.instruct, clip) for clip in clips]
         seconds, tokens = run_all(engine, prompts, [clip.extra["tokens"] for clip in clips], prefix)
     audio_s = sum(clip.duration_s for clip in task.clips)
     return {

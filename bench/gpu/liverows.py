@@ -6,7 +6,7 @@ age_s                   seconds of audio that each session had sent before, fast
 uploads                 clips in flight during the sessions
 lag_ms                  P50 and P99 over all tokens with a known lag (bench/lag.py); null if there are none
 lag_in_audio_ms         the same without the tokens that need the end of the audio
-final_ms                time from the end of the audio to the final text
+final_ms                P50, P95 and P99 of the time from the end of the audio to the final text
 fell_behind             sessions with a lag above 500 ms in their last 5 s, or without text for part of their audio
 failed, errors          sessions that ended without a text, and error messages
 joules_per_audio_second energy of all GPUs of the machine during the sessions / seconds of audio, live and uploaded
@@ -47,10 +47,10 @@ def row(
         "seconds_each": trial.seconds,
         "age_s": trial.age_s,
         "uploads": trial.uploads,
-        "lag_ms": _two(load.get("lag_ms")),
-        "lag_in_audio_ms": _two(load.get("lag_in_audio_ms")),
+        "lag_ms": _some(load.get("lag_ms")),
+        "lag_in_audio_ms": _some(load.get("lag_in_audio_ms")),
         "lag_of": load.get("lag_of"),
-        "final_ms": _two(load.get("latency_ms")),
+        "final_ms": _some(load.get("latency_ms"), "p50", "p95", "p99"),
         "fell_behind": load.get("fell_behind"),
         "failed": load.get("failed", 0) + load.get("missing", 0),
         "errors": errors[:SHOWN_ERRORS],
@@ -66,8 +66,9 @@ def row(
     }
 
 
-def _two(spread: Mapping[str, Any] | None) -> dict[str, float] | None:
-    return {name: spread[name] for name in ("p50", "p99")} if spread and spread["p50"] is not None else None
+def _some(spread: Mapping[str, Any] | None, *names: str) -> dict[str, float] | None:
+    """The percentiles of these names, P50 and P99 if none is given; null if there are none."""
+    return {name: spread[name] for name in names or ("p50", "p99")} if spread and spread["p50"] is not None else None
 
 
 def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
