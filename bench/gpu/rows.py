@@ -12,6 +12,7 @@ fast-fp8         profiles/fast-fp8.yaml
 fast-piecewise, fast-spec-piecewise
                  fast and fast-spec, with a graph between each two attentions for the steps that begin a clip
 throughput       profiles/throughput.yaml
+throughput-spec  the same with drafts as in fast-spec, two of them from 33 requests on and one from 129 on
 NAME-Ns          any of these with clips of N seconds, such as fast-10s, on the server of NAME
 long-N           profiles/long.yaml with clips of N minutes, such as long-10; all long rows share one server
 NAME:KEY=VALUE   any of these with a change of its config. VALUE is YAML; null means vLLM's default. Separate several
@@ -40,6 +41,13 @@ PIECEWISE = {
     "cudagraph_mode": "FULL_AND_PIECEWISE",
     "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 104, 128, 192, 256, 384, 512],
 }
+# Drafts of throughput-spec: [from, to, drafts] by number of running requests
+DRAFTS = {
+    "method": "ngram_gpu",
+    "model": "voxtral_serve.drafter.PadDrafter",
+    "num_speculative_tokens": 5,
+    "num_speculative_tokens_per_batch_size": [[1, 32, 5], [33, 128, 2], [129, 256, 1]],
+}
 # Name -> file, GiB of KV cache, changes of the file. Without a fixed size, the KV cache would take all memory that the
 # earlier servers left. The stock model needs about 3 MB of KV cache per token, the fast path 0.1 MB.
 SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
@@ -67,6 +75,7 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "fast-piecewise": ("profiles/fast.yaml", 6, {"compilation_config": PIECEWISE | {"compile_sizes": [1]}}),
     "fast-spec-piecewise": ("profiles/fast-spec.yaml", 6, {"compilation_config": PIECEWISE}),
     "throughput": ("profiles/throughput.yaml", 10, {}),
+    "throughput-spec": ("profiles/throughput.yaml", 10, {"speculative_config": DRAFTS}),
     "long": ("profiles/long.yaml", 8, {}),
 }
 LONG = re.compile(r"long-(\d+)$")
@@ -146,7 +155,7 @@ def config(
     except OSError as error:
         raise BenchError(f"cannot read {file} ({error.strerror}), the config of the row {server!r}") from None
     content |= differences
-    if server.startswith("fast-spec"):
+    if "speculative_config" in content:
         content["speculative_config"] = drafts = dict(content["speculative_config"])
         if acceptance:
             rates = {"synthetic_acceptance_rates": list(acceptance)}

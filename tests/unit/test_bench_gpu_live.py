@@ -108,7 +108,8 @@ def samples_of(*found: Sample) -> Samples:
 LOAD = {
     **{"sessions": 2, "failed": 1, "missing": 0, "fell_behind": 0, "lag_of": "token"},
     **{"lag_ms": {"p50": 20.0, "p90": 30.0, "p99": 40.0, "max": 50.0}, "lag_in_audio_ms": None},
-    **{"latency_ms": {"p50": 100.0, "p95": 140.0, "p99": 150.0}, "late_sends_ms": None, "harness_cpu_per_session_s": 0.01},
+    **{"latency_ms": {"p50": 100.0, "p95": 140.0, "p99": 150.0}, "late_sends_ms": None},
+    "harness_cpu_per_session_s": 0.01,
 }
 
 
