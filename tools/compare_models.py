@@ -114,7 +114,11 @@ def trace(options: dict[str, Any], clips: list[dataset.Clip]) -> dict[str, dict[
             "float32": {
                 "text": tokenizer.decode(reference[i]),
                 "same_tokens_as_the_reference": {name: tokens == reference[i] for name, tokens in exact.items()},
-                "gap": {name: abs(step[pair[0]] - step[pair[1]]) for name, step in steps.items()},
+                # null where the token is none of the TOP, as float32 has another text from an earlier place on
+                "gap": {
+                    name: abs(step[pair[0]] - step[pair[1]]) if step.keys() >= {*pair} else None
+                    for name, step in steps.items()
+                },
             },
         }
     return traced

@@ -1,4 +1,5 @@
-"""Serve pico for half an hour to clients that come, go, and send nonsense; tell whether anything fails, grows or slows.
+"""Serve pico for half an hour to clients that come, go, and send nonsense, and to live sessions that do; tell whether
+anything fails, grows or slows.
 
     python -m tools.soak --out bench/results/soak-cpu.json
 
@@ -13,8 +14,10 @@ is missing). With glibc's malloc the worker's heap frays and grows for longer th
 """
 
 import argparse
+import base64
 import contextlib
 import ctypes.util
+import json
 import random
 import re
 import statistics
@@ -29,14 +32,23 @@ from typing import Any
 import psutil
 import requests
 import yaml  # type: ignore[import-untyped,unused-ignore]
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import ClientConnection, connect
 
-from bench import dataset, environment, metrics, prometheus, results, serve
+from bench import dataset, environment, metrics, prometheus, results, serve, sound
+from mistral_layout.audio import SAMPLE_RATE
+from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 from pico import huggingface
 from tools import inputs
 from tools.compare_layouts import LIBRARIES, ROOT
 
 CLIENTS = 16
 BAD_SHARE, GONE_SHARE = 0.1, 0.1
+LIVE_CLIENTS, PACE = 3, 3
+LIVE = ("live", "live lost", "live silent")
+LOST_SHARE, SILENT_SHARE = 0.2, 0.2
+LIVE_TIMEOUT_S = 120
+LEFT_S = 5  # after the last request: a session whose client is gone is closed by then
 SAMPLE_S = 2
 SLOWER = 1.25  # the most that a third's median latency may be of the first's
 GROWN_BYTES = 32 << 20  # the most that a third's mean memory may be above the first's
@@ -51,9 +63,9 @@ FLAGS: tuple[str, ...] = (
     "1",
     "--max-model-len",
     "512",
-    # Without live sessions: the profile's longest clip is longer than this context.
+    # Places for sessions whose connection was just lost, too; the profile's longest clip is longer than this context.
     "--additional-config",
-    "{}",
+    json.dumps({"max_live_sessions": 2 * LIVE_CLIENTS, "max_clip_positions": 512}),
 )
 FLAGS += ("--api-key", inputs.KEY)
 # Where several are decoded in one step, sums of bfloat16 fall otherwise and a near-tie may too: words of a clip.
@@ -87,6 +99,7 @@ class Soak:
 
     def run(self, process: psutil.Process) -> None:
         clients = [threading.Thread(target=self.client, args=(seed,)) for seed in range(CLIENTS)]
+        clients += [threading.Thread(target=self.speaker, args=(CLIENTS + n,)) for n in range(LIVE_CLIENTS)]
         for client in clients:
             client.start()
         while self.now() < self.end_s:
@@ -105,6 +118,61 @@ class Soak:
             except requests.RequestException as error:
                 problem = f"no answer: {error}"
             self.sent.append(SentRequest(start, kind, self.now() - start, problem))
+
+    def speaker(self, seed: int) -> None:
+        choose = random.Random(seed)
+        while self.now() < self.end_s:
+            kind = choose.choices(LIVE, (1 - LOST_SHARE - SILENT_SHARE, LOST_SHARE, SILENT_SHARE))[0]
+            clip, start = choose.choice(self.clips), self.now()
+            took: float | None = None
+            try:
+                took, problem = self.session(clip, kind, choose)
+            except (OSError, WebSocketException) as error:  # TimeoutError is an OSError
+                problem = f"{clip.id}: {type(error).__name__}: {error}"
+            self.sent.append(SentRequest(start, kind, self.now() - start if took is None else took, problem))
+
+    def session(self, clip: dataset.Clip, kind: str, choose: random.Random) -> tuple[float | None, str | None]:
+        """Hold one live session -> (seconds from its last audio to its text if it has one, what was wrong with it)."""
+        pcm = sound.pcm16(clip).tobytes()
+        size = 2 * PIECE
+        pieces = [pcm[at : at + size] for at in range(0, len(pcm), size)]
+        with connect(
+            "ws" + self.url.removeprefix("http") + "/v1/realtime",
+            additional_headers={"Authorization": f"Bearer {inputs.KEY}"},
+            compression=None,
+            open_timeout=LIVE_TIMEOUT_S,
+            close_timeout=1,
+            ping_interval=None,
+        ) as socket:
+            socket.recv(timeout=LIVE_TIMEOUT_S)
+            socket.send(json.dumps({"type": "session.update", "model": "voxtral"}))
+            if kind == "live silent":
+                time.sleep(choose.uniform(0, 2))
+                lose(socket)
+                return None, None
+            socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+            begun, heard = time.monotonic(), list[dict[str, Any]]()
+            for number, piece in enumerate(pieces[: choose.randrange(len(pieces))] if kind == "live lost" else pieces):
+                time.sleep(max(0.0, begun + number * PIECE / SAMPLE_RATE / PACE - time.monotonic()))
+                audio = base64.b64encode(piece).decode()
+                socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+                with contextlib.suppress(TimeoutError):
+                    while True:
+                        heard.append(json.loads(socket.recv(timeout=0)))
+            if kind == "live lost":
+                lose(socket)
+                return None, None
+            socket.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))
+            spoken = time.monotonic()
+            while not heard or heard[-1]["type"] == "transcription.delta":
+                heard.append(json.loads(socket.recv(timeout=LIVE_TIMEOUT_S)))
+            took = time.monotonic() - spoken
+        last = heard[-1]
+        if last["type"] != "transcription.done":
+            return took, f"{clip.id}: {json.dumps(last)[:200]}"
+        words = inputs.plain(last["text"])
+        wrong = inputs.differing(self.texts[clip.id], words)
+        return took, f"{clip.id}: {wrong} words differ live: {' '.join(words)}" if wrong > NEAR_TIES else None
 
     def upload(self, session: requests.Session, clip: dataset.Clip, timeout_s: float) -> requests.Response:
         return session.post(
@@ -145,6 +213,11 @@ class Soak:
         return None if found is None else f"{each.name}: {found}"
 
 
+def lose(socket: ClientConnection) -> None:
+    """The connection, without a word to the other side."""
+    socket.socket.close()
+
+
 def resident(processes: list[psutil.Process]) -> dict[str, int]:
     """Bytes by the name that vLLM gives its processes; shared pages count in each."""
     sizes: dict[str, int] = {}
@@ -171,7 +244,10 @@ def thirds(soak: Soak) -> list[dict[str, Any]]:
     found = []
     for index in range(3):
         start, end = warm_s + index * length, warm_s + (index + 1) * length
-        took = [sent.took for sent in soak.sent if sent.kind == "good" and start <= sent.start < end]
+        took, final = (
+            [sent.took for sent in soak.sent if sent.kind == kind and start <= sent.start < end]
+            for kind in ("good", "live")
+        )
         memory = [sizes for at, sizes in soak.memory if start <= at < end]
         totals = [sum(sizes.values()) for sizes in memory]
         spread = metrics.spread(took, (50, 95))
@@ -180,6 +256,8 @@ def thirds(soak: Soak) -> list[dict[str, Any]]:
                 "from_s": round(start, 1),
                 "good_requests": len(took),
                 "latency_s": spread,
+                "live_sessions": len(final),
+                "final_s": metrics.spread(final, (50, 95)),
                 "rss_mean_bytes": round(statistics.mean(totals)),
                 "rss_max_bytes": max(totals),
                 "rss_mean_bytes_of": {
@@ -209,7 +287,10 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
         version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
         run = Soak(url, minutes)
         run.run(psutil.Process(process.pid))
-        running = prometheus.total(serve.get(f"{url}/metrics", 10).text, "vllm:num_requests_running")
+        time.sleep(LEFT_S)
+        left = serve.get(f"{url}/metrics", 10).text
+        running = prometheus.total(left, "vllm:num_requests_running")
+        sessions = prometheus.total(left, "voxtral_serve_live_sessions")
         alive = process.poll() is None
     first, _, last = parts = thirds(run)
     problems = [asdict(sent) for sent in run.sent if sent.problem]
@@ -221,7 +302,8 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
         "environment": environment.describe(version) | {"served_by": environment.versions(LIBRARIES)},
         "minutes": minutes,
         "clients": CLIENTS,
-        "requests": {kind: sum(sent.kind == kind for sent in run.sent) for kind in ("good", "bad", "gone")},
+        "live_clients": LIVE_CLIENTS,
+        "requests": {kind: sum(sent.kind == kind for sent in run.sent) for kind in ("good", "bad", "gone", *LIVE)},
         "thirds": parts,
         "rss_bytes_each_minute": minutely(run.memory),
         "failed": problems,
@@ -229,8 +311,9 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
             "no_failure": not problems,
             "still_up": alive,
             "no_request_left": running == 0,
+            "no_session_left": sessions == 0,
             "no_growth": last["rss_mean_bytes"] - first["rss_mean_bytes"] <= GROWN_BYTES,
-            "not_slower": last["latency_s"]["p50"] <= SLOWER * first["latency_s"]["p50"],
+            "not_slower": all(last[name]["p50"] <= SLOWER * first[name]["p50"] for name in ("latency_s", "final_s")),
         },
     }
 
