@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,8 @@ def decoded(tasks: Sequence[Task], directory: Path) -> list[Task]:
     directory.mkdir()
     needed = {clip.id: clip for task in tasks for clip in (*task.warm_up, *task.clips)}
     sources = [clip for clip in needed.values() if clip.path.is_absolute()]
-    ready = {name: decode(clip, directory, sources) for name, clip in needed.items()}
+    with ThreadPoolExecutor() as pool:  # libsndfile decodes without the interpreter's lock
+        ready = dict(zip(needed, pool.map(lambda clip: decode(clip, directory, sources), needed.values()), strict=True))
     return [
         dataclasses.replace(
             task, warm_up=[ready[clip.id] for clip in task.warm_up], clips=[ready[clip.id] for clip in task.clips]
