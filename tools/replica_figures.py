@@ -98,9 +98,7 @@ def measure(flags: argparse.Namespace, model: Path, scratch: Path) -> dict[str, 
     def start(up: contextlib.ExitStack, visible: str, name: str, *options: str) -> tuple[Any, str, Path]:
         port, log = serve.free_port(), scratch / f"{name}.log"
         variables = own | {"CUDA_VISIBLE_DEVICES": visible}
-        if (
-            "VLLM_CACHE_ROOT" not in os.environ
-        ):  # a compiled model from there is quicker; two servers may not compile it at once
+        if "VLLM_CACHE_ROOT" not in os.environ:  # one that is given should hold the compiled model already
             variables["VLLM_CACHE_ROOT"] = str(scratch / "cache" / name)
         process = up.enter_context(
             serve.server(flags.config, model, port, log, *flags.options, *options, environment=variables, wait=False)
