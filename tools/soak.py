@@ -86,9 +86,14 @@ class Soak:
     def __init__(self, url: str, minutes: float) -> None:
         self.url, self.end_s = url, 60 * minutes
         self.begun = time.monotonic()
-        self.clips = dataset.load(ROOT / "bench/data")[0]
         rows = results.read_rows(ROOT / "bench/results/pico-cpu" / results.ROWS)
         self.texts = {row.id: inputs.plain(row.text or "") for row in rows}
+        # Those that pico hears. In what it mishears, many words hang on one near-tie.
+        self.clips = [
+            clip
+            for clip in dataset.load(ROOT / "bench/data")[0]
+            if inputs.differing(inputs.plain(clip.text), self.texts[clip.id]) <= NEAR_TIES
+        ]
         clip = ROOT / "bench/data/clips/001.opus"
         self.inputs = [each for each in inputs.inputs(clip) if not each.slow]
         self.sent: list[SentRequest] = []

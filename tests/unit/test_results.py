@@ -194,6 +194,19 @@ def test_accepted_drafts() -> None:
         assert f"{per_step} per step" in (ROOT / f"profiles/{name}.yaml").read_text()
 
 
+def test_the_soak_of_three_hours() -> None:
+    """What docs/pages/live.md says of it, and that all was as it should be."""
+    soak = json.loads((RESULTS / "soak-live-cpu.json").read_text())
+    assert (soak["minutes"], soak["pace"]) == (180, 10) and all(soak["verdict"].values())
+    text = " ".join((PAGES / "live.md").read_text().split())
+    rates = [f"{100 * each['wer']:.2f}" for each in soak["passes"]]
+    memory = [f"{each['rss_mean_bytes'] / 1e9:.2f}" for each in soak["passes"]]
+    lags = [each["lag_ms"]["p50"] / 1000 for each in soak["passes"]]
+    assert f"{soak['rollovers']:.0f} rollovers; word error rates of {', '.join(rates[:-1])} and {rates[-1]} %" in text
+    assert f"{', '.join(memory[:-1])} and {memory[-1]} GB of memory" in text
+    assert f"the text was {min(lags):.0f} to {max(lags):.0f} s behind" in text
+
+
 def test_the_soak() -> None:
     """What docs/pages/security.md says of it, and that all was as it should be."""
     soak = json.loads((RESULTS / "soak-cpu.json").read_text())
