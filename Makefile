@@ -11,6 +11,7 @@ PORT ?= 8000
 MINUTES ?= 30
 CONFIG ?= profiles/fast.yaml
 SLOW ?= tests
+SPEECH ?= tests/speech
 ROWS ?= stock-eager,stock-piecewise,fast
 
 # GiB of KV cache on a CPU. Without it, vLLM takes gpu_memory_utilization as a share of RAM.
@@ -72,7 +73,7 @@ test-clients: .venv/ready-dev .venv-clients/ready ## published live clients, unm
 	@.venv/bin/python -m pytest tests/clients
 
 test-speech: .venv/ready-dev .venv-omni/ready ## Voxtral TTS and VoxCPM2 of vLLM-Omni on a CPU, with random weights (200 MB)
-	@.venv-omni/bin/python -m pytest tests/speech
+	@.venv-omni/bin/python -m pytest $(SPEECH)
 
 # As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.
 test-container: .venv-pinned/ready ## build the image and run it on a CPU, without a registry (root, Debian, 20 minutes)
