@@ -72,6 +72,22 @@ def test_clips_sent_live_to_a_gpu() -> None:
     assert f"WER {100 * wer['live']:.2f} % live, {100 * wer['uploads']:.2f} % as uploads" in PAGE
 
 
+def test_clips_uploaded_to_a_gpu_with_full_graphs() -> None:
+    found = json.loads((ROOT / "bench/results/encode-once/h200-full-graphs.json").read_text())
+    apart = [each for each in found["differ"] if each["fast"] != each["fast-spec"]]
+    assert found["identical"] == found["clips"] - len(apart)
+    for name in ("fast", "fast-spec"):
+        other = [each for each in found["differ"] if each[name] != each["reference"]]
+        assert found["as_the_reference"][name] == found["clips"] - len(other)
+    page = " ".join(PAGE.split())
+    assert (
+        f"{found['as_the_reference']['fast']} of the 500 texts are the reference model's with `fast` and with `fast-spec`, "
+        f"{found['identical']} are the same in both"
+    ) in page
+    wer = found["wer"]
+    assert f"WER {100 * wer['fast']:.2f} and {100 * wer['fast-spec']:.2f} %" in page
+
+
 def test_pico_hears_no_words_where_nobody_speaks() -> None:
     rows = [row for row in HEARD["rows"] if row["set"] == "no-speech"]
     assert rows
