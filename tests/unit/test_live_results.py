@@ -81,8 +81,8 @@ def test_clips_uploaded_to_a_gpu_with_full_graphs() -> None:
         assert found["as_the_reference"][name] == found["clips"] - len(other)
     page = " ".join(PAGE.split())
     assert (
-        f"{found['as_the_reference']['fast']} of the 500 texts are the reference model's with `fast` and with `fast-spec`, "
-        f"{found['identical']} are the same in both"
+        f"{found['as_the_reference']['fast']} of the 500 texts are the reference model's with `fast` and with "
+        f"`fast-spec`, {found['identical']} are the same in both"
     ) in page
     wer = found["wer"]
     assert f"WER {100 * wer['fast']:.2f} and {100 * wer['fast-spec']:.2f} %" in page
