@@ -53,7 +53,7 @@ def run_all(engine: Any, prompts: Sequence[dict[str, Any]], lengths: Sequence[in
 
 
 def measure(row: str, count: int, model: Path, scratch: Path) -> dict[str, Any]:
-    """The figures of one row. Raises BenchError for a row that does not exist."""
+    """The figures of one row, without its version and its run. Raises BenchError for a row that does not exist."""
     from vllm import LLM
 
     config = rows.config(row)
@@ -69,7 +69,6 @@ def measure(row: str, count: int, model: Path, scratch: Path) -> dict[str, Any]:
     audio_s = sum(clip.duration_s for clip in task.clips)
     return {
         "name": row,
-        "vllm": environment.describe(None, LIBRARIES)["libraries"]["vllm"],
         "concurrency": most,
         "clips": len(task.clips),
         "rtfx": audio_s / seconds,
@@ -101,10 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    row["run"] = {
-        **environment.describe(None, LIBRARIES),
-        "command": shlex.join(["python", "-m", "tools.engine_alone", *words]),
-    }
+    run = environment.describe(None, LIBRARIES)
+    row |= {"vllm": run["libraries"]["vllm"], "run": run}
+    run["command"] = shlex.join(["python", "-m", "tools.engine_alone", *words])
     kept: dict[str, Any] = (
         json.loads(flags.out.read_bytes()) if flags.out.exists() else {"schema_version": 1, "rows": []}
     )

@@ -9,8 +9,7 @@ fast-spec        profiles/fast-spec.yaml
 fast-spec-0.20.0 profiles/fast-spec-0.20.0.yaml
 fast-vram        fast with a context of 512, one sequence, and the smallest KV cache with which it starts
 fast-fp8         profiles/fast-fp8.yaml
-fast-piecewise, fast-spec-piecewise
-                 fast and fast-spec, with a graph between each two attentions for the steps that begin a clip
+fast-piecewise   fast, with a graph between each two attentions for the steps that begin a clip
 throughput       profiles/throughput.yaml
 throughput-spec  the same with drafts as in fast-spec, two of them from 33 requests on and one from 129 on
 NAME-Ns          any of these with clips of N seconds, such as fast-10s, on the server of NAME
@@ -40,6 +39,7 @@ ONE_SEQUENCE = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes":
 PIECEWISE = {
     "cudagraph_mode": "FULL_AND_PIECEWISE",
     "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 104, 128, 192, 256, 384, 512],
+    "compile_sizes": [1],
 }
 # Drafts of throughput-spec: [from, to, drafts] by number of running requests
 DRAFTS = {
@@ -72,8 +72,7 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
         {"max_model_len": 512, "max_num_seqs": 1, "max_num_batched_tokens": 512, "compilation_config": ONE_SEQUENCE},
     ),
     "fast-fp8": ("profiles/fast-fp8.yaml", 6, {}),
-    "fast-piecewise": ("profiles/fast.yaml", 6, {"compilation_config": PIECEWISE | {"compile_sizes": [1]}}),
-    "fast-spec-piecewise": ("profiles/fast-spec.yaml", 6, {"compilation_config": PIECEWISE}),
+    "fast-piecewise": ("profiles/fast.yaml", 6, {"compilation_config": PIECEWISE}),
     "throughput": ("profiles/throughput.yaml", 10, {}),
     "throughput-spec": ("profiles/throughput.yaml", 10, {"speculative_config": DRAFTS}),
     "long": ("profiles/long.yaml", 8, {}),
@@ -113,9 +112,7 @@ def server_of(name: str) -> tuple[str, int | None]:
         return "long" + colon + changes, int(match[1])
     if base not in SERVERS or base == "long":
         known = ", ".join([*(known for known in SERVERS if known != "long"), "long-MINUTES"])
-        raise BenchError(
-            f"--rows: {base!r} is not a known row: expected one of {known}, NAME-SECONDSs or NAME:KEY=VALUE"
-        )
+        raise BenchError(f"--rows: {base!r} is not a known row: expected one of {known}, NAME-10s or NAME:KEY=VALUE")
     return base + colon + changes, None
 
 
@@ -252,7 +249,7 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Rows are compared at the same vLLM and concurrency. A ratio above 1 means that the fast row is better, also for
     joules and milliseconds. `best` has the stock row that is best in each figure. Rows with failures are left out, and
-    rows with changes in their names, because they may serve other weights or shorter clips.
+    rows with changes or a length of clips in their names, because they may serve other weights or other clips.
     """
     whole = [
         row

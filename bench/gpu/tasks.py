@@ -60,6 +60,11 @@ def tasks_of(names: Sequence[str], counts: Mapping[int, int], configs: Mapping[s
             continue
         most = configs[server].get("max_num_seqs", max(counts))
         length_s = rows.length_of(name)
+        if length_s is not None and server in cached:
+            raise BenchError(
+                f"--rows: {name!r} sends the same clips again, which the cache of {server} would answer: expected "
+                "mm_processor_cache_gb: 0"
+            )
         made = chosen if length_s is None else {n: _of_one_length(length_s, len(chosen[n])) for n in counts}
         tasks += [Task(name, server, n, warm[n], made[n]) for n in counts if n <= most]
     return sorted(tasks, key=lambda task: task.concurrency) + long

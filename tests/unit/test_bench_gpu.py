@@ -215,6 +215,8 @@ def test_rows_of_one_length_share_the_server_and_are_not_compared(tmp_path: Path
     assert (made.server, made.warm_up) == ("fast", usual.warm_up)
     assert [clip.duration_s for clip in made.clips] == [10.0] * 5
     assert len({clip.id for clip in made.clips}) == 5
+    with pytest.raises(BenchError, match="'stock-eager-10s' sends the same clips again"):
+        tasks_of(["stock-eager-10s"], {1: 5}, {"stock-eager": rows.config("stock-eager")})
     (tmp_path / "clips").mkdir()
     written = [decode(clip, tmp_path / "clips", usual.warm_up) for clip in made.clips[:2]]
     assert {clip.duration_s for clip in written} == {10.0}

@@ -120,3 +120,23 @@ def test_the_table_of_what_pico_hears() -> None:
     table = [line for line in section.partition("\n## ")[0].splitlines() if " ms | " in line and "no words" not in line]
     assert len(table) == len(measured) == 8
     assert [line for line, figures in zip(table, measured, strict=True) if not line.endswith(figures)] == []
+
+
+def busy_line(row: dict[str, Any]) -> str:
+    """The figures of a line of "Many requests at once", behind its name."""
+    steps = {each["kind"]: each for each in row["steps"]}
+    begin, decode = steps["begin"], steps["decode"]
+    share = begin["count"] / (begin["count"] + decode["count"])
+    cells = [row["concurrency"], *(f"{row[name]:.0f}" for name in ("p50_ms", "p95_ms", "rtfx"))]
+    cells += [f"{row['joules_per_audio_second']:.2f}", *(f"{each['ms']['mean']:.1f}" for each in (decode, begin))]
+    return f" | {' | '.join(map(str, cells))} | {100 * share:.0f} % |"
+
+
+def test_many_requests_at_once() -> None:
+    section = PAGE.partition("## Many requests at once")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith(("| fast", "| throughput"))]
+    assert len(lines) == 12
+    for name, chosen in (("before", [line for line in lines if "before" in line]), ("after", lines[4:])):
+        rows = json.loads((ROOT / f"bench/results/gpu-begin/{name}.json").read_text())["rows"]
+        measured = [busy_line(row) for row in rows if row["steps"]]
+        assert [line for line in chosen if not line.endswith(tuple(measured))] == []
