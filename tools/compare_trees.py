@@ -3,9 +3,10 @@
     python -m tools.compare_trees --tree 0a7de00=../old --tree 1b2c3d4=. --rows fast --out bench/results/gpu-trees.json
 
 Both servers are resident. The first tree is the baseline, and each round goes first, second, second, first, so that a
-drift of the machine falls on both alike. A ratio is the geometric mean over the pairs of all rounds, with the lowest
-and the highest of them. Clips come again in each turn, so vLLM's cache of processed clips is off in both. Weights are
-random and of full size. Exit status 1 where a request failed or a server did not start.
+drift of the machine falls on both alike. Each tree is served with its own profile. A ratio is the geometric mean over
+the pairs of all rounds, with the lowest and the highest of them. Clips come again in each turn, so vLLM's cache of
+processed clips is off in both. Weights are random and of full size. Exit status 1 where a request failed or a server
+did not start.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def start(
 ) -> list[Server]:
     """A server of each tree, in their order. Raises BenchError where one does not come up."""
     commands = {name: command(tree.resolve(), scratch / name) for name, tree in trees.items()}
-    configs = {name: rows.config(row + NO_CACHE, acceptance=ACCEPTANCE) for name in trees}
+    configs = {name: rows.config(row + NO_CACHE, tree, acceptance=ACCEPTANCE) for name, tree in trees.items()}
     ready, failures = servers.start(configs, plan, model, scratch, up, Clock(), commands)
     if failures:
         raise BenchError("; ".join(f"{name} did not start: {why}" for name, why in failures.items()))
@@ -99,7 +100,9 @@ def ratios(names: Sequence[str], measured: Sequence[Mapping[str, Any]]) -> list[
     return found
 
 
-def compare(row: str, trees: Mapping[str, Path], plan: GpuPlan, model: Path, scratch: Path) -> dict[str, Any]:
+def compare(
+    row: str, trees: Mapping[str, Path], plan: GpuPlan, model: Path, scratch: Path, rounds: int
+) -> dict[str, Any]:
     """Serve and measure one row of both trees. Returns what the file says of it."""
     gpus, names = Gpus(), [*trees]
     with contextlib.ExitStack() as up:
@@ -107,7 +110,7 @@ def compare(row: str, trees: Mapping[str, Path], plan: GpuPlan, model: Path, scr
         version = ready[0].client.get("/version")["version"]
         measured = []
         for task in decoded(tasks(row), scratch / "clips"):
-            for turn, which in enumerate(ORDER * ROUNDS):
+            for turn, which in enumerate(ORDER * rounds):
                 figures = measure(ready[which], task, gpus, version)
                 measured.append({**figures, "tree": names[which], "pair": turn // 2})
     return {
@@ -116,7 +119,7 @@ def compare(row: str, trees: Mapping[str, Path], plan: GpuPlan, model: Path, scr
         "vllm": version,
         "trees": names,
         "order": [names[which] for which in ORDER],
-        "config": ready[0].text,
+        "configs": {name: server.text for name, server in zip(names, ready, strict=True)},
         "rows": measured,
         "ratios": ratios(names, measured),
     }
@@ -125,6 +128,7 @@ def compare(row: str, trees: Mapping[str, Path], plan: GpuPlan, model: Path, scr
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.compare_trees", description=__doc__.splitlines()[0])
     parser.add_argument("--tree", action="append", required=True, metavar="NAME=DIR", help="twice: baseline, and other")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="of four turns (default: %(default)s)")
     parser.add_argument("--rows", default="fast", metavar="NAME,...", help="rows of bench.gpu (default: %(default)s)")
     parser.add_argument(
         "--out", required=True, type=Path, metavar="FILE", help="JSON file; comparisons that it has stay"
@@ -160,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             scratch = Path(directory, str(number))
             scratch.mkdir()
             try:
-                found = compare(row, trees, plan, model, scratch)
+                found = compare(row, trees, plan, model, scratch, flags.rounds)
             except BenchError as error:
                 print(f"error: {row}: {error}", file=sys.stderr)
                 failed = 1

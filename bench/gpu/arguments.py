@@ -17,7 +17,7 @@ PROFILES = {
     "stock": "profiles/realtime-stock.yaml",
     "live": "profiles/fast.yaml",
 }  # name of the rows -> default profile
-TRIAL = {"sessions": int, "seconds": float, "age": float, "uploads": int, "find": int}
+TRIAL = {"sessions": int, "seconds": float, "age": float, "uploads": int, "find": int, "clips": int}
 
 
 def parse(arguments: Sequence[str]) -> GpuPlan | LivePlan | MergePlan:
@@ -109,7 +109,8 @@ def _add_live(commands: Any) -> None:
     live.description = (
         "A trial is sessions=N with any of these: seconds=S of audio at the pace of speech (60), age=S of audio sent "
         "before, faster than speech (0), uploads=N clips in flight during the sessions (0), and find=N, which searches "
-        "the most sessions that the server holds, from `sessions` up to N. sessions=0 measures uploads only. "
+        "the most sessions that the server holds, from `sessions` up to N. sessions=0 measures uploads only. With "
+        "clips=N, the sessions are N clips of the benchmark, `sessions` at a time, each to its own end. "
         "max_num_seqs is raised to the largest sum of sessions and uploads of a trial."
     )
     add = live.add_argument
@@ -140,6 +141,8 @@ def _trial(text: str) -> Trial:
     numbers = [value for value in dataclasses.astuple(found) if value is not None]
     if min(numbers) < 0 or not found.seconds or not (found.sessions or found.uploads):
         raise argparse.ArgumentTypeError(f"{text!r}: expected sessions or uploads, and no negative number")
+    if found.clips is not None and (found.age_s or found.find is not None or found.clips < max(1, found.sessions)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected at least as many clips as sessions, and no age or find")
     if found.find is not None and found.find < max(1, found.sessions):
         raise argparse.ArgumentTypeError(f"{text!r}: expected find to be at least 1 and at least sessions")
     return found

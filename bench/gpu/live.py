@@ -154,11 +154,10 @@ def _measure(
 
 def _run_client(plan: LivePlan, trial: Trial, server: Server, out: Path, warm_up: int) -> None:
     """Run `bench run` to its end. Raises BenchError if it writes no summary. Failed sessions are in its rows."""
+    audio = {"--sessions": trial.sessions, "--seconds": trial.seconds, "--age": trial.age_s}
     flags = {
         "--url": server.url,
-        "--sessions": trial.sessions,
-        "--seconds": trial.seconds,
-        "--age": trial.age_s,
+        **(audio if trial.clips is None else {"--concurrency": trial.sessions, "--samples": trial.clips}),
         "--warmup": warm_up,
         "--timeout": plan.timeout_s,
         "--out": out.resolve(),

@@ -1,7 +1,9 @@
 """The format of bench/results/live.json and of its rows. This module runs nothing.
 
 name, vllm              name of the configuration (stock, live or another one), version of vLLM
-sessions, seconds_each  concurrent live sessions, and the seconds of audio that each sent at the pace of speech
+sessions, seconds_each  concurrent live sessions, and the seconds of audio that each sent at the pace of speech; with
+                        `clips`, the mean of the clips
+clips                   clips that were sent, each in a session of its own; null where a session is not one clip
 age_s                   seconds of audio that each session had sent before, faster than speech
 uploads                 clips in flight during the sessions
 lag_ms                  P50 and P99 over all tokens with a known lag (bench/lag.py); null if there are none
@@ -42,9 +44,11 @@ def row(
     live_s = sum(each.duration_s for each in sessions if each.error is None)
     joules, host = samples.joules(begin, end), samples.host_bytes(begin, end)
     errors = sorted({each.error[:300] for each in (*sessions, *ended) if each.error is not None})
+    mean_s = sum(each.duration_s for each in sessions) / len(sessions) if trial.clips and sessions else trial.seconds
     return {
-        "sessions": load.get("sessions") or 0,
-        "seconds_each": trial.seconds,
+        "sessions": load.get("sessions") or load.get("concurrency") or 0,
+        "seconds_each": round(mean_s, 3),
+        "clips": trial.clips,
         "age_s": trial.age_s,
         "uploads": trial.uploads,
         "lag_ms": _some(load.get("lag_ms")),

@@ -54,7 +54,8 @@ class Trial:
 
     Each sends `age_s` seconds of audio faster than speech and then `seconds` at the pace of speech. During this time,
     `uploads` clips are in flight. Without sessions, uploads are measured for `seconds`. With `find`, the largest number
-    of sessions that the server holds is searched, between `sessions` and `find`.
+    of sessions that the server holds is searched, between `sessions` and `find`. With `clips`, the sessions are so many
+    clips of the benchmark, one after the other, `sessions` at a time.
     """
 
     sessions: int
@@ -62,6 +63,7 @@ class Trial:
     age_s: float = 0.0
     uploads: int = 0
     find: int | None = None
+    clips: int | None = None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def test_trials() -> None:
     assert plan.trials == (*(Trial(150, 90.0), Trial(64, uploads=32), Trial(80, age_s=660.0), Trial(0, uploads=32)),)
     assert plan.profile == ROOT / "profiles/fast.yaml"
     assert plan_of("--trials", "sessions=64,find=256").trials == (Trial(64, find=256),)
+    assert plan_of("--trials", "sessions=8,clips=24").trials == (Trial(8, clips=24),)
     assert plan_of("--name", "stock", "--trials", "sessions=1").profile == ROOT / "profiles/realtime-stock.yaml"
 
 
@@ -69,6 +70,8 @@ def test_trials() -> None:
         (["--trials", "sessions=0"], "expected sessions or uploads"),
         (["--trials", "sessions=-1,uploads=1"], "no negative number"),
         (["--trials", "sessions=8,find=4"], "expected find to be"),
+        (["--trials", "sessions=8,clips=4"], "at least as many clips as sessions"),
+        (["--trials", "sessions=8,clips=8,age=4"], "no age or find"),
         (["--trials", "sessions=1", "--set", "max_num_seqs"], "expected KEY=VALUE"),
         (["--trials", "sessions=1", "--name", "other"], "add --profile"),
     ],
@@ -210,13 +213,15 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     flags += ["--command", f"{sys.executable} {engine}", "--results", str(tmp_path)]
     for name, dies in (("stock", 2), ("live", None)):
         engine.write_text(FAKE_VLLM.format(tests=str(ROOT / "tests/support"), dies=dies))
-        trials = ["sessions=3,seconds=2", "sessions=1,seconds=1,age=4"]
+        trials = ["sessions=3,seconds=2", "sessions=1,seconds=1,age=4", "sessions=2,clips=3"]
         # The row of stock's that failed stays in the file.
-        assert main([*flags, "--name", name, "--trials", *trials[: 1 + (name == "live")]]) == 1
+        assert main([*flags, "--name", name, "--trials", *trials[: 3 if name == "live" else 1]]) == 1
     result = json.loads(out.read_text())
     assert [(each["name"], each["sessions"], each["age_s"], each["failed"]) for each in result["rows"]] == [
-        *(("stock", 3, 0, 1), ("live", 3, 0, 0), ("live", 1, 4, 0)),
+        *(("stock", 3, 0, 1), ("live", 3, 0, 0), ("live", 1, 4, 0), ("live", 2, 0, 0)),
     ]
+    assert [each["clips"] for each in result["rows"]] == [None, None, None, 3]
+    assert result["rows"][-1]["seconds_each"] == pytest.approx(result["rows"][-1]["audio_s"] / 3, abs=0.001)
     for each in result["rows"]:
         assert each.keys() >= KEYS
         assert each["vllm"] == "0.0.fake"
