@@ -160,8 +160,10 @@ def check_parts(run: Run, pcm: bytes, positions: int, shape: SessionShape = SHAP
     assert b"".join(run.parts) == pcm
     assert len(run.parts) == run.session.rollovers + 1
     assert run.session.tokens == sum(tokens_of(len(part) // 2, shape) for part in run.parts)
-    # As many as without cuts, which are not at whole tokens
+    # As many as without cuts, which are not at whole tokens. The last request's first is that of the audio it is in.
     assert abs(run.tokens - tokens_of(len(pcm) // 2, shape)) <= 1
+    last = len(run.parts[-1]) // 2
+    assert run.tokens == (len(pcm) // 2 - last) // shape.samples + tokens_of(last, shape)
     for part in run.parts:
         assert shape.total_rows(len(part) // 2) < positions  # its last token has a position, too
 

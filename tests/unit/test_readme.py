@@ -321,6 +321,20 @@ def test_each_example_of_a_live_client_is_part_of_a_program_that_is_tested() -> 
     assert all(path.name in read(CLIENTS_PAGE) for path in PROGRAMS.glob("*.py") if "__main__" in read(path))
 
 
+def test_the_final_texts_of_live_clients_are_those_that_were_measured() -> None:
+    found = json.loads(read(ROOT / "bench/results/live-clients-cpu.json"))["results"]
+    shown = re.findall(r"^\| `(\w+)` \| [^|]+ \| (.+) \|$", read(CLIENTS_PAGE), re.MULTILINE)
+    expected = {
+        name: " | ".join(
+            [str(each["turns"]), f"{each['other_words']} of {each['words']}"]
+            + [f"{each['final_s'][share]:.2f}" for share in ("p50", "p95", "p99")]
+        )
+        for name, each in found.items()
+    }
+    assert dict(shown) == expected
+    assert found.keys() == {path.stem for path in PROGRAMS.glob("*.py") if "__main__" in read(path)}
+
+
 # ---- Commands, by what their sources say
 
 

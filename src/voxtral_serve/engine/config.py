@@ -149,7 +149,11 @@ def _take_options(vllm_config: VllmConfig) -> None:
     """Check `additional_config`. Raises ValueError for an unknown option or an invalid value."""
     options, model = vllm_config.additional_config, vllm_config.model_config
     options = options if isinstance(options, dict) else {}
-    known = {session.OPTION: range(2**31), clip_length.OPTION: range(1, model.max_model_len + 1)}
+    known = {
+        session.OPTION: range(2**31),
+        clip_length.OPTION: range(1, model.max_model_len + 1),
+        clip_length.TOGETHER: range(2**31),
+    }
     for name, value in options.items():
         if name == GATE:
             continue
@@ -171,10 +175,24 @@ def live_sessions(vllm_config: VllmConfig) -> int:
     return int(options.get(session.OPTION, 0)) if isinstance(options, dict) else 0
 
 
+def clips_together(vllm_config: VllmConfig) -> int:
+    """`clips_together` of additional_config: the most clips that wait for each other; 0 if none does."""
+    options = vllm_config.additional_config
+    return int(options.get(clip_length.TOGETHER, 0)) if isinstance(options, dict) else 0
+
+
 def _choose_scheduler(vllm_config: VllmConfig) -> None:
-    """Set `scheduler_cls` if live sessions are enabled. Raises ValueError for settings that do not work with them."""
+    """Set `scheduler_cls` for what is enabled. Raises ValueError for settings that do not work with live sessions."""
     most, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
     if not most:
+        if clips_together(vllm_config):
+            ours = "voxtral_serve.engine.clip_scheduler.clip_scheduler"
+            if scheduler.scheduler_cls not in (None, ours):
+                raise ValueError(
+                    f"scheduler_cls is {scheduler.scheduler_cls!r} with {clip_length.TOGETHER} "
+                    f"{clips_together(vllm_config)}: expected None"
+                )
+            scheduler.scheduler_cls = ours
         return
     shims.require("live_audio")
     ours = "voxtral_serve.engine.live_scheduler.live_scheduler"

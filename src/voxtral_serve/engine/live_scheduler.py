@@ -19,12 +19,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from voxtral_serve import shims
+from voxtral_serve.engine.clip_scheduler import ClipsTogether
 from voxtral_serve.engine.live_audio import AHEAD, LivePart, SessionAudio
 from voxtral_serve.engine.session import OPTION, SESSION, SessionShape
 
 logger = init_logger("vllm.voxtral_serve.live")
-# vLLM 0.32.0 has both of these limits, 0.20.0 the first.
-MOST_RUNNING = ("max_num_running_reqs", "max_num_active_reqs")
 MOST_AHEAD = 128  # rows of all sessions that a step encodes ahead: more would delay the tokens of other sessions
 # What is used of vLLM's scheduler: methods and their parameters, attributes that its source sets.
 METHODS = {
@@ -41,11 +40,9 @@ ATTRIBUTES = (
 )
 
 
-class LiveSessions:
+class LiveSessions(ClipsTogether):
     """Put before one of vLLM's scheduler classes."""
 
-    running: list[Any]
-    waiting: Any
     requests: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,7 +56,11 @@ class LiveSessions:
         # The rows of a session are a ring of this length, or longer (AudioRows).
         self.ahead = min(AHEAD, config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len)
         self.preempted: dict[str, Any] = {}  # requests of sessions that were preempted and may not run yet
-        self.most_running = [name for name in MOST_RUNNING if hasattr(self, name)]
+
+    def holds(self) -> bool:
+        """Uploads wait for each other only while there is no session: the more clips a step encodes, the later are the
+        sessions' tokens."""
+        return not self.audio_of and super().holds()
 
     def live(self, messages: list[list[Any]]) -> dict[str, str]:
         """Take messages (voxtral_serve.engine.session) -> {session: reason} of those that were refused."""

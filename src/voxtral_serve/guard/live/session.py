@@ -161,7 +161,8 @@ class LiveSession:
     async def deltas(self) -> AsyncGenerator[tuple[str, int], None]:
         """(text, tokens) of each output of the engine, in order; most texts are empty. Raises as `outputs`.
 
-        There is one token for each 80 ms of audio: those that a rollover adds for its padding are left out.
+        There is one token for each 80 ms of audio: those that a rollover adds for its padding are left out. A request
+        that begins within 80 ms of audio begins with their token: a client that counts takes none for later than it is.
         """
         told = surplus = start = 0
         async with contextlib.aclosing(self.outputs()) as outputs:
@@ -170,7 +171,7 @@ class LiveSession:
                     continue
                 if output.start != start:  # another request's first output
                     start = output.start
-                    surplus = told - round(start / self.shape.samples)
+                    surplus = told - start // self.shape.samples
                 tokens = len(output.tokens)
                 left_out = max(0, min(tokens - bool(output.text), surplus))
                 surplus -= left_out
