@@ -119,7 +119,7 @@ class LiveSessions(ClipsTogether):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         if not self.audio_of:
-            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+            return super().schedule(*args, **kwargs)
         waiting, ready = list[Any](), list[Any]()
         for request in self.running:
             (waiting if self.waits(request) else ready).append(request)
@@ -133,7 +133,7 @@ class LiveSessions(ClipsTogether):
             for name, most in limits.items():
                 setattr(self, name, most - len(waiting))
         try:
-            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+            output = super().schedule(*args, **kwargs)
         finally:
             self.running = waiting + self.running
             for request in preempted:
