@@ -218,3 +218,7 @@ def test_the_soak() -> None:
     memory = [f"{each['rss_mean_bytes'] / 1e9:.2f}" for each in thirds]
     assert f"the same latency (P50 {p50[0]}, {p50[1]} and {p50[2]} s)" in text
     assert f"memory ({memory[0]}, {memory[1]} and {memory[2]} GB" in text
+    lost, silent = (f"{sent[f'live {name}']:,}" for name in ("lost", "silent"))
+    assert f"{sent['live']:,} that ended, {lost} that lost their connection and {silent} that fell silent" in text
+    final = [f"{each['final_s']['p50']:.1f}" for each in thirds]
+    assert f"final text came after {final[0]}, {final[1]} and {final[2]} s" in text
