@@ -28,6 +28,7 @@ def prove(out: Path, *words: object, **environment: str) -> tuple[subprocess.Com
     return done, {part["name"]: part for part in report["parts"]}
 
 
+@pytest.mark.slow
 def test_a_server_that_is_up(fast_url: str, tmp_path: Path) -> None:
     manifest = tmp_path / "mine.jsonl"
     manifest.write_text(json.dumps({"path": str(ROOT / "bench/data/clips/024.opus"), "text": "not what it says"}))
