@@ -44,9 +44,9 @@ bench: .venv/ready ## measure a server that is up (URL=http://127.0.0.1:8000 SAM
 test test-slow test-pinned test-clients test-speech: export OMP_WAIT_POLICY = passive
 
 # Two sessions at the same time; the output of the first follows that of the second. Unit tests wait as long as they compute,
-# so two processes run them.
+# so two processes run them: with a lower priority, because the other session takes longer.
 test: lint ## lint, types, units, and a real server behind each capability
-	@mkdir -p results; .venv/bin/python -m pytest -m "not slow" -n 2 --dist loadfile tests/unit > results/units.log 2>&1 & units=$$!; \
+	@mkdir -p results; nice .venv/bin/python -m pytest -m "not slow" -n 2 --dist loadfile tests/unit > results/units.log 2>&1 & units=$$!; \
 	  .venv/bin/python -m pytest -m "not slow" tests/server tests/patches; servers=$$?; \
 	  wait $$units; units=$$?; cat results/units.log; exit $$((servers | units))
 
