@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import dataset, environment, metrics, results, serve
+from bench import BenchError, dataset, environment, metrics, results, serve
 from mistral_layout.tekken import CONTROL_TOKENS
 from pico import evaluate, huggingface, model
 from pico.tokenizer import TextTokenizer
@@ -77,10 +77,13 @@ def shown(token: int, tokenizer: TextTokenizer) -> str:
     return CONTROL_TOKENS[token] if token < len(CONTROL_TOKENS) else tokenizer.decode([token])
 
 
-def parting(stock: Generated, encode_once: Generated, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Where the tokens of two paths first differ, and both paths' logits of the two there."""
+def parting(stock: Generated, encode_once: Generated, tokenizer: TextTokenizer) -> dict[str, Any] | None:
+    """Where the tokens of two paths first differ, and both paths' logits of the two there; None where none differs."""
     both = {"stock": stock, "encode_once": encode_once}
-    at = next(i for i, (a, b) in enumerate(zip(stock.tokens, encode_once.tokens, strict=False)) if a != b)
+    pairs = enumerate(zip(stock.tokens, encode_once.tokens, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), None)
+    if at is None:
+        return None
     chosen = {name: path.tokens[at] for name, path in both.items()}
     logits = {name: {of: path.logits[at][token] for of, token in chosen.items()} for name, path in both.items()}
     unit = unit_in_last_place(max(abs(value) for path in logits.values() for value in path.values()))
@@ -106,6 +109,12 @@ def trace(options: dict[str, Any], clips: list[dataset.Clip]) -> dict[str, dict[
     for i, clip in enumerate(clips):
         exact = {name: [t for t in done["float32", name][i].tokens if t != model.EOS] for name in MODELS}
         here = parting(done["bfloat16", "stock"][i], done["bfloat16", "encode_once"][i], tokenizer)
+        if here is None:
+            raise BenchError(
+                f"clip {clip.id}: both models generate the same tokens on this machine, but its text is not the "
+                f"committed one of vLLM's own model. Expected {STOCK_ROWS.relative_to(ROOT)} to be of such a CPU: "
+                "run `make bench-full` here first"
+            )
         pair = [found["id"] for found in here["chosen"].values()]
         steps = {name: done["float32", name][i].logits[here["token"]] for name in MODELS}
         traced[clip.id] = {
@@ -167,7 +176,10 @@ def main() -> None:
     flags = parser.parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     with tempfile.TemporaryDirectory() as scratch:
-        outcome = compare(flags.config, flags.samples, Path(scratch))
+        try:
+            outcome = compare(flags.config, flags.samples, Path(scratch))
+        except BenchError as error:
+            sys.exit(f"error: {error}")
     results.write_json(flags.out, outcome)
     print(f"{outcome['identical']} of {outcome['clips']} texts identical: {flags.out}")
     for each in outcome["different"]:

@@ -83,10 +83,16 @@ def test_where_two_paths_part() -> None:
         path({pad: 9.0, word: 2.0}, {pad: 16.875, word: 16.75}),
         tokenizer,
     )
+    assert here is not None
     assert (here["token"], here["unit"]) == (1, 0.125)
     assert here["chosen"]["stock"] == {"id": word, "text": "[STREAMING_WORD]"}
     assert here["logits"]["encode_once"] == {"stock": 16.75, "encode_once": 16.875}
     assert here["gap_in_units"] == {"stock": 1.0, "encode_once": 1.0}
+
+
+def test_two_paths_of_the_same_tokens_part_nowhere() -> None:
+    tokenizer: Any = None
+    assert compare_models.parting(path({3: 1.0}, {4: 2.0}), path({3: 1.5}, {4: 2.5}), tokenizer) is None
 
 
 # ---- On a GPU
