@@ -63,7 +63,7 @@ def test_clips_that_begin_together_have_a_scheduler_of_their_own() -> None:
     options = options_of({"clips_together": 6})
     take(options)
     take(options)
-    assert options.scheduler_config.scheduler_cls == "voxtral_serve.engine.clip_scheduler.clip_scheduler"
+    assert options.scheduler_config.scheduler_cls == SCHEDULER
     assert config.clips_together(options) == 6
     options.scheduler_config.scheduler_cls = "another"
     with pytest.raises(ValueError, match="scheduler_cls is 'another' with clips_together 6: expected None"):

@@ -4,14 +4,14 @@ take less time than in one step each.
 The matrix products of one short clip do not fill a large GPU, and every step that begins a clip also delays the tokens
 of all running requests. So while many requests run, those that could begin are held back until there are several, or
 until the first of them has waited for WAIT_S. A server with few requests holds none. The limit of running requests,
-lowered for one step, is what holds them: both tested versions of vLLM have it.
+lowered for one step, is what holds them: both tested versions of vLLM have it. live_scheduler puts this before vLLM's
+classes.
 """
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
-
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from voxtral_serve.engine.config import clips_together
 
@@ -49,28 +49,19 @@ class ClipsTogether:
         self.held_since = None
         return False
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.together or not self.holds():
-            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+    @contextlib.contextmanager
+    def fewer(self, by: int) -> Iterator[None]:
+        """Lower the limits of running requests inside the `with` block."""
         limits = {name: getattr(self, name) for name in self.most_running}
-        for name in limits:
-            setattr(self, name, len(self.running))
+        for name, most in limits.items():
+            setattr(self, name, most - by)
         try:
-            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+            yield
         finally:
             for name, most in limits.items():
                 setattr(self, name, most)
 
-
-class ClipScheduler(ClipsTogether, Scheduler):
-    pass
-
-
-class ClipAsyncScheduler(ClipsTogether, AsyncScheduler):
-    pass
-
-
-def clip_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> ClipsTogether:
-    """What vLLM makes its scheduler with, where there are no live sessions."""
-    chosen = ClipAsyncScheduler if vllm_config.scheduler_config.async_scheduling else ClipScheduler
-    return chosen(*args, vllm_config=vllm_config, **kwargs)
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        spare = self.max_num_running_reqs - len(self.running) if self.together and self.holds() else 0
+        with self.fewer(spare):
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]

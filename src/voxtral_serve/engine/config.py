@@ -184,25 +184,19 @@ def clips_together(vllm_config: VllmConfig) -> int:
 def _choose_scheduler(vllm_config: VllmConfig) -> None:
     """Set `scheduler_cls` for what is enabled. Raises ValueError for settings that do not work with live sessions."""
     most, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
-    if not most:
-        if clips_together(vllm_config):
-            ours = "voxtral_serve.engine.clip_scheduler.clip_scheduler"
-            if scheduler.scheduler_cls not in (None, ours):
-                raise ValueError(
-                    f"scheduler_cls is {scheduler.scheduler_cls!r} with {clip_length.TOGETHER} "
-                    f"{clips_together(vllm_config)}: expected None"
-                )
-            scheduler.scheduler_cls = ours
+    together = clips_together(vllm_config)
+    if not most and not together:
         return
-    shims.require("live_audio")
     ours = "voxtral_serve.engine.live_scheduler.live_scheduler"
-    for name, found, expected in (
-        ("scheduler_cls", scheduler.scheduler_cls, (None, ours)),
-        ("speculative_config", vllm_config.speculative_config, (None,)),
-        ("data_parallel_size", vllm_config.parallel_config.data_parallel_size, (1,)),
-    ):
+    option, value = (session.OPTION, most) if most else (clip_length.TOGETHER, together)
+    settings: list[tuple[str, Any, tuple[Any, ...]]] = [("scheduler_cls", scheduler.scheduler_cls, (None, ours))]
+    if most:
+        shims.require("live_audio")
+        settings.append(("speculative_config", vllm_config.speculative_config, (None,)))
+        settings.append(("data_parallel_size", vllm_config.parallel_config.data_parallel_size, (1,)))
+    for name, found, expected in settings:
         if found not in expected:
-            raise ValueError(f"{name} is {found!r} with {session.OPTION} {most}: expected {expected[0]!r}")
+            raise ValueError(f"{name} is {found!r} with {option} {value}: expected {expected[0]!r}")
     if most > scheduler.max_num_seqs:
         seqs = scheduler.max_num_seqs
         raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {most}: expected {most} or more")

@@ -5,7 +5,7 @@ scheduler of vLLM has no public interface, so `expected` checks what is used of 
 
 While vLLM's scheduler decides on a step, it does not see the running requests that wait for audio, and the number of
 requests that may run is lowered by theirs. They keep their KV cache, and the engine's loop blocks until audio arrives
-where no other request runs.
+where no other request runs. Without live sessions the scheduler is that of uploads that begin together (clip_scheduler).
 """
 
 import inspect
@@ -20,6 +20,7 @@ from vllm.v1.request import RequestStatus
 
 from voxtral_serve import shims
 from voxtral_serve.engine.clip_scheduler import ClipsTogether
+from voxtral_serve.engine.config import live_sessions
 from voxtral_serve.engine.live_audio import AHEAD, LivePart, SessionAudio
 from voxtral_serve.engine.session import OPTION, SESSION, SessionShape
 
@@ -123,23 +124,18 @@ class LiveSessions(ClipsTogether):
         waiting, ready = list[Any](), list[Any]()
         for request in self.running:
             (waiting if self.waits(request) else ready).append(request)
-        limits = {name: getattr(self, name) for name in self.most_running}
         # All rows but the last of a request that was preempted are there. That one is waited for, too.
         preempted = self._preempted_waiting()
         if preempted:
             self.waiting.remove_requests(preempted)
-        if waiting:
-            self.running = ready
-            for name, most in limits.items():
-                setattr(self, name, most - len(waiting))
+        self.running = ready
         try:
-            output = super().schedule(*args, **kwargs)
+            with self.fewer(len(waiting)):
+                output = super().schedule(*args, **kwargs)
         finally:
             self.running = waiting + self.running
             for request in preempted:
                 self.waiting.prepend_request(request)
-            for name, most in limits.items():
-                setattr(self, name, most)
         output.voxtral_serve_live = self._parts(output.num_scheduled_tokens)
         if waiting and not output.num_scheduled_tokens:
             self._make_room(waiting)
@@ -203,14 +199,25 @@ class LiveAsyncScheduler(LiveSessions, AsyncScheduler):
     pass
 
 
-def live_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> LiveSessions:
+class ClipScheduler(ClipsTogether, Scheduler):
+    pass
+
+
+class ClipAsyncScheduler(ClipsTogether, AsyncScheduler):
+    pass
+
+
+def live_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> ClipsTogether:
     """What vLLM makes its scheduler with. Raises PatchError where its own is not as expected."""
-    chosen = LiveAsyncScheduler if vllm_config.scheduler_config.async_scheduling else LiveScheduler
     if lacking := expected(Scheduler):
         raise shims.PatchError(
             f"vllm {shims.installed('vllm')}: its scheduler has no {', '.join(lacking)}: live sessions cannot be "
-            f"served with it. {shims.ADVICE}"
+            f"served with it, and uploads cannot begin together. {shims.ADVICE}"
         )
+    serial, overlapping = (
+        (LiveScheduler, LiveAsyncScheduler) if live_sessions(vllm_config) else (ClipScheduler, ClipAsyncScheduler)
+    )
+    chosen = overlapping if vllm_config.scheduler_config.async_scheduling else serial
     return chosen(*args, vllm_config=vllm_config, **kwargs)
 
 
