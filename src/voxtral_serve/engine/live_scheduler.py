@@ -5,7 +5,7 @@ scheduler of vLLM has no public interface, so `expected` checks what is used of 
 
 While vLLM's scheduler decides on a step, it does not see the running requests that wait for audio, and the number of
 requests that may run is lowered by theirs. They keep their KV cache, and the engine's loop blocks until audio arrives
-where no other request runs. Without live sessions the scheduler is that of uploads that begin together (clip_scheduler).
+where no other request runs. Without live sessions the scheduler is that of clips that begin together (clip_scheduler).
 """
 
 import inspect
