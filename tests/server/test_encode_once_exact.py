@@ -94,6 +94,14 @@ def test_clips_encoded_together_have_the_rows_that_they_have_alone(llm: Any) -> 
         assert offline.relative(rows, offline.reference_rows(audio)) <= RELATIVE
 
 
+@pytest.mark.parametrize("each", [(11.0,), (0.1, 2.0, 15.0, 0.5), (29.0, 0.1, 11.2, 0.5, 2.0, 15.0, 0.1, 0.5)])
+def test_the_pass_of_cuda_graphs_has_the_same_rows(llm: Any, each: tuple[float, ...]) -> None:
+    audios = [offline.speech(seconds) for seconds in each]
+    (packed,) = llm.apply_model(partial(offline.packed_rows_of, audios=audios))
+    for audio, rows in zip(audios, packed, strict=True):
+        assert offline.relative(rows, offline.reference_rows(audio)) <= RELATIVE
+
+
 # Requests
 
 

@@ -197,6 +197,23 @@ def rows_of(served: Any, audios: Sequence[np.ndarray], frames: int = 8192) -> li
         encoder.FRAMES = whole
 
 
+def packed_rows_of(served: Any, audios: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    """The rows of these clips by the pass that CUDA graphs capture, in buffers that an earlier pass has used."""
+    from voxtral_serve.engine.encoder import PackedClips, Spans
+
+    encoder = served.whisper_encoder
+    left = encoder.prepare(served.project, served.downsample_factor)
+    padded = [torch.from_numpy(model.pad_audio(audio)) for audio in audios]
+    most = sum(len(each) // encoder.samples - left.frames for each in padded)
+    clips = PackedClips(encoder, left, served.project, most)
+    clips.put([torch.rand(encoder.samples * (left.frames + most))])
+    with torch.inference_mode():
+        lengths = clips.put(padded)
+        rows = clips.run(sum(lengths), Spans(lengths, lengths, left=left.held))
+    parts = rows.split([length // served.downsample_factor for length in lengths])
+    return [torch.cat([left.rows, part]).clone() for part in parts]
+
+
 def frames_encoded(served: Any, audios: Sequence[np.ndarray]) -> tuple[int, int]:
     """Frames that the encoder computes for these clips, and those of their padded waveforms."""
     encoder, computed = served.whisper_encoder, []

@@ -9,6 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    PlaceholderRange,
+)
+from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from voxtral_serve import shims
@@ -81,6 +90,44 @@ def test_a_clip_that_was_not_encoded_is_an_error(state: Any) -> None:
         slots_after(state, {}, batch((5, 3)))
 
 
+def test_clips_are_encoded_before_the_step_is_prepared_and_once(state: Any) -> None:
+    asked: list[list[float]] = []
+
+    def embed(audio_arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+        asked.append([float(audio[0]) for audio in audio_arrays])
+        return [audio[:, None] for audio in audio_arrays]
+
+    model: Any = SimpleNamespace(embed_multimodal=embed)
+    del state.execute_mm_encoder
+    state.encoder_cache = EncoderCache()
+    state.encoder_runner = EncoderRunner(model, 8, 1, state.encoder_cache, torch.float32, torch.device("cpu"))
+
+    def clip(name: str, number: float) -> Any:
+        audio = MultiModalFieldElem(torch.full((4,), number), MultiModalBatchedField())
+        item = MultiModalKwargsItem({"audio_arrays": audio})
+        return SimpleNamespace(
+            req_id=name, mm_features=[MultiModalFeatureSpec(item, "audio", name, PlaceholderRange(0, 4))]
+        )
+
+    new = [clip("a", 1.0), clip("b", 2.0)]
+    step = SimpleNamespace(scheduled_new_reqs=new, scheduled_encoder_inputs={"a": [0], "b": [0]})
+    worker = OurDevice(config(None), None)
+    worker.init_device()
+    worker.model_runner.model_state = state
+    assert worker.execute_model(step) == "executed"
+    assert asked == [[1.0, 2.0]]
+    for slot, request_of in enumerate(new):
+        state.add_request(slot, request_of)
+    slots_after(state, step.scheduled_encoder_inputs, batch((0, 3), (1, 3)))
+    assert {slot: float(rows[0]) for slot, rows in state.put.items()} == {0: 1.0, 1: 2.0}
+    assert asked == [[1.0, 2.0]]
+    # An output that vLLM frees between the two is computed again.
+    state.encoder_cache.free_encoder_cache("b")
+    state.add_request(2, new[1])
+    slots_after(state, step.scheduled_encoder_inputs, batch((2, 3)))
+    assert asked == [[1.0, 2.0], [2.0]]
+
+
 def test_a_session_has_its_place_and_its_delay_in_the_step_that_begins_it(state: Any) -> None:
     placed: list[tuple[int, int, int]] = []
     state.live = SimpleNamespace(begin=len, encode=lambda parts: None)
@@ -133,6 +180,9 @@ class Device:
 
     def init_device(self) -> None:
         self.model_runner = self.made
+
+    def execute_model(self, scheduler_output: Any) -> str:
+        return "executed"
 
 
 class OurDevice(EncodeOnceWorker, Device):

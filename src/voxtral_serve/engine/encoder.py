@@ -39,6 +39,8 @@ SIZES = (*range(128, 2048, 128), 2048, 2560, 3072, 4096, 6144)
 CLIPS = 8
 # Windows of the spectrogram are computed in multiples of this number.
 WINDOWS = 256
+# Windows before those of a frame, two for each, that the convolutions read
+WINDOWS_BEFORE = 3
 # Queries per attention call on a CPU. The mask is BLOCK by BLOCK + window at most.
 BLOCK = 1024
 
@@ -259,14 +261,20 @@ class Encoder(nn.Module):
                 module._forward_method = module.forward_cuda
 
     def convolve(self, mel: torch.Tensor, first: bool) -> torch.Tensor:
-        """Spectrogram [clips, m, bins] -> [clips, n, dim], one frame per two frames of the spectrogram.
+        """Spectrogram [clips, m, bins] -> [clips, n, dim], one frame per two windows of the spectrogram.
 
         For the first piece of a clip m = 2 n, and both convolutions are padded with zeros on the left. For other pieces
-        m = 2 n + 3: they start with the last three frames of the previous piece.
+        m = 2 n + WINDOWS_BEFORE: they start with the last windows of the previous piece.
         """
         x = mel
         x = F.gelu(convolution(F.pad(x, (0, 0, 2, 0)) if first else x, self.conv1))
         return F.gelu(convolution(F.pad(x, (0, 0, 1, 0)) if first else x, self.conv2, stride=2))
+
+    def convolve_at(self, mel: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Spectrogram [m, bins] -> the frames [n, dim] that begin at its windows `places` [n] and read five of them."""
+        x = F.gelu(convolution(mel[None], self.conv1))[0]
+        read = x.unfold(0, self.conv2.weight.shape[2], 1)[places]
+        return F.gelu(F.linear(read.flatten(1), self.conv2.weight.flatten(1), self.conv2.bias))
 
     def forward(
         self, frames: torch.Tensor, positions: torch.Tensor, spans: Attending, past: Past | None = None
@@ -325,14 +333,17 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         samples = padded[first * hop : (last - 1) * hop + size]
         return self.log_mel(F.pad(samples, (0, -count % WINDOWS * hop)).unfold(0, size, hop))[:count]
 
+    def reflected(self, audio: torch.Tensor) -> torch.Tensor:
+        """A waveform [samples] padded with half a window of reflection on each side, as float32."""
+        half = self.config.window_size // 2
+        return F.pad(audio.float()[None], (half, half), mode="reflect")[0]
+
     def pieces(self, audio: torch.Tensor, first: int) -> Iterator[torch.Tensor]:
         """Yield the encoder's input for the frames of a clip from `first` on, in pieces [n, dim], n at most FRAMES."""
-        half = self.config.window_size // 2
-        padded = F.pad(audio.float()[None], (half, half), mode="reflect")[0]
-        total = len(audio) // self.samples
+        padded, total = self.reflected(audio), len(audio) // self.samples
         for start in range(first, total, FRAMES):
             end = min(start + FRAMES, total)
-            mel = self.spectrogram(padded, max(0, 2 * start - 3), 2 * end).to(self.dtype)
+            mel = self.spectrogram(padded, max(0, 2 * start - WINDOWS_BEFORE), 2 * end).to(self.dtype)
             yield self.whisper_encoder.convolve(mel[None], first=start == 0)[0]
 
     def encode(self, pieces: list[torch.Tensor], start: int = 0, past: Past | None = None) -> torch.Tensor:
@@ -373,24 +384,27 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
 
         def encode_waiting() -> None:
             if waiting:
-                pieces = list(waiting.values())
-                rows = self.graphs.replay(pieces) if self.graphs else project(self.encode(pieces))
-                parts = rows.split([len(piece) // stride for piece in pieces])
+                packed = list(waiting.values())
+                if self.graphs:
+                    rows = self.graphs.replay(packed)
+                else:
+                    pieces = [piece for audio in packed for piece in self.pieces(audio, left.frames)]
+                    rows = project(self.encode(pieces))
+                parts = rows.split([frames_of[number] // stride for number in waiting])
                 out.update((number, torch.cat([left.rows, part])) for number, part in zip(waiting, parts, strict=True))
                 waiting.clear()
 
         most = self.graphs.frames if self.graphs else FRAMES
-        for number, audio in enumerate(audios):
-            frames = len(audio) // self.samples - left.frames
+        frames_of = [len(audio) // self.samples - left.frames for audio in audios]
+        for number, (audio, frames) in enumerate(zip(audios, frames_of, strict=True)):
             if frames <= 0:
                 out[number] = left.rows[: len(audio) // self.samples // stride]
             elif frames > most:
                 out[number] = self._long(audio, left, project)
             else:
-                (piece,) = self.pieces(audio, left.frames)
-                if sum(map(len, waiting.values())) + len(piece) > most or len(waiting) == CLIPS:
+                if sum(frames_of[each] for each in waiting) + frames > most or len(waiting) == CLIPS:
                     encode_waiting()
-                waiting[number] = piece
+                waiting[number] = audio
         encode_waiting()
         return [out[number] for number in range(len(audios))]
 
@@ -405,8 +419,64 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         return torch.cat(done)
 
 
+class PackedClips:
+    """Waveforms of several clips one after the other, and the pass from them to audio rows, for CUDA graphs.
+
+    A clip of n frames behind the left padding has 2 n + `more` windows of the spectrogram: before those of its frames
+    the WINDOWS_BEFORE ones that the convolutions read, and after them those that reach into the next clip, which nobody
+    reads. Places that a pass does not use keep what an earlier one has left, and the rows computed of it are dropped.
+    """
+
+    def __init__(
+        self,
+        encoder: EncodeOnceEncoder,
+        left: LeftPadding,
+        project: Callable[[torch.Tensor], torch.Tensor],
+        frames: int,
+    ) -> None:
+        """`frames`: the most of one pass, without left padding."""
+        self.encoder, self.left, self.project = encoder, left, project
+        self.hop, self.window = encoder.config.hop_length, encoder.config.window_size
+        self.more = WINDOWS_BEFORE + -(-self.window // self.hop) - 1
+        device = encoder.mel_filters.device
+        self.samples = torch.zeros(self._windows(frames) * self.hop + self.window, device=device)
+        self.places = torch.zeros(frames, dtype=torch.int64, device=device)  # first window that a frame reads
+        self.positions = torch.zeros_like(self.places)
+        self.starts = torch.zeros(CLIPS + 1, dtype=torch.int32, device=device)
+
+    def _windows(self, frames: int) -> int:
+        return 2 * frames + CLIPS * self.more
+
+    def put(self, audios: list[torch.Tensor]) -> list[int]:
+        """Copy at most CLIPS clips, waveforms with their left padding. Returns their frames without it."""
+        first = (2 * self.left.frames - WINDOWS_BEFORE) * self.hop
+        lengths = [len(audio) // self.encoder.samples - self.left.frames for audio in audios]
+        windows = [0, *accumulate(2 * n + self.more for n in lengths)]
+        for audio, n, at in zip(audios, lengths, windows, strict=False):
+            count = (2 * n + WINDOWS_BEFORE - 1) * self.hop + self.window
+            self.samples[at * self.hop :][:count] = self.encoder.reflected(audio)[first : first + count]
+        ends = [*accumulate(lengths)]
+        counted = [torch.arange(n) for n in lengths]
+        self._send(self.places, torch.cat([at + 2 * each for at, each in zip(windows, counted, strict=False)]))
+        self._send(self.positions, torch.cat(counted) + self.left.frames)
+        self._send(self.starts, torch.tensor([0, *ends] + [ends[-1]] * (CLIPS - len(ends)), dtype=torch.int32))
+        return lengths
+
+    @staticmethod
+    def _send(buffer: torch.Tensor, host: torch.Tensor) -> None:
+        # From pinned memory, because another copy would make the CPU wait for the GPU.
+        buffer[: len(host)].copy_(host.pin_memory() if buffer.is_cuda else host, non_blocking=True)
+
+    def run(self, size: int, spans: Spans) -> torch.Tensor:
+        """Rows [size / stride, dim] of the first `size` frames; `spans`: the clips that they are of."""
+        samples = self.samples[: (self._windows(size) - 1) * self.hop + self.window]
+        mel = self.encoder.log_mel(samples.unfold(0, self.window, self.hop)).to(self.encoder.dtype)
+        frames = self.encoder.whisper_encoder.convolve_at(mel, self.places[:size])
+        return self.project(self.encoder.whisper_encoder(frames, self.positions[:size], spans))
+
+
 class Graphs:
-    """CUDA graphs of encoder and projection, for packed clips. Each graph has a number of frames from `sizes`."""
+    """CUDA graphs of the pass of packed clips. Each graph has a number of frames from `sizes`."""
 
     def __init__(
         self,
@@ -415,46 +485,31 @@ class Graphs:
         project: Callable[[torch.Tensor], torch.Tensor],
         stride: int,
     ) -> None:
-        conv = encoder.whisper_encoder.conv2
-        device, dtype, dim = conv.weight.device, conv.weight.dtype, conv.out_channels
         self.frames = min(FRAMES, max(encoder.clip_frames - left.frames, stride))
-        self.left = left.frames
         self.sizes = [size for size in SIZES if size < self.frames] + [self.frames]
         self.stride = stride
-        self.input = torch.zeros(self.frames, dim, dtype=dtype, device=device)
-        self.positions = torch.zeros(self.frames, dtype=torch.int64, device=device)
-        self.starts = torch.zeros(CLIPS + 1, dtype=torch.int32, device=device)
+        self.clips = PackedClips(encoder, left, project, self.frames)
         self.output: dict[int, torch.Tensor] = {}
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        # The kernel reads the lengths from `starts`.
+        spans = Spans([], [], self.clips.starts, self.clips.starts, left.held)
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()  # one for all graphs, because the allocator does not share memory between streams
         for size in reversed(self.sizes):  # the largest first, so that the others reuse its memory
-
-            def run(size: int = size) -> torch.Tensor:
-                # The kernel reads the lengths from `starts`.
-                spans = Spans([], [], self.starts, self.starts, left.held)
-                return project(encoder.whisper_encoder(self.input[:size].clone(), self.positions[:size], spans))
-
-            self.starts[1:] = size
+            self.clips.starts[1:] = size
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                run()  # the setup in the first call of a kernel cannot be captured
+                self.clips.run(size, spans)  # the setup in the first call of a kernel cannot be captured
             torch.cuda.current_stream().wait_stream(stream)
             self.graphs[size] = graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self.output[size] = run()
+                self.output[size] = self.clips.run(size, spans)
         torch.cuda.empty_cache()  # frees the memory of the runs outside the graphs
 
-    def replay(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """At most CLIPS clips [n, dim] without their left padding, with at most `frames` frames in total -> rows
-        [sum of n / stride, ...]."""
-        ends = [*accumulate(len(piece) for piece in pieces)]
-        total = ends[-1]
+    def replay(self, audios: list[torch.Tensor]) -> torch.Tensor:
+        """At most CLIPS clips, waveforms with their left padding, with at most `frames` frames without it in total ->
+        rows [sum of n / stride, ...] of what follows it."""
+        total = sum(self.clips.put(audios))
         size = next(size for size in self.sizes if size >= total)
-        torch.cat(pieces, out=self.input[:total])
-        host = torch.cat([torch.arange(self.left, self.left + len(piece)) for piece in pieces]).pin_memory()
-        self.positions[:total].copy_(host, non_blocking=True)
-        starts = torch.tensor([0, *ends] + [total] * (CLIPS - len(pieces)), dtype=torch.int32).pin_memory()
-        self.starts.copy_(starts, non_blocking=True)
         self.graphs[size].replay()
         return self.output[size][: total // self.stride].clone()

@@ -6,7 +6,7 @@ vLLM 0.32.0 uses this runner if Triton is installed. 0.20.0 has an early form, o
 from typing import Any
 
 import torch
-from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
@@ -25,6 +25,14 @@ class RowsState(DefaultModelState):
         self.live: LiveEncoder | None = self.model.live
         self.parts: dict[str, LivePart] = {}  # live audio of this step; the worker sets it
         self.begun: list[tuple[int, str]] = []
+
+    @torch.inference_mode()
+    def encode_ahead(self, scheduler_output: SchedulerOutput) -> None:
+        """Encode the clips of a step before vLLM prepares its inputs, which takes the host as long as a clip takes the
+        GPU. `prepare_inputs_embeds` finds them encoded."""
+        for new in scheduler_output.scheduled_new_reqs:
+            self.encoder_cache.add_request(new.req_id, new.mm_features)
+        self.execute_mm_encoder(scheduler_output.scheduled_encoder_inputs)
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called when a request starts, or restarts after preemption. Its clip is encoded in the same step."""
@@ -47,6 +55,7 @@ class RowsState(DefaultModelState):
         self, scheduled_encoder_inputs: dict[str, list[int]], input_batch: InputBatch, req_states: RequestState
     ) -> None:
         """Return no embeddings, because the model gets token ids. Store the audio rows that it adds to them."""
+        # Those that `encode_ahead` has not: an output that vLLM has freed since, or a step that the worker did not see.
         self.execute_mm_encoder(scheduled_encoder_inputs)
         for slot, clip in self.begun:
             self.rows.put(slot, self.encoder_cache.encoder_outputs[clip])

@@ -30,15 +30,6 @@ if triton is not None:
         return clip, block - tl.sum(tl.where(each < clip, blocks, 0), 0)
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def _rows(own, shared, at, stride, ours, key_at, start, n_shared, column, width: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Keys or values of one head: those of the clip in rows `at` where `ours`, and the first ones of all clips."""
-        found = tl.load(own + at[:, None] * stride + column[None, :], mask=ours[:, None], other=0.0)
-        if start < n_shared:
-            place = key_at[:, None] * width + column[None, :]
-            found += tl.load(shared + place, mask=(key_at < n_shared)[:, None], other=0.0)
-        return found
-
-    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _kernel(  # type: ignore[no-untyped-def]
         q,
         k,
@@ -61,34 +52,47 @@ if triton is not None:
         n_queries: tl.constexpr,
         n_keys: tl.constexpr,
     ):
-        head = tl.program_id(1)
-        clip, number = _clip_of_block(tl.program_id(0), query_starts, clips, n_clips, n_queries)
+        head = tl.program_id(0)
+        # The last blocks of a clip have the most keys, so they begin first.
+        block = tl.num_programs(1) - 1 - tl.program_id(1)
+        clip, number = _clip_of_block(block, query_starts, clips, n_clips, n_queries)
         if clip >= clips:
             return
         first_query, last_query = tl.load(query_starts + clip), tl.load(query_starts + clip + 1)
         first_key, last_key = tl.load(key_starts + clip), tl.load(key_starts + clip + 1)
-        held = shared + last_key - first_key  # keys of the clip; its queries are at the last of these positions
+        # Positions are those among the clip's own keys; the queries are at the last of them, the shared keys before 0.
+        held = last_key - first_key
         row = number * n_queries + tl.arange(0, n_queries)
-        there = row < last_query - first_query
-        position = held - (last_query - first_query) + row
-        dim = tl.arange(0, head_dim)
-        column = head * head_dim + dim
-        at = (first_query + row).to(tl.int64)
-        query = tl.load(q + at[:, None] * q_stride + column[None, :], mask=there[:, None], other=0.0)
+        asked = row < last_query - first_query
+        begin = held - (last_query - first_query) + number * n_queries
+        end = tl.minimum(begin + n_queries, held)
+        position = begin + tl.arange(0, n_queries)[:, None]
+        column = head * head_dim + tl.arange(0, head_dim)[None, :]
+        turn = tl.arange(0, n_keys)
+        at = (first_query + row).to(tl.int64)[:, None]
+        query = tl.load(q + at * q_stride + column, mask=asked[:, None], other=0.0)
+        k += first_key.to(tl.int64) * k_stride
+        v += first_key.to(tl.int64) * v_stride
         best = tl.full([n_queries], -1e30, tl.float32)
         total = tl.zeros([n_queries], tl.float32)
         mixed = tl.zeros([n_queries, head_dim], tl.float32)
-        begin = held - (last_query - first_query) + number * n_queries
-        end = tl.minimum(begin + n_queries, held)
-        for start in range(tl.maximum(begin - window + 1, 0), end, n_keys):
-            key_at = start + tl.arange(0, n_keys)
-            own = (first_key + key_at - shared).to(tl.int64)
-            ours = (key_at >= shared) & (key_at < end)
-            key = _rows(k, shared_k, own, k_stride, ours, key_at, start, shared, column, heads * head_dim)
-            value = _rows(v, shared_v, own, v_stride, ours, key_at, start, shared, column, heads * head_dim)
-            score = tl.dot(query, tl.trans(key)) * scale  # times log2(e)
-            seen = (key_at[None, :] <= position[:, None]) & (key_at[None, :] > position[:, None] - window)
-            score = tl.where(seen, score, -1e30)
+        # Turns over the shared keys in the window, then over the clip's own. A turn reads one of the two tensors, so
+        # that its keys go straight to the memory that the matrix products read.
+        first_shared = tl.minimum(tl.maximum(begin + shared - window + 1, 0), shared)
+        first_own = tl.maximum(begin - window + 1, 0)
+        of_shared = tl.cdiv(shared - first_shared, n_keys)
+        for number_of_turn in range(of_shared + tl.cdiv(end - first_own, n_keys)):
+            is_own = number_of_turn >= of_shared
+            start = tl.where(is_own, first_own - of_shared * n_keys, first_shared) + number_of_turn * n_keys
+            key_row = (start + turn)[:, None]
+            there = key_row < tl.where(is_own, end, shared)
+            key_place = key_row * tl.where(is_own, k_stride, heads * head_dim) + column
+            value_place = key_row * tl.where(is_own, v_stride, heads * head_dim) + column
+            key = tl.load(tl.where(is_own, k, shared_k) + key_place, mask=there, other=0.0)
+            value = tl.load(tl.where(is_own, v, shared_v) + value_place, mask=there, other=0.0)
+            key_at = start - tl.where(is_own, 0, shared) + turn[None, :]
+            seen = (key_at <= position) & (key_at > position - window) & (key_at < tl.where(is_own, end, 0))
+            score = tl.where(seen, tl.dot(query, tl.trans(key)) * scale, -1e30)  # times log2(e)
             higher = tl.maximum(best, tl.max(score, 1))
             weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0)
             shrink = tl.exp2(best - higher)
@@ -96,8 +100,7 @@ if triton is not None:
             mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value)
             best = higher
         mixed = mixed / tl.maximum(total, 1e-30)[:, None]
-        place = at[:, None] * (heads * head_dim) + column[None, :]
-        tl.store(out + place, mixed.to(out.dtype.element_ty), mask=there[:, None])
+        tl.store(out + at * (heads * head_dim) + column, mixed.to(out.dtype.element_ty), mask=asked[:, None])
 
 
 def packed_attention(
@@ -119,7 +122,7 @@ def packed_attention(
     out = torch.empty((queries, heads, dim), dtype=q.dtype, device=q.device)
     clips = len(query_starts) - 1
     shared_k, shared_v = shared if shared is not None else (k, v)
-    _kernel[(triton.cdiv(queries, QUERIES) + clips, heads)](
+    _kernel[(heads, triton.cdiv(queries, QUERIES) + clips)](
         q,
         k,
         v,

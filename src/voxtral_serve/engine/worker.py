@@ -39,6 +39,7 @@ class EncodeOnceWorker:
         state = getattr(self.model_runner, "model_state", None)
         if state is not None:
             state.parts = getattr(scheduler_output, "voxtral_serve_live", {})
+            state.encode_ahead(scheduler_output)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
 
