@@ -6,6 +6,8 @@ window. The first keys of every clip, those of its left padding, may be in a ten
 all clips, and are computed once (encoder.LeftPadding). encoder.windowed_attention is the same in PyTorch.
 """
 
+from typing import NamedTuple
+
 import torch
 
 try:
@@ -14,8 +16,19 @@ try:
 except ImportError:  # vLLM for CPUs has none
     triton = None
 
-QUERIES = 64  # of one block of the kernel
-KEYS = 64  # of one turn of its loop
+
+class Shape(NamedTuple):
+    """How the kernel runs: queries of a block, keys of a turn of its loop, warps, turns whose keys are on their way,
+    and the most registers of a thread (None: the compiler's choice)."""
+
+    queries: int = 64
+    keys: int = 64
+    warps: int = 4
+    stages: int = 3
+    registers: int | None = None
+
+
+SHAPE = Shape()
 
 if triton is not None:
 
@@ -28,6 +41,17 @@ if triton is not None:
         blocks = tl.cdiv(tl.load(query_starts + each + 1, mask=each < clips, other=0) - starts, n_queries)
         clip = tl.sum((tl.cumsum(blocks, 0) <= block).to(tl.int32), 0)
         return clip, block - tl.sum(tl.where(each < clip, blocks, 0), 0)
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def _softmax(query, key, value, seen, best, total, mixed, scale):  # type: ignore[no-untyped-def]
+        """Add keys and values [n_keys, head_dim], where `seen` [n_queries, n_keys], to the highest scores so far, the
+        sums of weights, and the weighted sums of values. `scale` includes log2(e)."""
+        score = tl.where(seen, tl.dot(query, tl.trans(key)) * scale, -1e30)
+        higher = tl.maximum(best, tl.max(score, 1))
+        weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0)
+        shrink = tl.exp2(best - higher)
+        mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value)
+        return higher, total * shrink + tl.sum(weight, 1), mixed
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _kernel(  # type: ignore[no-untyped-def]
@@ -52,7 +76,6 @@ if triton is not None:
         n_queries: tl.constexpr,
         n_keys: tl.constexpr,
     ):
-        head = tl.program_id(0)
         # The last blocks of a clip have the most keys, so they begin first.
         block = tl.num_programs(1) - 1 - tl.program_id(1)
         clip, number = _clip_of_block(block, query_starts, clips, n_clips, n_queries)
@@ -62,20 +85,16 @@ if triton is not None:
         first_key, last_key = tl.load(key_starts + clip), tl.load(key_starts + clip + 1)
         # Positions are those among the clip's own keys; the queries are at the last of them, the shared keys before 0.
         held = last_key - first_key
-        row = number * n_queries + tl.arange(0, n_queries)
-        asked = row < last_query - first_query
+        row = first_query + number * n_queries + tl.arange(0, n_queries)[:, None]
+        asked = row < last_query
         begin = held - (last_query - first_query) + number * n_queries
         end = tl.minimum(begin + n_queries, held)
         position = begin + tl.arange(0, n_queries)[:, None]
-        column = head * head_dim + tl.arange(0, head_dim)[None, :]
-        turn = tl.arange(0, n_keys)
-        at = (first_query + row).to(tl.int64)[:, None]
-        query = tl.load(q + at * q_stride + column, mask=asked[:, None], other=0.0)
-        k += first_key.to(tl.int64) * k_stride
-        v += first_key.to(tl.int64) * v_stride
+        column = tl.program_id(0) * head_dim + tl.arange(0, head_dim)[None, :]
+        query = tl.load(q + row.to(tl.int64) * q_stride + column, mask=asked, other=0.0)
+        k, v = k + first_key.to(tl.int64) * k_stride, v + first_key.to(tl.int64) * v_stride
         best = tl.full([n_queries], -1e30, tl.float32)
-        total = tl.zeros([n_queries], tl.float32)
-        mixed = tl.zeros([n_queries, head_dim], tl.float32)
+        total, mixed = tl.zeros([n_queries], tl.float32), tl.zeros([n_queries, head_dim], tl.float32)
         # Turns over the shared keys in the window, then over the clip's own. A turn reads one of the two tensors, so
         # that its keys go straight to the memory that the matrix products read.
         first_shared = tl.minimum(tl.maximum(begin + shared - window + 1, 0), shared)
@@ -84,23 +103,17 @@ if triton is not None:
         for number_of_turn in range(of_shared + tl.cdiv(end - first_own, n_keys)):
             is_own = number_of_turn >= of_shared
             start = tl.where(is_own, first_own - of_shared * n_keys, first_shared) + number_of_turn * n_keys
-            key_row = (start + turn)[:, None]
+            key_row = start + tl.arange(0, n_keys)[:, None]
             there = key_row < tl.where(is_own, end, shared)
             key_place = key_row * tl.where(is_own, k_stride, heads * head_dim) + column
             value_place = key_row * tl.where(is_own, v_stride, heads * head_dim) + column
             key = tl.load(tl.where(is_own, k, shared_k) + key_place, mask=there, other=0.0)
             value = tl.load(tl.where(is_own, v, shared_v) + value_place, mask=there, other=0.0)
-            key_at = start - tl.where(is_own, 0, shared) + turn[None, :]
+            key_at = start - tl.where(is_own, 0, shared) + tl.arange(0, n_keys)[None, :]
             seen = (key_at <= position) & (key_at > position - window) & (key_at < tl.where(is_own, end, 0))
-            score = tl.where(seen, tl.dot(query, tl.trans(key)) * scale, -1e30)  # times log2(e)
-            higher = tl.maximum(best, tl.max(score, 1))
-            weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0)
-            shrink = tl.exp2(best - higher)
-            total = total * shrink + tl.sum(weight, 1)
-            mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value)
-            best = higher
-        mixed = mixed / tl.maximum(total, 1e-30)[:, None]
-        tl.store(out + at * (heads * head_dim) + column, mixed.to(out.dtype.element_ty), mask=asked[:, None])
+            best, total, mixed = _softmax(query, key, value, seen, best, total, mixed, scale)
+        done = (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty)
+        tl.store(out + row.to(tl.int64) * (heads * head_dim) + column, done, mask=asked)
 
 
 def packed_attention(
@@ -111,6 +124,7 @@ def packed_attention(
     key_starts: torch.Tensor,
     window: int,
     shared: tuple[torch.Tensor, torch.Tensor] | None = None,
+    shape: Shape = SHAPE,
 ) -> torch.Tensor:
     """q [queries, heads, head_dim], k and v [keys, heads, head_dim] of all clips -> [queries, heads, head_dim].
 
@@ -122,7 +136,7 @@ def packed_attention(
     out = torch.empty((queries, heads, dim), dtype=q.dtype, device=q.device)
     clips = len(query_starts) - 1
     shared_k, shared_v = shared if shared is not None else (k, v)
-    _kernel[(heads, triton.cdiv(queries, QUERIES) + clips)](
+    _kernel[(heads, triton.cdiv(queries, shape.queries) + clips)](
         q,
         k,
         v,
@@ -141,8 +155,10 @@ def packed_attention(
         head_dim=dim,
         window=window,
         n_clips=triton.next_power_of_2(clips),
-        n_queries=QUERIES,
-        n_keys=KEYS,
-        num_warps=4,
+        n_queries=shape.queries,
+        n_keys=shape.keys,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+        maxnreg=shape.registers,
     )
     return out

@@ -1,0 +1,219 @@
+"""How long do the kernels of a step take, by size? Microseconds on one GPU, for choosing graph sizes and kernels.
+
+    python -m tools.kernel_figures --out kernels.json
+
+matrix_products    one layer's, of the encoder and of the language model, by frames or tokens. cuBLAS chooses a kernel
+                   for each size, and some sizes get a slow one
+encoder_attention  engine/packed_attention.py, one layer, clips of 530 frames behind their left padding, by shape
+decode_attention   vLLM's Triton kernel over the KV cache, one layer, contexts of 40 to 180 tokens, by shape, for steps
+                   that decode and for those in which two clips begin; and FlashAttention where vLLM has it for the GPU
+
+Each figure is of CUDA graphs of REPEATS calls, the median of TURNS. Calls alternate between copies of their matrices,
+which do not fit the L2 cache together, as those of the layers do not.
+"""
+
+import argparse
+import functools
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import environment, results
+from bench.gpu.checkpoint import PARAMS
+from bench.gpu.run import LIBRARIES
+from voxtral_serve.engine.packed_attention import Shape, packed_attention
+
+REPEATS, TURNS, COPIES = 12, 5, 3
+FRAMES_OF_CLIP, LEFT, WINDOW = 530, 124, 750
+CONTEXTS = (40, 180)
+PROMPT, BEGIN = 39, 2  # tokens of a clip's prompt, and clips that begin in a mixed step
+BLOCK = 16  # tokens of a block of the KV cache
+TOKENS = (*range(8, 128, 8), *range(128, 1025, 16))
+FRAMES = (*range(128, 2048, 128), 2048, 2560, 3072, 3972, 4096)
+ENCODER_SHAPES = (
+    *(Shape(64, 64, 4, stages, registers) for stages in (2, 3) for registers in (None, 128)),
+    Shape(64, 32, 4, 3, None),
+    Shape(64, 32, 4, 4, 128),
+    Shape(128, 32, 8, 3, None),
+    Shape(128, 64, 8, 3, None),
+    Shape(128, 64, 8, 2, 128),
+)
+# tile, warps, stages; None: vLLM's own
+DECODE_SHAPES = (None, (16, 2, 3), (16, 4, 3), (32, 1, 3), (32, 2, 3), (32, 4, 2), (64, 2, 3), (64, 4, 3), (64, 4, 2))
+# requests, tokens of each that decodes, clips that begin
+STEPS = ((64, 1, 0), (64, 1, 2), (64, 3, 0), (128, 1, 2), (256, 1, 0), (256, 1, 2), (256, 2, 2))
+
+
+def microseconds(call: Callable[[int], Any]) -> float:
+    """The median time of one `call(number)`."""
+    for number in range(COPIES):
+        call(number)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(REPEATS):
+            call(number % COPIES)
+    found = []
+    for _ in range(TURNS + 1):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) * 1000 / REPEATS)
+    return statistics.median(found[1:])
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda") * 0.02
+
+
+def matrices(part: dict[str, Any]) -> tuple[list[tuple[int, int]], int]:
+    """(inputs, outputs) of each product of a layer, and the number of layers."""
+    dim, heads, kv, hidden = part["dim"], part["n_heads"], part["n_kv_heads"], part["hidden_dim"]
+    wide = part["head_dim"]
+    products = [(dim, (heads + 2 * kv) * wide), (heads * wide, dim), (dim, 2 * hidden), (hidden, dim)]
+    return products, part["n_layers"]
+
+
+def matrix_products() -> Iterator[dict[str, Any]]:
+    encoder = PARAMS["multimodal"]["whisper_model_args"]["encoder_args"]
+    for name, part, sizes in (("language model", PARAMS, TOKENS), ("encoder", encoder, FRAMES)):
+        products, layers = matrices(part)
+        for inputs, outputs in products:
+            weights = [random(outputs, inputs) for _ in range(COPIES)]
+            for size in sizes:
+                given = random(size, inputs)
+
+                def call(number: int, given: torch.Tensor = given, weights: list[torch.Tensor] = weights) -> None:
+                    torch.nn.functional.linear(given, weights[number])
+
+                yield {
+                    **{"of": name, "inputs": inputs, "outputs": outputs, "rows": size, "layers": layers},
+                    "us": microseconds(call),
+                }
+
+
+def encoder_attention() -> Iterator[dict[str, Any]]:
+    heads, dim = 32, 64
+    left = random(2, LEFT, heads, dim)
+    for clips in (1, 2, 4, 7):
+        frames = clips * FRAMES_OF_CLIP
+        q, k, v = random(frames, 3 * heads * dim).unflatten(1, (3, heads, dim)).unbind(1)
+        ends = [min(number, clips) * FRAMES_OF_CLIP for number in range(9)]
+        starts = torch.tensor(ends, dtype=torch.int32, device="cuda")
+        for shape in ENCODER_SHAPES:
+            call = functools.partial(packed_attention, q, k, v, starts, starts, WINDOW, (left[0], left[1]), shape)
+            us = microseconds(lambda _, call=call: call())  # type: ignore[misc]
+            yield {"clips": clips, "frames": frames, **shape._asdict(), "us": us}
+
+
+def decode_attention() -> Iterator[dict[str, Any]]:
+    heads, kv_heads, dim = PARAMS["n_heads"], PARAMS["n_kv_heads"], PARAMS["head_dim"]
+    generator = torch.Generator().manual_seed(0)
+    for requests, each, begin in STEPS:
+        lengths = torch.randint(*CONTEXTS, (requests,), generator=generator)
+        lengths[requests - begin :] = PROMPT
+        asked = torch.full((requests,), each)
+        asked[requests - begin :] = PROMPT
+        blocks = -(-int(lengths.max()) // BLOCK)
+        caches = [random(requests * blocks, kv_heads, BLOCK, 2 * dim).transpose(1, 2) for _ in range(COPIES)]
+        common = {
+            "out": torch.empty(int(asked.sum()), heads, dim, dtype=torch.bfloat16, device="cuda"),
+            "cu_seqlens_q": torch.cat([torch.zeros(1, dtype=torch.int64), asked.cumsum(0)]).int().cuda(),
+            "max_seqlen_q": int(asked.max()),
+            "seqused_k": lengths.int().cuda(),
+            "max_seqlen_k": int(lengths.max()),
+            "softmax_scale": dim**-0.5,
+            "causal": True,
+            "window_size": (-1, -1),
+            "block_table": torch.randperm(requests * blocks, generator=generator).view(requests, -1).int().cuda(),
+            "softcap": 0,
+            "q": random(int(asked.sum()), heads, dim),
+        }
+        row = {"requests": requests, "tokens_of_each": each, "begin": begin, "tokens": int(asked.sum())}
+        for shape in DECODE_SHAPES:
+            names = dict(zip(("tile", "warps", "stages"), shape or (), strict=False))
+            yield {**row, "kernel": "triton", **names, "us": microseconds(triton_call(shape, caches, common))}
+        if (call := flash_call(caches, common)) is not None:
+            yield {**row, "kernel": "flash", "us": microseconds(call)}
+
+
+def triton_call(
+    shape: tuple[int, int, int] | None, caches: Sequence[torch.Tensor], common: dict[str, Any]
+) -> Callable[[int], Any]:
+    """vLLM's call, with its own shape for None."""
+    from vllm.v1.attention.ops import triton_unified_attention as module
+
+    kernel = module.kernel_unified_attention
+
+    class Shaped:
+        def __getitem__(self, grid: Any) -> Callable[..., Any]:
+            assert shape is not None
+            tile, warps, stages = shape
+            return lambda **given: kernel[grid](**{**given, "TILE_SIZE": tile}, num_warps=warps, num_stages=stages)
+
+    def call(number: int) -> None:
+        k, v = caches[number].chunk(2, -1)
+        if shape is not None:
+            module.kernel_unified_attention = Shaped()
+        try:
+            module.unified_attention(k=k, v=v, q_descale=None, k_descale=None, v_descale=None, **common)
+        finally:
+            module.kernel_unified_attention = kernel
+
+    return call
+
+
+def flash_call(caches: Sequence[torch.Tensor], common: dict[str, Any]) -> Callable[[int], Any] | None:
+    from vllm.v1.attention.backends import fa_utils
+
+    version = fa_utils.get_flash_attn_version()
+    if version is None:
+        return None
+    given = {key: value for key, value in common.items() if key != "softcap"}
+
+    def call(number: int) -> None:
+        k, v = halves[number]
+        fa_utils.flash_attn_varlen_func(k=k, v=v, fa_version=version, num_splits=1, **given)
+
+    halves = [tuple(half.contiguous() for half in cache.chunk(2, -1)) for cache in caches]
+    return call
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (default: that of this process) and return the exit status."""
+    summary = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m tools.kernel_figures", description=summary)
+    parts = (matrix_products, encoder_attention, decode_attention)
+    names = ", ".join(part.__name__ for part in parts)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
+    parser.add_argument("--parts", nargs="+", choices=[part.__name__ for part in parts], help=f"of {names}")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    flags = parser.parse_args(words)
+    if not torch.cuda.is_available():
+        print("error: PyTorch finds no GPU: expected one with CUDA", file=sys.stderr)
+        return 2
+    run = environment.describe(None, LIBRARIES)
+    found: dict[str, Any] = {"schema_version": 1, "run": run}
+    run["command"] = shlex.join(["python", "-m", "tools.kernel_figures", *words])
+    with torch.inference_mode():
+        for part in parts:
+            if flags.parts and part.__name__ not in flags.parts:
+                continue
+            found[part.__name__] = []
+            for row in part():
+                found[part.__name__].append(row)
+                print(part.__name__, json.dumps(row), flush=True)
+    results.write_json(flags.out, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
