@@ -11,8 +11,7 @@ fast-vram        fast with a context of 512, one sequence, and the smallest KV c
 fast-fp8         profiles/fast-fp8.yaml
 fast-piecewise   fast, with a graph between each two attentions for the steps that begin a clip
 throughput       profiles/throughput.yaml
-throughput-spec  the same with drafts as in fast-spec, two of them from 33 requests on and one from 129 on
-NAME-together    fast-spec or throughput, with clips that wait for each other (`clips_together: 6`)
+throughput-spec  profiles/throughput-spec.yaml
 NAME-Ns          any of these with clips of N seconds, such as fast-10s, on the server of NAME
 long-N           profiles/long.yaml with clips of N minutes, such as long-10; all long rows share one server
 NAME:KEY=VALUE   any of these with a change of its config. VALUE is YAML; null means vLLM's default. Separate several
@@ -42,14 +41,6 @@ PIECEWISE = {
     "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 104, 128, 192, 256, 384, 512],
     "compile_sizes": [1],
 }
-# Drafts of throughput-spec: [from, to, drafts] by number of running requests
-DRAFTS = {
-    "method": "ngram_gpu",
-    "model": "voxtral_serve.drafter.PadDrafter",
-    "num_speculative_tokens": 5,
-    "num_speculative_tokens_per_batch_size": [[1, 32, 5], [33, 128, 2], [129, 256, 1]],
-}
-TOGETHER = {"clips_together": 6}
 # Name -> file, GiB of KV cache, changes of the file. Without a fixed size, the KV cache would take all memory that the
 # earlier servers left. The stock model needs about 3 MB of KV cache per token, the fast path 0.1 MB.
 SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
@@ -76,9 +67,7 @@ SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "fast-fp8": ("profiles/fast-fp8.yaml", 6, {}),
     "fast-piecewise": ("profiles/fast.yaml", 6, {"compilation_config": PIECEWISE}),
     "throughput": ("profiles/throughput.yaml", 10, {}),
-    "throughput-spec": ("profiles/throughput.yaml", 10, {"speculative_config": DRAFTS}),
-    "fast-spec-together": ("profiles/fast-spec.yaml", 6, {"additional_config": TOGETHER}),
-    "throughput-together": ("profiles/throughput.yaml", 10, {"additional_config": TOGETHER}),
+    "throughput-spec": ("profiles/throughput-spec.yaml", 10, {}),
     "long": ("profiles/long.yaml", 8, {}),
 }
 LONG = re.compile(r"long-(\d+)$")

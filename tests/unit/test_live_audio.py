@@ -1,5 +1,6 @@
 """Audio of live sessions in the engine: rows and samples of one session, and what the scheduler says to messages."""
 
+import contextlib
 import dataclasses
 import random
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from mistral_layout import audio as layout
 from pico import model
 from voxtral_serve.engine.live_audio import AHEAD, BYTES, LOOK_BACK, SessionAudio
-from voxtral_serve.engine.live_scheduler import LiveSessions
+from voxtral_serve.engine.live_scheduler import MOST_RUNNING, LiveSessions
 from voxtral_serve.engine.session import DELAYS, LOOK_AHEAD, SESSION, SessionShape
 
 ROW = SHAPE.samples
@@ -293,3 +294,34 @@ def test_a_request_waits_for_the_row_of_its_next_token(scheduler: LiveSessions) 
     scheduler.live([["audio", "a", noise(ROW).tobytes()]])
     assert not scheduler.waits(request)
     assert not scheduler.waits(SimpleNamespace(request_id="an upload"))
+
+
+class Stepping:
+    """vLLM's scheduler, as far as it decides on a step: `seen` are its running requests and its limits of them."""
+
+    def schedule(self: Any, *, fails: bool) -> Any:
+        self.seen = self.running, [getattr(self, name) for name in self.most_running]
+        if fails:
+            raise RuntimeError("no step")
+        return SimpleNamespace(num_scheduled_tokens={})
+
+
+class Leaving(LiveSessions, Stepping):
+    pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("limits", [MOST_RUNNING, MOST_RUNNING[:1]])  # of vLLM 0.32.0, of 0.20.0
+def test_a_step_is_decided_without_those_that_wait(scheduler: Any, limits: tuple[str, ...], fails: bool) -> None:
+    scheduler.__class__ = Leaving
+    scheduler.live([["open", "a"], ["audio", "a", noise(SHAPE.ready_samples).tobytes()]])
+    scheduler.audio_of["r"] = scheduler.sessions["a"]
+    waits = SimpleNamespace(request_id="r", num_tokens=SHAPE.prompt, num_output_placeholders=1)
+    upload = SimpleNamespace(request_id="an upload")
+    scheduler.running, scheduler.preempted, scheduler.most_running = [upload, waits], {}, limits
+    vars(scheduler).update(dict.fromkeys(limits, 64))
+    with pytest.raises(RuntimeError, match="no step") if fails else contextlib.nullcontext():
+        scheduler.schedule(fails=fails)
+    assert scheduler.seen == ([upload], [63] * len(limits))
+    assert scheduler.running == [waits, upload]
+    assert [getattr(scheduler, name) for name in limits] == [64] * len(limits)

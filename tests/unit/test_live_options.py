@@ -59,20 +59,6 @@ def test_the_switch_of_the_gate_is_not_for_the_engine() -> None:
     assert options.scheduler_config.scheduler_cls == SCHEDULER
 
 
-def test_clips_that_begin_together_have_a_scheduler_of_their_own() -> None:
-    options = options_of({"clips_together": 6})
-    take(options)
-    take(options)
-    assert options.scheduler_config.scheduler_cls == SCHEDULER
-    assert config.clips_together(options) == 6
-    options.scheduler_config.scheduler_cls = "another"
-    with pytest.raises(ValueError, match="scheduler_cls is 'another' with clips_together 6: expected None"):
-        take(options)
-    live = options_of({"clips_together": 6, "max_live_sessions": 1})
-    take(live)
-    assert live.scheduler_config.scheduler_cls == SCHEDULER
-
-
 @pytest.mark.parametrize(
     ("additional", "message"),
     [

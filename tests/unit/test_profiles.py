@@ -39,6 +39,29 @@ def test_spec_is_fast_with_drafts() -> None:
     assert by_requests[-1][1] == fast["max_num_seqs"]
 
 
+def test_throughput_spec_is_throughput_with_drafts() -> None:
+    """And without what is compiled for steps of one token, as fast-spec.yaml."""
+    plain, spec = profile("throughput"), profile("throughput-spec")
+    drafts, of_fast = spec.pop("speculative_config"), profile("fast-spec")["speculative_config"]
+    assert plain["compilation_config"].pop("compile_sizes") == [1]
+    assert spec == plain
+    by_requests = [each.pop("num_speculative_tokens_per_batch_size") for each in (drafts, of_fast)]
+    assert drafts == of_fast
+    assert by_requests[0][0] == by_requests[1][0]
+    assert by_requests[0][-1][1] == plain["max_num_seqs"]
+
+
+@pytest.mark.parametrize("name", ["fast-spec", "throughput-spec"])
+def test_the_most_requests_of_each_number_of_drafts_fill_a_graph(name: str) -> None:
+    """A step with drafts has one token more than these for each request."""
+    content = profile(name)
+    sizes = content["compilation_config"]["cudagraph_capture_sizes"]
+    first = 1
+    for begin, end, drafts in content["speculative_config"]["num_speculative_tokens_per_batch_size"]:
+        assert begin == first and end * (drafts + 1) in sizes
+        first = end + 1
+
+
 def test_realtime_is_fast_with_more_live_sessions() -> None:
     fast, live = profile("fast"), profile("realtime")
     assert live["additional_config"].pop("max_live_sessions") > fast["additional_config"].pop("max_live_sessions")

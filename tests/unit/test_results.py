@@ -190,7 +190,7 @@ def test_accepted_drafts() -> None:
         f"{', '.join(positions[:-1])} and {positions[-1]} %; WER {100 * found['wer']:.2f} %"
     ) in text
     assert found["tokens_per_step"] == pytest.approx(1 + found["accepted"] / steps) and found["clips"] == 500
-    for name in ("fast-spec", "fast-spec-0.20.0"):
+    for name in ("fast-spec", "fast-spec-0.20.0", "throughput-spec"):
         assert f"{per_step} per step" in (ROOT / f"profiles/{name}.yaml").read_text()
 
 

@@ -82,8 +82,7 @@ TARGETS: dict[str, Declared] = {
 }
 
 # Classes of voxtral_serve that are put before a class of vLLM at run time
-SCHEDULERS = tuple(f"vllm.v1.core.sched.{name}" for name in ("scheduler:Scheduler", "async_scheduler:AsyncScheduler"))
-MIXED_INTO = {"AudioRowsRunner": (V1,), "ClipsTogether": SCHEDULERS}
+MIXED_INTO = {"AudioRowsRunner": (V1,)}
 
 # What an attribute is, or what a function returns, where vLLM's annotations do not say it. "[PATH]" are several.
 TEXT, MISTRAL = "vllm.model_executor.models.voxtral", "vllm.model_executor.models.mistral"
@@ -126,10 +125,10 @@ DYNAMIC: dict[str, tuple[str, ...]] = {
         "vllm.envs:VLLM_MAX_AUDIO_DECODE_DURATION_S",
         "vllm.envs:VLLM_MAX_AUDIO_DECODE_BYTES",
     ),
-    "engine.clip_scheduler: getattr(self, name)": LIMITS[:1],
-    "engine.clip_scheduler: setattr(self, name, most - by)": LIMITS[:1],
-    "engine.clip_scheduler: setattr(self, name, most)": LIMITS[:1],
-    "engine.clip_scheduler: hasattr(self, name)": LIMITS,
+    "engine.live_scheduler: getattr(self, name)": LIMITS[:1],
+    "engine.live_scheduler: setattr(self, name, most - len(waiting))": LIMITS[:1],
+    "engine.live_scheduler: setattr(self, name, most)": LIMITS[:1],
+    "engine.live_scheduler: hasattr(self, name)": LIMITS,
     "engine.model_runner: getattr(runner_class, name, None)": (f"{V1}._preprocess", f"{V1}._dummy_run"),
     "guard.server: getattr(state, f'openai_serving_{name}', None)": (
         "state:openai_serving_realtime",

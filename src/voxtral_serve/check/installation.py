@@ -14,7 +14,8 @@ PLUGIN_GROUP = "vllm.general_plugins"
 # What the recommended vLLM can do and an older one that is supported cannot. docs/pages/install.md has the same list.
 LACKS = {
     "0.20.0": (
-        "profiles/fast-spec.yaml, realtime.yaml, throughput.yaml: use fast-spec-0.20.0.yaml or fast.yaml",
+        "profiles/fast-spec.yaml, realtime.yaml, throughput.yaml, throughput-spec.yaml: use fast-spec-0.20.0.yaml or "
+        "fast.yaml",
         "profiles/voxtral-tts.yaml, voxcpm2.yaml: the guard does not serve vllm-omni 0.20.0",
         "Model Runner V2, and full CUDA graphs for steps that begin clips: FULL becomes FULL_AND_PIECEWISE",
         "full CUDA graphs of vLLM's own Voxtral Realtime model, and that model on a CPU",

@@ -7,7 +7,6 @@ Standard library only.
 from typing import Any, NamedTuple
 
 OPTION = "max_clip_positions"  # key of additional_config: token positions of the longest clip; default max_model_len
-TOGETHER = "clips_together"  # key of additional_config: see engine.clip_scheduler; default 0
 
 
 def clip_positions(model_config: Any) -> int:

@@ -149,11 +149,7 @@ def _take_options(vllm_config: VllmConfig) -> None:
     """Check `additional_config`. Raises ValueError for an unknown option or an invalid value."""
     options, model = vllm_config.additional_config, vllm_config.model_config
     options = options if isinstance(options, dict) else {}
-    known = {
-        session.OPTION: range(2**31),
-        clip_length.OPTION: range(1, model.max_model_len + 1),
-        clip_length.TOGETHER: range(2**31),
-    }
+    known = {session.OPTION: range(2**31), clip_length.OPTION: range(1, model.max_model_len + 1)}
     for name, value in options.items():
         if name == GATE:
             continue
@@ -175,28 +171,20 @@ def live_sessions(vllm_config: VllmConfig) -> int:
     return int(options.get(session.OPTION, 0)) if isinstance(options, dict) else 0
 
 
-def clips_together(vllm_config: VllmConfig) -> int:
-    """`clips_together` of additional_config: the most clips that wait for each other; 0 if none does."""
-    options = vllm_config.additional_config
-    return int(options.get(clip_length.TOGETHER, 0)) if isinstance(options, dict) else 0
-
-
 def _choose_scheduler(vllm_config: VllmConfig) -> None:
-    """Set `scheduler_cls` for what is enabled. Raises ValueError for settings that do not work with live sessions."""
+    """Set `scheduler_cls` if live sessions are enabled. Raises ValueError for settings that do not work with them."""
     most, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
-    together = clips_together(vllm_config)
-    if not most and not together:
+    if not most:
         return
+    shims.require("live_audio")
     ours = "voxtral_serve.engine.live_scheduler.live_scheduler"
-    option, value = (session.OPTION, most) if most else (clip_length.TOGETHER, together)
-    settings: list[tuple[str, Any, tuple[Any, ...]]] = [("scheduler_cls", scheduler.scheduler_cls, (None, ours))]
-    if most:
-        shims.require("live_audio")
-        settings.append(("speculative_config", vllm_config.speculative_config, (None,)))
-        settings.append(("data_parallel_size", vllm_config.parallel_config.data_parallel_size, (1,)))
-    for name, found, expected in settings:
+    for name, found, expected in (
+        ("scheduler_cls", scheduler.scheduler_cls, (None, ours)),
+        ("speculative_config", vllm_config.speculative_config, (None,)),
+        ("data_parallel_size", vllm_config.parallel_config.data_parallel_size, (1,)),
+    ):
         if found not in expected:
-            raise ValueError(f"{name} is {found!r} with {option} {value}: expected {expected[0]!r}")
+            raise ValueError(f"{name} is {found!r} with {session.OPTION} {most}: expected {expected[0]!r}")
     if most > scheduler.max_num_seqs:
         seqs = scheduler.max_num_seqs
         raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {most}: expected {most} or more")

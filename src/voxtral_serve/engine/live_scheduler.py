@@ -5,7 +5,7 @@ scheduler of vLLM has no public interface, so `expected` checks what is used of 
 
 While vLLM's scheduler decides on a step, it does not see the running requests that wait for audio, and the number of
 requests that may run is lowered by theirs. They keep their KV cache, and the engine's loop blocks until audio arrives
-where no other request runs. Without live sessions the scheduler is that of clips that begin together (clip_scheduler).
+where no other request runs.
 """
 
 import inspect
@@ -19,12 +19,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from voxtral_serve import shims
-from voxtral_serve.engine.clip_scheduler import ClipsTogether
-from voxtral_serve.engine.config import live_sessions
 from voxtral_serve.engine.live_audio import AHEAD, LivePart, SessionAudio
 from voxtral_serve.engine.session import OPTION, SESSION, SessionShape
 
 logger = init_logger("vllm.voxtral_serve.live")
+# vLLM 0.32.0 has both of these limits, 0.20.0 the first.
+MOST_RUNNING = ("max_num_running_reqs", "max_num_active_reqs")
 MOST_AHEAD = 128  # rows of all sessions that a step encodes ahead: more would delay the tokens of other sessions
 # What is used of vLLM's scheduler: methods and their parameters, attributes that its source sets.
 METHODS = {
@@ -41,9 +41,11 @@ ATTRIBUTES = (
 )
 
 
-class LiveSessions(ClipsTogether):
+class LiveSessions:
     """Put before one of vLLM's scheduler classes."""
 
+    running: list[Any]
+    waiting: Any
     requests: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -57,11 +59,7 @@ class LiveSessions(ClipsTogether):
         # The rows of a session are a ring of this length, or longer (AudioRows).
         self.ahead = min(AHEAD, config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len)
         self.preempted: dict[str, Any] = {}  # requests of sessions that were preempted and may not run yet
-
-    def holds(self) -> bool:
-        """Uploads wait for each other only while there is no session: the more clips a step encodes, the later are the
-        sessions' tokens."""
-        return not self.audio_of and super().holds()
+        self.most_running = [name for name in MOST_RUNNING if hasattr(self, name)]
 
     def live(self, messages: list[list[Any]]) -> dict[str, str]:
         """Take messages (voxtral_serve.engine.session) -> {session: reason} of those that were refused."""
@@ -120,22 +118,26 @@ class LiveSessions(ClipsTogether):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         if not self.audio_of:
-            return super().schedule(*args, **kwargs)
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
         waiting, ready = list[Any](), list[Any]()
         for request in self.running:
             (waiting if self.waits(request) else ready).append(request)
+        limits = {name: getattr(self, name) for name in self.most_running}
         # All rows but the last of a request that was preempted are there. That one is waited for, too.
         preempted = self._preempted_waiting()
         if preempted:
             self.waiting.remove_requests(preempted)
         self.running = ready
+        for name, most in limits.items():
+            setattr(self, name, most - len(waiting))
         try:
-            with self.fewer(len(waiting)):
-                output = super().schedule(*args, **kwargs)
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.running = waiting + self.running
             for request in preempted:
                 self.waiting.prepend_request(request)
+            for name, most in limits.items():
+                setattr(self, name, most)
         output.voxtral_serve_live = self._parts(output.num_scheduled_tokens)
         if waiting and not output.num_scheduled_tokens:
             self._make_room(waiting)
@@ -199,25 +201,14 @@ class LiveAsyncScheduler(LiveSessions, AsyncScheduler):
     pass
 
 
-class ClipScheduler(ClipsTogether, Scheduler):
-    pass
-
-
-class ClipAsyncScheduler(ClipsTogether, AsyncScheduler):
-    pass
-
-
-def live_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> ClipsTogether:
+def live_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> LiveSessions:
     """What vLLM makes its scheduler with. Raises PatchError where its own is not as expected."""
     if lacking := expected(Scheduler):
         raise shims.PatchError(
             f"vllm {shims.installed('vllm')}: its scheduler has no {', '.join(lacking)}: live sessions cannot be "
-            f"served with it, and uploads cannot begin together. {shims.ADVICE}"
+            f"served with it. {shims.ADVICE}"
         )
-    serial, overlapping = (
-        (LiveScheduler, LiveAsyncScheduler) if live_sessions(vllm_config) else (ClipScheduler, ClipAsyncScheduler)
-    )
-    chosen = overlapping if vllm_config.scheduler_config.async_scheduling else serial
+    chosen = LiveAsyncScheduler if vllm_config.scheduler_config.async_scheduling else LiveScheduler
     return chosen(*args, vllm_config=vllm_config, **kwargs)
 
 
