@@ -141,9 +141,10 @@ lock: ## update the pins and hashes of requirements/*.in (needs uv)
 docs: .venv/ready-dev ## serve the documentation on http://127.0.0.1:8001
 	@.venv/bin/mkdocs serve -f docs/mkdocs.yml -a 127.0.0.1:8001
 
-docs-tables: ## write the generated parts of the documentation: the table of patches, the picture of the rooms
+docs-tables: ## write the generated parts of the documentation: the table of patches, the pictures of the rooms and of live lag
 	@$(PYTHON) -m tools.patch_table
 	@$(PYTHON) -m tools.rooms_picture
+	@$(PYTHON) -m tools.live_picture
 
 clean: ## remove what the other targets made, including the environments
 	rm -rf .venv .venv-pinned .venv-clients .venv-omni .venv-release results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache

@@ -1,10 +1,13 @@
 """The committed results of live sessions and of what pico hears: complete, within their limits, quoted as they are."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
+
+from tools import live_picture
 
 LIVE = json.loads((ROOT / "bench/results/live.json").read_text())["rows"]
 HEARD = json.loads((ROOT / "bench/results/pico-hearing.json").read_text())
@@ -56,6 +59,18 @@ def test_live_rows(row: dict[str, Any]) -> None:
     # 200 sessions are more than the server holds within 160 ms.
     assert row["lag_ms"]["p99"] <= (200 if row["uploads"] else 210 if row["sessions"] == 200 else 160)
     assert line(row) in PAGE
+
+
+def test_the_picture_of_the_lag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert live_picture.main(["--check"]) == 0
+    copy = tmp_path / "live-lag.svg"
+    copy.write_text(live_picture.PICTURE.read_text().replace("stock", "other"))
+    assert live_picture.main(["--check"], copy) == 1
+    assert "live-lag.svg is stale: run `python -m tools.live_picture`" in capsys.readouterr().err
+    assert live_picture.main([], copy) == 0
+    assert copy.read_text() == live_picture.PICTURE.read_text()
+    drawn = live_picture.lines(LIVE)
+    assert dict(drawn["stock, P99"])[16.0] > 2000 > 160 > dict(drawn["ours, P99"])[150.0]
 
 
 @pytest.mark.parametrize(("name", "delay_ms"), WORST)
