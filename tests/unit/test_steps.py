@@ -113,6 +113,21 @@ def test_a_busy_engine_writes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(lines(tmp_path / "steps.jsonl")) == BATCH + 2
 
 
+def test_a_step_costs_the_host_less_than_a_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3 ms, the shortest step of 64 requests on an H200. Seen: 5 us, without the two CUDA events."""
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    step, worker, turns = scheduled(tokens=(1,) * 64), Worker(), 2000
+
+    def microseconds() -> float:
+        begun = time.perf_counter()
+        run(worker, *[step] * turns)
+        return 1e6 * (time.perf_counter() - begun) / turns
+
+    bare = min(microseconds() for _ in range(3))
+    probed(tmp_path / "steps.jsonl", worker)
+    assert min(microseconds() for _ in range(5)) - bare < 30
+
+
 def test_without_the_variable_and_on_other_workers_nothing_is_wrapped(tmp_path: Path) -> None:
     assert probe_of(Worker(), {}) is None
     assert probe_of(Worker(), {VARIABLE: ""}) is None
