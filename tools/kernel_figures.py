@@ -6,15 +6,17 @@ matrix_products    one layer's, of the encoder and of the language model, by fra
                    for each size, and some sizes get a slow one
 encoder_attention  engine/packed_attention.py, one layer, clips of 530 frames behind their left padding, by shape
 decode_attention   vLLM's Triton kernel over the KV cache, one layer, contexts of 40 to 180 tokens, by shape, for steps
-                   that decode and for those in which two clips begin; and FlashAttention where vLLM has it for the GPU
+                   that decode and for those in which two clips begin; and FlashAttention where vLLM has it for the GPU,
+                   with its plan, which vLLM makes once a step, in each call
 
-Each figure is of CUDA graphs of REPEATS calls, the median of TURNS. Calls alternate between copies of their matrices,
-which do not fit the L2 cache together, as those of the layers do not.
+Each figure is of CUDA graphs of REPEATS calls, the median of TURNS. Matrix products and decode_attention alternate
+between copies of their matrices or caches, COPIED bytes together: no L2 cache holds those of all layers.
 """
 
 import argparse
 import functools
 import json
+import math
 import shlex
 import statistics
 import sys
@@ -29,7 +31,7 @@ from bench.gpu.checkpoint import PARAMS
 from bench.gpu.run import LIBRARIES
 from voxtral_serve.engine.packed_attention import Shape, packed_attention
 
-REPEATS, TURNS, COPIES = 12, 5, 3
+REPEATS, TURNS, COPIED = 12, 5, 256 * 2**20
 FRAMES_OF_CLIP, LEFT, WINDOW = 530, 124, 750
 CONTEXTS = (40, 180)
 PROMPT, BEGIN = 39, 2  # tokens of a clip's prompt, and clips that begin in a mixed step
@@ -51,14 +53,14 @@ STEPS = ((64, 1, 0), (64, 1, 2), (64, 3, 0), (128, 1, 2), (256, 1, 0), (256, 1, 
 
 
 def microseconds(call: Callable[[int], Any]) -> float:
-    """The median time of one `call(number)`."""
-    for number in range(COPIES):
+    """The median time of one `call(number)`, with numbers from 0 to REPEATS - 1."""
+    for number in range(REPEATS):
         call(number)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for number in range(REPEATS):
-            call(number % COPIES)
+            call(number)
     found = []
     for _ in range(TURNS + 1):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -74,8 +76,14 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.bfloat16, device="cuda") * 0.02
 
 
+def copies(*shape: int) -> list[torch.Tensor]:
+    """Random tensors of COPIED bytes together, at most one for each call."""
+    return [random(*shape) for _ in range(min(REPEATS, -(-COPIED // (2 * math.prod(shape)))))]
+
+
 def matrices(part: dict[str, Any]) -> tuple[list[tuple[int, int]], int]:
-    """(inputs, outputs) of each product of a layer, and the number of layers."""
+    """(inputs, outputs) of each product of a layer (query, key and value; output; gate and up; down), and the number of
+    layers."""
     dim, heads, kv, hidden = part["dim"], part["n_heads"], part["n_kv_heads"], part["hidden_dim"]
     wide = part["head_dim"]
     products = [(dim, (heads + 2 * kv) * wide), (heads * wide, dim), (dim, 2 * hidden), (hidden, dim)]
@@ -86,18 +94,17 @@ def matrix_products() -> Iterator[dict[str, Any]]:
     encoder = PARAMS["multimodal"]["whisper_model_args"]["encoder_args"]
     for name, part, sizes in (("language model", PARAMS, TOKENS), ("encoder", encoder, FRAMES)):
         products, layers = matrices(part)
-        for inputs, outputs in products:
-            weights = [random(outputs, inputs) for _ in range(COPIES)]
+        for product, (inputs, outputs) in enumerate(products):
+            weights = copies(outputs, inputs)
+            bias = random(outputs) if part["use_biases"] and product != 2 else None  # gate and up have none
             for size in sizes:
-                given = random(size, inputs)
+                call = functools.partial(multiply, random(size, inputs), weights, bias)
+                row = {"of": name, "inputs": inputs, "outputs": outputs, "rows": size, "layers": layers}
+                yield {**row, "us": microseconds(call)}
 
-                def call(number: int, given: torch.Tensor = given, weights: list[torch.Tensor] = weights) -> None:
-                    torch.nn.functional.linear(given, weights[number])
 
-                yield {
-                    **{"of": name, "inputs": inputs, "outputs": outputs, "rows": size, "layers": layers},
-                    "us": microseconds(call),
-                }
+def multiply(given: torch.Tensor, weights: list[torch.Tensor], bias: torch.Tensor | None, number: int) -> None:
+    torch.nn.functional.linear(given, weights[number % len(weights)], bias)
 
 
 def encoder_attention() -> Iterator[dict[str, Any]]:
@@ -123,7 +130,7 @@ def decode_attention() -> Iterator[dict[str, Any]]:
         asked = torch.full((requests,), each)
         asked[requests - begin :] = PROMPT
         blocks = -(-int(lengths.max()) // BLOCK)
-        caches = [random(requests * blocks, kv_heads, BLOCK, 2 * dim).transpose(1, 2) for _ in range(COPIES)]
+        caches = copies(requests * blocks, BLOCK, kv_heads, 2 * dim)
         common = {
             "out": torch.empty(int(asked.sum()), heads, dim, dtype=torch.bfloat16, device="cuda"),
             "cu_seqlens_q": torch.cat([torch.zeros(1, dtype=torch.int64), asked.cumsum(0)]).int().cuda(),
@@ -132,7 +139,7 @@ def decode_attention() -> Iterator[dict[str, Any]]:
             "max_seqlen_k": int(lengths.max()),
             "softmax_scale": dim**-0.5,
             "causal": True,
-            "window_size": (-1, -1),
+            "window_size": (PARAMS["sliding_window"] - 1, 0),
             "block_table": torch.randperm(requests * blocks, generator=generator).view(requests, -1).int().cuda(),
             "softcap": 0,
             "q": random(int(asked.sum()), heads, dim),
@@ -160,7 +167,7 @@ def triton_call(
             return lambda **given: kernel[grid](**{**given, "TILE_SIZE": tile}, num_warps=warps, num_stages=stages)
 
     def call(number: int) -> None:
-        k, v = caches[number].chunk(2, -1)
+        k, v = caches[number % len(caches)].chunk(2, -1)
         if shape is not None:
             module.kernel_unified_attention = Shaped()
         try:
@@ -180,7 +187,7 @@ def flash_call(caches: Sequence[torch.Tensor], common: dict[str, Any]) -> Callab
     given = {key: value for key, value in common.items() if key != "softcap"}
 
     def call(number: int) -> None:
-        k, v = halves[number]
+        k, v = halves[number % len(halves)]
         fa_utils.flash_attn_varlen_func(k=k, v=v, fa_version=version, num_splits=1, **given)
 
     halves = [tuple(half.contiguous() for half in cache.chunk(2, -1)) for cache in caches]
@@ -203,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = environment.describe(None, LIBRARIES)
     found: dict[str, Any] = {"schema_version": 1, "run": run}
     run["command"] = shlex.join(["python", "-m", "tools.kernel_figures", *words])
+    flags.out.parent.mkdir(parents=True, exist_ok=True)
     with torch.inference_mode():
         for part in parts:
             if flags.parts and part.__name__ not in flags.parts:
@@ -211,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in part():
                 found[part.__name__].append(row)
                 print(part.__name__, json.dumps(row), flush=True)
-    results.write_json(flags.out, found)
+            results.write_json(flags.out, found)
     return 0
 
 

@@ -37,6 +37,7 @@ def state() -> Any:
     state.put = put
     state.rows = SimpleNamespace(slot=torch.full((32,), -1), put=put.__setitem__)
     state.live, state.parts = None, {}
+    state.vllm_config = SimpleNamespace(lora_config=None, ec_transfer_config=None)
     state.begun = []
     state.encoder_cache = SimpleNamespace(encoder_outputs={})
     state.execute_mm_encoder = state.encoder_cache.encoder_outputs.update
@@ -110,12 +111,18 @@ def test_clips_are_encoded_before_the_step_is_prepared_and_once(state: Any) -> N
         )
 
     new = [clip("a", 1.0), clip("b", 2.0)]
-    step = SimpleNamespace(scheduled_new_reqs=new, scheduled_encoder_inputs={"a": [0], "b": [0]})
+    step = SimpleNamespace(
+        scheduled_new_reqs=new,
+        scheduled_encoder_inputs={"a": [0], "b": [0]},
+        free_encoder_mm_hashes=["an earlier one"],
+    )
+    state.encoder_cache.encoder_outputs["an earlier one"] = torch.zeros(1)
     worker = OurDevice(config(None), None)
     worker.init_device()
     worker.model_runner.model_state = state
     assert worker.execute_model(step) == "executed"
     assert asked == [[1.0, 2.0]]
+    assert state.encoder_cache.encoder_outputs.keys() == {"a", "b"}
     for slot, request_of in enumerate(new):
         state.add_request(slot, request_of)
     slots_after(state, step.scheduled_encoder_inputs, batch((0, 3), (1, 3)))
@@ -126,6 +133,12 @@ def test_clips_are_encoded_before_the_step_is_prepared_and_once(state: Any) -> N
     state.add_request(2, new[1])
     slots_after(state, step.scheduled_encoder_inputs, batch((2, 3)))
     assert asked == [[1.0, 2.0], [2.0]]
+
+
+@pytest.mark.parametrize("name", ["lora_config", "ec_transfer_config"])
+def test_nothing_is_encoded_ahead_where_vllm_does_more_before(state: Any, name: str) -> None:
+    setattr(state.vllm_config, name, object())
+    state.encode_ahead(SimpleNamespace())  # which has nothing that it could read
 
 
 def test_a_session_has_its_place_and_its_delay_in_the_step_that_begins_it(state: Any) -> None:

@@ -29,7 +29,12 @@ class RowsState(DefaultModelState):
     @torch.inference_mode()
     def encode_ahead(self, scheduler_output: SchedulerOutput) -> None:
         """Encode the clips of a step before vLLM prepares its inputs, which takes the host as long as a clip takes the
-        GPU. `prepare_inputs_embeds` finds them encoded."""
+        GPU. `prepare_inputs_embeds` finds them encoded. With LoRA or an encoder cache of several servers, vLLM does
+        something of its own before it encodes: then nothing happens here."""
+        if self.vllm_config.lora_config is not None or self.vllm_config.ec_transfer_config is not None:
+            return
+        for freed in scheduler_output.free_encoder_mm_hashes:  # as vLLM does next, so that less memory is in use
+            self.encoder_cache.free_encoder_cache(freed)
         for new in scheduler_output.scheduled_new_reqs:
             self.encoder_cache.add_request(new.req_id, new.mm_features)
         self.execute_mm_encoder(scheduler_output.scheduled_encoder_inputs)

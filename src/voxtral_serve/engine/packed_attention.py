@@ -19,12 +19,12 @@ except ImportError:  # vLLM for CPUs has none
 
 class Shape(NamedTuple):
     """How the kernel runs: queries of a block, keys of a turn of its loop, warps, turns whose keys are on their way,
-    and the most registers of a thread (None: the compiler's choice)."""
+    and the most registers of a thread. None: the compiler's choice."""
 
     queries: int = 64
     keys: int = 64
     warps: int = 4
-    stages: int = 3
+    stages: int | None = None
     registers: int | None = None
 
 
@@ -136,6 +136,8 @@ def packed_attention(
     out = torch.empty((queries, heads, dim), dtype=q.dtype, device=q.device)
     clips = len(query_starts) - 1
     shared_k, shared_v = shared if shared is not None else (k, v)
+    # Triton refuses an option that it does not know for a GPU, such as maxnreg for AMD's, also if it is None.
+    options = {"num_warps": shape.warps, "num_stages": shape.stages, "maxnreg": shape.registers}
     _kernel[(heads, triton.cdiv(queries, shape.queries) + clips)](
         q,
         k,
@@ -157,8 +159,6 @@ def packed_attention(
         n_clips=triton.next_power_of_2(clips),
         n_queries=shape.queries,
         n_keys=shape.keys,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
-        maxnreg=shape.registers,
+        **{name: value for name, value in options.items() if value is not None},
     )
     return out
