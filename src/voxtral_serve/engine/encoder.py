@@ -35,7 +35,7 @@ NORM_EPS = 1e-5
 FRAMES = 8192
 # Sizes of the CUDA graphs in frames, up to FRAMES or the longest clip: close together, since a pass computes the unused
 # frames as well. The most clips in one graph
-SIZES = (*range(128, 2048, 128), 2048, 2560, 3072, 4096, 6144)
+SIZES = (*range(128, 2048, 128), *range(2048, 4096, 256), 4096, 6144)
 CLIPS = 8
 # Windows of the spectrogram are computed in multiples of this number.
 WINDOWS = 256
