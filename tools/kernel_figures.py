@@ -32,7 +32,8 @@ from bench.gpu.run import LIBRARIES
 from voxtral_serve.engine.packed_attention import Shape, packed_attention
 
 REPEATS, TURNS, COPIED = 12, 5, 256 * 2**20
-FRAMES_OF_CLIP, LEFT, WINDOW = 530, 124, 750
+FRAMES_OF_CLIP, LEFT = 530, 124  # LEFT: of the left padding
+ENCODER = PARAMS["multimodal"]["whisper_model_args"]["encoder_args"]
 CONTEXTS = (40, 180)
 PROMPT, BEGIN = 39, 2  # tokens of a clip's prompt, and clips that begin in a mixed step
 BLOCK = 16  # tokens of a block of the KV cache
@@ -91,8 +92,7 @@ def matrices(part: dict[str, Any]) -> tuple[list[tuple[int, int]], int]:
 
 
 def matrix_products() -> Iterator[dict[str, Any]]:
-    encoder = PARAMS["multimodal"]["whisper_model_args"]["encoder_args"]
-    for name, part, sizes in (("language model", PARAMS, TOKENS), ("encoder", encoder, FRAMES)):
+    for name, part, sizes in (("language model", PARAMS, TOKENS), ("encoder", ENCODER, FRAMES)):
         products, layers = matrices(part)
         for product, (inputs, outputs) in enumerate(products):
             weights = copies(outputs, inputs)
@@ -108,7 +108,7 @@ def multiply(given: torch.Tensor, weights: list[torch.Tensor], bias: torch.Tenso
 
 
 def encoder_attention() -> Iterator[dict[str, Any]]:
-    heads, dim = 32, 64
+    heads, dim, window = ENCODER["n_heads"], ENCODER["head_dim"], ENCODER["sliding_window"]
     left = random(2, LEFT, heads, dim)
     for clips in (1, 2, 4, 7):
         frames = clips * FRAMES_OF_CLIP
@@ -116,7 +116,7 @@ def encoder_attention() -> Iterator[dict[str, Any]]:
         ends = [min(number, clips) * FRAMES_OF_CLIP for number in range(9)]
         starts = torch.tensor(ends, dtype=torch.int32, device="cuda")
         for shape in ENCODER_SHAPES:
-            call = functools.partial(packed_attention, q, k, v, starts, starts, WINDOW, (left[0], left[1]), shape)
+            call = functools.partial(packed_attention, q, k, v, starts, starts, window, (left[0], left[1]), shape)
             us = microseconds(lambda _, call=call: call())  # type: ignore[misc]
             yield {"clips": clips, "frames": frames, **shape._asdict(), "us": us}
 

@@ -3,8 +3,8 @@
     python -m tools.live_picture            # writes docs/pages/live-lag.svg
     python -m tools.live_picture --check    # changes nothing; exit status 1 when the picture is stale
 
-Rows of new sessions without uploads, on the two paths `live` and `stock`. Where several rows have the same number of
-sessions, the longest sessions count.
+Rows `live` and `stock` of new sessions, without uploads, that are not one clip each. Of several rows with the same
+number of sessions, the one with the longest counts.
 """
 
 import argparse
@@ -38,9 +38,9 @@ def lines(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]
     """Name of a line -> (sessions, milliseconds), by sessions."""
     found: dict[str, list[tuple[float, float]]] = {}
     for name, shown in NAMES.items():
-        fresh = [row for row in rows if row["name"] == name and not row["age_s"] and not row["uploads"]]
-        longest = {row["sessions"]: row for row in sorted(fresh, key=lambda row: float(row["seconds_each"]))}
-        chosen = [longest[sessions] for sessions in sorted(longest) if not longest[sessions].get("clips")]
+        own = [row for row in rows if row["name"] == name and not (row["age_s"] or row["uploads"] or row.get("clips"))]
+        longest = {row["sessions"]: row for row in sorted(own, key=lambda row: float(row["seconds_each"]))}
+        chosen = [longest[sessions] for sessions in sorted(longest)]
         for percentile in ("p99", "p50"):
             line = [(float(row["sessions"]), float(row["lag_ms"][percentile])) for row in chosen]
             found[f"{shown}, {percentile.upper()}"] = line

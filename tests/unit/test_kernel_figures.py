@@ -13,8 +13,10 @@ def test_the_matrices_are_those_of_a_layer() -> None:
     products, layers = kernel_figures.matrices(PARAMS)
     assert products == [(3072, 6144), (4096, 3072), (3072, 18432), (9216, 3072)]
     assert layers == 26
-    encoder = PARAMS["multimodal"]["whisper_model_args"]["encoder_args"]
-    assert kernel_figures.matrices(encoder) == ([(1280, 6144), (2048, 1280), (1280, 10240), (5120, 1280)], 32)
+    assert kernel_figures.matrices(kernel_figures.ENCODER) == (
+        [(1280, 6144), (2048, 1280), (1280, 10240), (5120, 1280)],
+        32,
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -31,6 +31,7 @@ from voxtral_serve.prove.state import Run
 
 PROVE = ROOT / "src/voxtral_serve/prove"
 SCHEMA = json.loads((PROVE / "report.schema.json").read_text(encoding="utf-8"))
+H200 = ROOT / "bench/results/prove/h200-vllm-0.32.0/report.json"
 NAMES = ["check", "start", *(name for name, *_ in (*PARTS, *OTHERS))]
 KEY = "sk-very-secret-0123456789"
 
@@ -47,6 +48,17 @@ def state(**changed: Any) -> Run:
 
 def problems(made: dict[str, Any]) -> list[str]:
     return [f"{each.json_path}: {each.message}" for each in jsonschema.Draft202012Validator(SCHEMA).iter_errors(made)]
+
+
+def test_the_committed_report_of_a_gpu() -> None:
+    made = json.loads(H200.read_text(encoding="utf-8"))
+    assert problems(made) == []
+    assert (made["outcome"], made["machine"]["gpus"][0]["name"]) == ("passed", "NVIDIA H200")
+    assert "random weights" in made["random_weights"] and "random weights" in H200.with_suffix(".html").read_text()
+    outcomes = [part["outcome"] for part in made["parts"]]
+    counted = f"({outcomes.count('passed')} parts passed, {outcomes.count('skipped')} that need words skipped, in "
+    said = " ".join((ROOT / "docs/pages/prove.md").read_text(encoding="utf-8").split())
+    assert f"{counted}{made['seconds']:.0f} s)" in said
 
 
 # ---- Clips
