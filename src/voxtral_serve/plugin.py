@@ -6,7 +6,10 @@ without the plugin; an error inside `register` ends the process. Therefore this 
 
 
 def register() -> None:
-    """Verify the patches and register the models. Raises PatchError if they are not active. Safe to call twice."""
+    """Verify the patches, register the models and the attention backend. Raises PatchError if the patches are not active.
+
+    Safe to call twice.
+    """
     import sys
     from pathlib import Path
     from typing import Any
@@ -29,6 +32,7 @@ def register() -> None:
 
     from vllm.logger import init_logger
     from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     from voxtral_serve import patches
     from voxtral_serve.engine import names
@@ -44,6 +48,8 @@ def register() -> None:
                 f"vllm {shims.installed('vllm')} has its own model for {architecture}, which expects another config "
                 f"than voxtral-serve writes. {shims.ADVICE}"
             )
+    if not AttentionBackendEnum.CUSTOM.is_overridden():  # config.py refuses the backend of another plugin
+        register_backend(AttentionBackendEnum.CUSTOM, names.ATTENTION)
     _ignore_hangup()
     outcomes = ", ".join(f"{name} {outcome}" for name, (outcome, _) in in_force.outcomes.items())
     init_logger("vllm.voxtral_serve").info("voxtral-serve patches: %s", outcomes)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from voxtral_serve.engine.packed_attention import packed_attention
+from voxtral_serve.engine.paged_attention import paged_attention
 from voxtral_serve.engine.ring_attention import _kernel, gathered_attention
 
 HEADS, DIM = 2, 64
@@ -29,6 +30,15 @@ PACKED = (
 )
 # window, ring, new frames, first new frame of each session
 RINGS = ((750, 756, 4, (0, 5, 900)), (40, 72, 32, (0, 100)))
+# window, (new tokens, tokens in all) of each request, whether keys and values of a head lie together as in vLLM 0.32.0;
+# a request of (0, 0) fills a CUDA graph
+PAGED = (
+    (None, ((1, 1), (1, 64), (1, 200), (0, 0)), True),
+    (None, ((3, 3), (3, 130), (0, 0)), False),
+    (None, ((39, 39), (1, 90), (2, 70), (70, 131), (0, 0), (0, 0)), True),
+    (50, ((1, 40), (1, 130), (20, 139)), False),
+)
+PAGE = 16
 
 
 def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
@@ -77,9 +87,34 @@ def ring(window: int, length: int, new: int, first: tuple[int, ...]) -> float:
     return (out.float() - expected).abs().max().item()
 
 
+def paged(window: int | None, requests: tuple[tuple[int, int], ...], together: bool) -> float:
+    kv_heads, group = HEADS, 4
+    counts = [-(-length // PAGE) for _, length in requests]
+    order, table = torch.randperm(sum(counts)), torch.zeros(len(requests), max(counts), dtype=torch.int32)
+    for row, pages in zip(table, order.split(counts), strict=True):
+        row[: len(pages)] = pages
+    if together:
+        cache = random(sum(counts), kv_heads, PAGE, 2 * DIM)
+        keys, values = cache.transpose(1, 2).split(DIM, dim=-1)
+    else:
+        keys, values = random(sum(counts), 2, PAGE, kv_heads, DIM).unbind(1)
+    starts = [0, *itertools.accumulate(new for new, _ in requests)]
+    q = random(starts[-1], (group + 2) * kv_heads * DIM)[:, : group * kv_heads * DIM].unflatten(-1, (-1, DIM))
+    out = torch.full(q.shape, torch.nan).half()
+    most, lengths = max(new for new, _ in requests), torch.tensor([length for _, length in requests]).int()
+    paged_attention(q, keys, values, out, torch.tensor(starts).int(), lengths, table, most, DIM**-0.5, window)
+    worst = 0.0
+    for (new, length), begin, pages in zip(requests, starts, table, strict=False):
+        if new:
+            k, v = (x[pages.long()].flatten(0, 1)[:length].repeat_interleave(group, 1) for x in (keys, values))
+            difference = out[begin : begin + new].float() - windowed(q[begin : begin + new], k, v, window or length)
+            worst = max(worst, difference.abs().nan_to_num(torch.inf).max().item())
+    return worst
+
+
 def main() -> None:
     torch.manual_seed(0)
-    for run, cases in ((packed, PACKED), (ring, RINGS)):
+    for run, cases in ((packed, PACKED), (ring, RINGS), (paged, PAGED)):
         for case in cases:
             print(json.dumps({"case": f"{run.__name__} {case}", "error": run(*case)}), flush=True)
 

@@ -18,6 +18,7 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import HFConfigParser, MistralConfigParser, get_hf_file_to_dict
 from vllm.transformers_utils.configs.mistral import adapt_config_dict
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import clip_length, drafter, names, session
@@ -128,6 +129,7 @@ class EncodeOnce(MistralTokenizerMode):
         _take_options(vllm_config)
         _choose_scheduler(vllm_config)
         _choose_graphs(vllm_config)
+        _check_attention(vllm_config)
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise ValueError(
                 f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}: expected 1 for "
@@ -202,6 +204,16 @@ def _choose_graphs(vllm_config: VllmConfig) -> None:
     else:
         logger.info("cudagraph_mode is FULL_AND_PIECEWISE: with FULL, this vLLM's Model Runner V1 decodes more slowly")
         graphs.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+
+
+def _check_attention(vllm_config: VllmConfig) -> None:
+    """Raises ValueError if `attention_backend: CUSTOM` is the backend of another plugin."""
+    custom = AttentionBackendEnum.CUSTOM
+    if vllm_config.attention_config.backend == custom and custom.get_path() != names.ATTENTION:
+        raise ValueError(
+            f"attention_backend is CUSTOM, which is {custom.get_path()} of another plugin: expected {names.ATTENTION}. "
+            "Set TRITON_ATTN, or remove that plugin"
+        )
 
 
 def _choose_worker(parallel: ParallelConfig) -> None:

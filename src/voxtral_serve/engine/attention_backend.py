@@ -1,0 +1,87 @@
+"""vLLM's attention backend TRITON_ATTN with a kernel of our own where many requests have few new tokens each.
+
+vLLM has `attention_backend: CUSTOM` for backends of plugins; plugin.py registers this one. The cache, its metadata and
+all that the kernel does not compute are those of vLLM's backend.
+"""
+
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
+
+from voxtral_serve.engine.paged_attention import paged_attention
+
+NO_WINDOW = (-1, -1)
+
+
+class PagedAttentionImpl(TritonAttentionImpl):
+    """Attention of one layer. `plain`: the layer has nothing that the kernel does not compute."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        features = (self.alibi_slopes, self.sinks, self.logits_soft_cap or None)
+        self.plain = (
+            self.attn_type == AttentionType.DECODER
+            and self.kv_cache_dtype in ("auto", "float16", "bfloat16")
+            and all(feature is None for feature in features)
+            and getattr(self, "chunk_lookback", -1) == -1
+        )
+        self.window = None if tuple(self.sliding_window) == NO_WINDOW else self.sliding_window[0] + 1
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As vLLM's: query and output [tokens, heads, head_dim], the tokens of a step and those that fill its graph."""
+        scales = (output_scale, output_block_scale)
+        if not self.plain or attn_metadata is None or any(each is not None for each in scales) or query.itemsize != 2:
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
+        if not _is_of_many(attn_metadata):
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output)
+        tokens = attn_metadata.num_actual_tokens
+        paged_attention(
+            query[:tokens],
+            *halves(kv_cache, self.head_size),
+            output[:tokens],
+            attn_metadata.query_start_loc,
+            attn_metadata.seq_lens,
+            attn_metadata.block_table,
+            attn_metadata.max_query_len,
+            self.scale,
+            self.window,
+        )
+        return output
+
+
+def _is_of_many(metadata: Any) -> bool:
+    """Whether a step is one that vLLM's kernel for it would not split over the contexts, with plain causal attention."""
+    few = metadata.max_query_len == 1 and len(metadata.seq_lens) <= metadata.seq_threshold_3D
+    special = (getattr(metadata, name, None) for name in ("mm_prefix_range_tensor", "rswa_window"))
+    return not few and getattr(metadata, "causal", True) is True and all(each is None for each in special)
+
+
+def halves(kv_cache: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a layer's cache, each [pages, page size, KV heads, head_dim].
+
+    vLLM 0.20.0 has [pages, 2, page size, KV heads, head_dim]; later ones [pages, KV heads, page size, 2 head_dim].
+    """
+    if kv_cache.ndim == 5:
+        keys, values = kv_cache.unbind(1)
+    else:
+        keys, values = kv_cache.transpose(1, 2).split(head_dim, dim=-1)
+    return keys, values
+
+
+class PagedAttentionBackend(TritonAttentionBackend):
+    @staticmethod
+    def get_impl_cls() -> type[PagedAttentionImpl]:
+        return PagedAttentionImpl
