@@ -5,9 +5,9 @@
 matrix_products    one layer's, of the encoder and of the language model, by frames or tokens. cuBLAS chooses a kernel
                    for each size, and some sizes get a slow one
 encoder_attention  engine/packed_attention.py, one layer, clips of 530 frames behind their left padding, by shape
-decode_attention   vLLM's Triton kernel over the KV cache, one layer, contexts of 40 to 180 tokens, by shape, for steps
-                   that decode and for those in which two clips begin; and FlashAttention where vLLM has it for the GPU,
-                   with its plan, which vLLM makes once a step, in each call
+decode_attention   over the KV cache, one layer, for steps that decode and for those in which two clips begin: vLLM's
+                   Triton kernel, engine/paged_attention.py, and FlashAttention where vLLM has it for the GPU, with its
+                   plan, which vLLM makes once a step, in each call
 
 Each figure is of CUDA graphs of REPEATS calls, the median of TURNS. Matrix products and decode_attention alternate
 between copies of their matrices or caches, COPIED bytes together: no L2 cache holds those of all layers.
@@ -30,11 +30,12 @@ from bench import environment, results
 from bench.gpu.checkpoint import PARAMS
 from bench.gpu.run import LIBRARIES
 from voxtral_serve.engine.packed_attention import Shape, packed_attention
+from voxtral_serve.engine.paged_attention import paged_attention
 
 REPEATS, TURNS, COPIED = 12, 5, 256 * 2**20
 FRAMES_OF_CLIP, LEFT = 530, 124  # LEFT: of the left padding
 ENCODER = PARAMS["multimodal"]["whisper_model_args"]["encoder_args"]
-CONTEXTS = (40, 180)
+SHORT, LONG = (40, 180), (4000, 8000)  # tokens of a context: of clips of the benchmark, and of live sessions
 PROMPT, BEGIN = 39, 2  # tokens of a clip's prompt, and clips that begin in a mixed step
 BLOCK = 16  # tokens of a block of the KV cache
 TOKENS = (*range(8, 128, 8), *range(128, 1025, 16))
@@ -47,10 +48,21 @@ ENCODER_SHAPES = (
     Shape(128, 64, 8, 3, None),
     Shape(128, 64, 8, 2, 128),
 )
-# tile, warps, stages; None: vLLM's own
-DECODE_SHAPES = (None, (16, 2, 3), (16, 4, 3), (32, 1, 3), (32, 2, 3), (32, 4, 2), (64, 2, 3), (64, 4, 3), (64, 4, 2))
-# requests, tokens of each that decodes, clips that begin
-STEPS = ((64, 1, 0), (64, 1, 2), (64, 3, 0), (128, 1, 2), (256, 1, 0), (256, 1, 2), (256, 2, 2))
+SEGMENTS, SPLIT = 16, 16  # of a context, and the most requests whose contexts vLLM's kernel splits
+# requests, tokens of each that decodes, clips that begin, contexts
+STEPS = (
+    (1, 1, 0, SHORT),
+    (1, 6, 0, SHORT),
+    (16, 1, 0, SHORT),
+    (64, 1, 0, SHORT),
+    (64, 1, 2, SHORT),
+    (64, 3, 0, SHORT),
+    (128, 1, 2, SHORT),
+    (256, 1, 0, SHORT),
+    (256, 1, 2, SHORT),
+    (256, 2, 2, SHORT),
+    (150, 1, 0, LONG),
+)
 
 
 def microseconds(call: Callable[[int], Any]) -> float:
@@ -124,8 +136,9 @@ def encoder_attention() -> Iterator[dict[str, Any]]:
 def decode_attention() -> Iterator[dict[str, Any]]:
     heads, kv_heads, dim = PARAMS["n_heads"], PARAMS["n_kv_heads"], PARAMS["head_dim"]
     generator = torch.Generator().manual_seed(0)
-    for requests, each, begin in STEPS:
-        lengths = torch.randint(*CONTEXTS, (requests,), generator=generator)
+    segments = torch.empty(SPLIT, heads, SEGMENTS, dim + 2, device="cuda")
+    for requests, each, begin, contexts in STEPS:
+        lengths = torch.randint(*contexts, (requests,), generator=generator)
         lengths[requests - begin :] = PROMPT
         asked = torch.full((requests,), each)
         asked[requests - begin :] = PROMPT
@@ -143,39 +156,36 @@ def decode_attention() -> Iterator[dict[str, Any]]:
             "block_table": torch.randperm(requests * blocks, generator=generator).view(requests, -1).int().cuda(),
             "softcap": 0,
             "q": random(int(asked.sum()), heads, dim),
+            "seq_threshold_3D": SPLIT,
+            "num_par_softmax_segments": SEGMENTS,
+            "softmax_segm_output": segments[..., :dim].contiguous(),
+            "softmax_segm_max": segments[..., dim].contiguous(),
+            "softmax_segm_expsum": segments[..., dim + 1].contiguous(),
         }
         row = {"requests": requests, "tokens_of_each": each, "begin": begin, "tokens": int(asked.sum())}
-        for shape in DECODE_SHAPES:
-            names = dict(zip(("tile", "warps", "stages"), shape or (), strict=False))
-            yield {**row, "kernel": "triton", **names, "us": microseconds(triton_call(shape, caches, common))}
-        if (call := flash_call(caches, common)) is not None:
-            yield {**row, "kernel": "flash", "us": microseconds(call)}
+        row["longest_context"] = int(lengths.max())
+        for kernel, call in calls(caches, common).items():
+            yield {**row, "kernel": kernel, "us": microseconds(call)}
 
 
-def triton_call(
-    shape: tuple[int, int, int] | None, caches: Sequence[torch.Tensor], common: dict[str, Any]
-) -> Callable[[int], Any]:
-    """vLLM's call, with its own shape for None."""
-    from vllm.v1.attention.ops import triton_unified_attention as module
+def calls(caches: Sequence[torch.Tensor], common: dict[str, Any]) -> dict[str, Callable[[int], Any]]:
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 
-    kernel = module.kernel_unified_attention
+    halves = [cache.chunk(2, -1) for cache in caches]
+    window = common["window_size"][0] + 1
+    names = ("cu_seqlens_q", "seqused_k", "block_table", "max_seqlen_q", "softmax_scale")
+    starts, lengths, pages, most, scale = (common[name] for name in names)
 
-    class Shaped:
-        def __getitem__(self, grid: Any) -> Callable[..., Any]:
-            assert shape is not None
-            tile, warps, stages = shape
-            return lambda **given: kernel[grid](**{**given, "TILE_SIZE": tile}, num_warps=warps, num_stages=stages)
+    def vllm(number: int) -> None:
+        k, v = halves[number % len(halves)]
+        unified_attention(k=k, v=v, q_descale=None, k_descale=None, v_descale=None, **common)
 
-    def call(number: int) -> None:
-        k, v = caches[number % len(caches)].chunk(2, -1)
-        if shape is not None:
-            module.kernel_unified_attention = Shaped()
-        try:
-            module.unified_attention(k=k, v=v, q_descale=None, k_descale=None, v_descale=None, **common)
-        finally:
-            module.kernel_unified_attention = kernel
+    def paged(number: int) -> None:
+        k, v = halves[number % len(halves)]
+        paged_attention(common["q"], k, v, common["out"], starts, lengths, pages, most, scale, window)
 
-    return call
+    flash = flash_call(caches, common)
+    return {"triton": vllm, "paged": paged, **({"flash": flash} if flash else {})}
 
 
 def flash_call(caches: Sequence[torch.Tensor], common: dict[str, Any]) -> Callable[[int], Any] | None:
@@ -184,7 +194,8 @@ def flash_call(caches: Sequence[torch.Tensor], common: dict[str, Any]) -> Callab
     version = fa_utils.get_flash_attn_version()
     if version is None:
         return None
-    given = {key: value for key, value in common.items() if key != "softcap"}
+    known = ("out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "softmax_scale", "causal", "q")
+    given = {key: common[key] for key in (*known, "window_size", "block_table")}
 
     def call(number: int) -> None:
         k, v = halves[number % len(halves)]

@@ -6,9 +6,9 @@ without the plugin; an error inside `register` ends the process. Therefore this 
 
 
 def register() -> None:
-    """Verify the patches, register the models and the attention backend. Raises PatchError if the patches are not active.
+    """Verify the patches, and register the models and the attention backend. Safe to call twice.
 
-    Safe to call twice.
+    Raises PatchError if the patches are not active.
     """
     import sys
     from pathlib import Path

@@ -1,17 +1,20 @@
 """Run the Triton kernels of the engine in Triton's interpreter, on a CPU, and print their errors as lines of JSON.
 
 A program of its own: Triton reads TRITON_INTERPRET when it is imported. Each line has the case, and the largest
-absolute difference from attention in float32 over whole sequences, of float16 inputs with values of about 1.
+absolute difference from attention in float32 over whole sequences, of float16 inputs with values of about 1; for the
+attention backend, from vLLM's own, whose kernel runs in the interpreter too.
 """
 
 import itertools
 import json
 import os
+from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 import torch.nn.functional as F
+from triton.backends.nvidia.driver import CudaDriver
 
 from voxtral_serve.engine.packed_attention import packed_attention
 from voxtral_serve.engine.paged_attention import paged_attention
@@ -39,6 +42,12 @@ PAGED = (
     (50, ((1, 40), (1, 130), (20, 139)), False),
 )
 PAGE = 16
+# window, requests as above
+BACKEND = (
+    (None, ((1, 1), (1, 64), (1, 200))),
+    (8192, ((39, 39), (1, 90), (2, 70))),
+    (50, ((1, 40), (1, 130), (20, 139))),
+)
 
 
 def windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
@@ -87,12 +96,18 @@ def ring(window: int, length: int, new: int, first: tuple[int, ...]) -> float:
     return (out.float() - expected).abs().max().item()
 
 
+def pages_of(counts: list[int]) -> torch.Tensor:
+    """Pages in a random order for requests with so many: [requests, most pages]."""
+    order, table = torch.randperm(sum(counts)), torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    for row, pages in zip(table, order.split(counts), strict=True):
+        row[: len(pages)] = pages
+    return table
+
+
 def paged(window: int | None, requests: tuple[tuple[int, int], ...], together: bool) -> float:
     kv_heads, group = HEADS, 4
     counts = [-(-length // PAGE) for _, length in requests]
-    order, table = torch.randperm(sum(counts)), torch.zeros(len(requests), max(counts), dtype=torch.int32)
-    for row, pages in zip(table, order.split(counts), strict=True):
-        row[: len(pages)] = pages
+    table = pages_of(counts)
     if together:
         cache = random(sum(counts), kv_heads, PAGE, 2 * DIM)
         keys, values = cache.transpose(1, 2).split(DIM, dim=-1)
@@ -112,9 +127,42 @@ def paged(window: int | None, requests: tuple[tuple[int, int], ...], together: b
     return worst
 
 
+def backend(window: int | None, requests: tuple[tuple[int, int], ...]) -> float:
+    CudaDriver.is_active = staticmethod(lambda: True)  # vLLM loads no Triton without a GPU's driver
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl, TritonAttentionMetadata
+
+    from voxtral_serve.engine.attention_backend import PagedAttentionImpl
+
+    heads, kv_heads, filling = 8, HEADS, 3  # `filling`: tokens that fill a CUDA graph
+    counts = [-(-length // PAGE) for _, length in requests]
+    cache = random(sum(counts), 2, PAGE, kv_heads, DIM)  # as vLLM 0.20.0 has it
+    starts = torch.tensor([0, *itertools.accumulate(new for new, _ in requests)]).int()
+    given = dict.fromkeys(TritonAttentionMetadata.__dataclass_fields__)
+    metadata = TritonAttentionMetadata(
+        **given
+        | {
+            "num_actual_tokens": int(starts[-1]),
+            "max_query_len": max(new for new, _ in requests),
+            "query_start_loc": starts,
+            "max_seq_len": max(length for _, length in requests),
+            "seq_lens": torch.tensor([length for _, length in requests]).int(),
+            "block_table": pages_of(counts),
+            "seq_threshold_3D": 0,
+            "use_cascade": False,
+        }
+    )
+    q = random(int(starts[-1]) + filling, heads, DIM)
+    layer = SimpleNamespace(_k_scale=torch.ones(1), _v_scale=torch.ones(1))
+    outs = []
+    for implementation in (TritonAttentionImpl, PagedAttentionImpl):
+        attention = implementation(heads, DIM, DIM**-0.5, kv_heads, None, window, "auto")
+        outs.append(attention.forward(layer, q, None, None, cache, metadata, torch.zeros_like(q)).float())
+    return (outs[0] - outs[1]).abs().max().item()
+
+
 def main() -> None:
     torch.manual_seed(0)
-    for run, cases in ((packed, PACKED), (ring, RINGS), (paged, PAGED)):
+    for run, cases in ((packed, PACKED), (ring, RINGS), (paged, PAGED), (backend, BACKEND)):
         for case in cases:
             print(json.dumps({"case": f"{run.__name__} {case}", "error": run(*case)}), flush=True)
 

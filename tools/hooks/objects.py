@@ -104,6 +104,9 @@ TYPES: dict[str, Declared] = {
     f"{MISTRAL}:MistralModel.layers": f"[{MISTRAL}:MistralDecoderLayer]",
     f"{REALTIME}:VoxtralRealtimeMultiModalProcessor.info": f"{TEXT}:VoxtralProcessingInfo",
     f"{REALTIME}:VoxtralRealtimeGeneration.config": "",
+    "vllm.v1.attention.backends.registry:AttentionBackendEnum.CUSTOM": (
+        "vllm.v1.attention.backends.registry:AttentionBackendEnum"
+    ),
     "vllm.third_party.pynvml:nvmlDeviceGetMemoryInfo": "",
     "vllm.tokenizers:cached_tokenizer_from_config": TOKENIZER,
     "vllm.utils.argparse_utils:FlexibleArgumentParser.parse_args": OPTIONS,

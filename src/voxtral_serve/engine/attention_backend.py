@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
+from vllm.v1.attention.backends.triton_attn import (
+    TritonAttentionBackend,
+    TritonAttentionImpl,
+    TritonAttentionMetadata,
+)
 
 from voxtral_serve.engine.paged_attention import paged_attention
 
@@ -36,7 +40,7 @@ class PagedAttentionImpl(TritonAttentionImpl):
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
-        attn_metadata: Any,
+        attn_metadata: TritonAttentionMetadata,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
@@ -62,11 +66,11 @@ class PagedAttentionImpl(TritonAttentionImpl):
         return output
 
 
-def _is_of_many(metadata: Any) -> bool:
-    """Whether a step is one that vLLM's kernel for it would not split over the contexts, with plain causal attention."""
+def _is_of_many(metadata: TritonAttentionMetadata) -> bool:
+    """Whether vLLM's kernel would not split the contexts of a step either, and its attention is plain and causal."""
     few = metadata.max_query_len == 1 and len(metadata.seq_lens) <= metadata.seq_threshold_3D
-    special = (getattr(metadata, name, None) for name in ("mm_prefix_range_tensor", "rswa_window"))
-    return not few and getattr(metadata, "causal", True) is True and all(each is None for each in special)
+    prefixes = metadata.mm_prefix_range_tensor is not None or getattr(metadata, "rswa_window", None) is not None
+    return not few and not prefixes and getattr(metadata, "causal", True) is True
 
 
 def halves(kv_cache: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:

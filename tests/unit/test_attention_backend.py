@@ -1,0 +1,122 @@
+"""When the attention backend CUSTOM computes with the kernel of this package, and when it leaves a step to vLLM."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
+
+from voxtral_serve.engine import attention_backend, config, names
+
+HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 16
+CUSTOM = AttentionBackendEnum.CUSTOM
+
+
+def implementation(**changes: Any) -> attention_backend.PagedAttentionImpl:
+    given = {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"} | changes
+    return attention_backend.PagedAttentionImpl(HEADS, DIM, DIM**-0.5, KV_HEADS, **given)
+
+
+def step(requests: int = 64, most: int = 1, **changes: Any) -> Any:
+    """Of the form of vLLM's metadata."""
+    starts, lengths = torch.arange(requests + 1).int(), torch.ones(requests).int()
+    given = {"num_actual_tokens": requests, "max_query_len": most, "query_start_loc": starts, "seq_lens": lengths}
+    special = {"seq_threshold_3D": 16, "mm_prefix_range_tensor": None, "rswa_window": None, "causal": True}
+    return SimpleNamespace(**given | {"block_table": torch.zeros(requests, 1).int()} | special | changes)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who computed each step."""
+    calls: list[str] = []
+    monkeypatch.setattr(attention_backend, "paged_attention", lambda *_: calls.append("ours"))
+    monkeypatch.setattr(TritonAttentionImpl, "forward", lambda *_: calls.append("vllm"))
+    return calls
+
+
+def run(attention: attention_backend.PagedAttentionImpl, metadata: Any, dtype: torch.dtype = torch.bfloat16) -> None:
+    query = torch.zeros(64, HEADS, DIM, dtype=dtype)
+    cache = torch.zeros(1, KV_HEADS, PAGE, 2 * DIM, dtype=dtype)
+    attention.forward(torch.nn.Module(), query, query, query, cache, metadata, torch.empty_like(query))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "ours"),
+        ({"requests": 17}, "ours"),
+        ({"requests": 16}, "vllm"),  # so few that vLLM splits their contexts
+        ({"requests": 1, "most": 6}, "ours"),
+        ({"mm_prefix_range_tensor": torch.zeros(1)}, "vllm"),
+        ({"rswa_window": 4}, "vllm"),
+        ({"causal": False}, "vllm"),
+        ({"causal": torch.ones(64)}, "vllm"),
+    ],
+)
+def test_steps(computed: list[str], changes: dict[str, Any], expected: str) -> None:
+    run(implementation(), step(**changes))
+    assert computed == [expected]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"alibi_slopes": [0.5] * HEADS},
+        {"logits_soft_cap": 30.0},
+        {"sinks": torch.zeros(HEADS)},
+        {"kv_cache_dtype": "fp8"},
+        {"attn_type": AttentionType.ENCODER_ONLY},
+        {"chunk_lookback": 2},
+    ],
+)
+def test_layers_that_the_kernel_does_not_compute(computed: list[str], changes: dict[str, Any]) -> None:
+    run(implementation(**changes), step())
+    assert computed == ["vllm"]
+
+
+def test_a_profiling_run_and_float32_are_vllms(computed: list[str]) -> None:
+    run(implementation(), None)
+    run(implementation(), step(), torch.float32)
+    assert computed == ["vllm", "vllm"]
+
+
+def test_the_window_counts_the_token_itself() -> None:
+    assert implementation(sliding_window=50).window == 50
+    assert implementation().window is None
+
+
+def test_keys_and_values_of_both_layouts() -> None:
+    content = torch.arange(3 * PAGE * KV_HEADS * 2 * DIM)
+    keys, values = attention_backend.halves(content.view(3, 2, PAGE, KV_HEADS, DIM), DIM)
+    assert keys.shape == values.shape == (3, PAGE, KV_HEADS, DIM)
+    assert values[0, 0, 0, 0] == PAGE * KV_HEADS * DIM
+    keys, values = attention_backend.halves(content.view(3, KV_HEADS, PAGE, 2 * DIM), DIM)
+    assert keys.shape == values.shape == (3, PAGE, KV_HEADS, DIM)
+    assert values[0, 0, 0, 0] == DIM
+    assert keys[0, 1, 0, 0] == 2 * DIM
+
+
+@pytest.fixture
+def no_backend() -> Any:
+    before = CUSTOM.get_path() if CUSTOM.is_overridden() else None
+    CUSTOM.clear_override()
+    yield
+    CUSTOM.clear_override()
+    if before is not None:
+        register_backend(CUSTOM, before)
+
+
+@pytest.mark.usefixtures("no_backend")
+def test_the_backend_of_another_plugin_is_refused() -> None:
+    options: Any = SimpleNamespace(attention_config=SimpleNamespace(backend=CUSTOM))
+    register_backend(CUSTOM, names.ATTENTION)
+    config._check_attention(options)
+    assert issubclass(CUSTOM.get_class(), TritonAttentionBackend)
+    register_backend(CUSTOM, "other.Backend")
+    with pytest.raises(ValueError, match=r"attention_backend is CUSTOM, which is other\.Backend of another plugin"):
+        config._check_attention(options)
+    options.attention_config.backend = AttentionBackendEnum.TRITON_ATTN
+    config._check_attention(options)
