@@ -89,9 +89,28 @@ def test_clips_sent_live_to_a_gpu() -> None:
     found = json.loads((ROOT / "bench/results/live-texts-h200.json").read_text())
     assert found["identical"] == found["clips"] - len(found["differ"]) == 491
     assert all(each["live"] != each["upload"] for each in found["differ"])
-    assert f"{found['identical']} of the 500 clips have the same text live and as uploads" in PAGE
+    other = [each for each in found["differ"] if each["upload"] != each["reference"]] + found["both_differ"]
+    assert found["as_the_reference"]["uploads"] == found["clips"] - len(other)
+    page = " ".join(PAGE.split())
+    assert f"{found['identical']} of the {found['clips']} clips have the same text live and as uploads" in page
+    same = found["as_the_reference"]
+    assert f"{same['live']} live and {same['uploads']} uploads have the reference model's text" in page
     wer = found["wer"]
-    assert f"WER {100 * wer['live']:.2f} % live, {100 * wer['uploads']:.2f} % as uploads" in PAGE
+    assert f"WER {100 * wer['live']:.2f} % live, {100 * wer['uploads']:.2f} % as uploads" in page
+
+
+def test_each_other_text_of_a_gpu_is_a_near_tie() -> None:
+    found = json.loads((ROOT / "bench/results/live-texts-h200.json").read_text())
+    paths = [(each, path) for each in found["differ"] for path in ("live", "upload")]
+    paths += [(each, "text") for each in found["both_differ"]]
+    for each, path in paths:
+        assert bool(each["near_ties"][path]) == (each[path] != each["reference"])
+    ties = [tie for each, path in paths for tie in each["near_ties"][path]]
+    assert max(len(each["near_ties"][path]) for each, path in paths) == 3
+    assert all(tie["reference"]["id"] != tie["other"]["id"] for tie in ties)
+    assert f"at most {max(tie['units'] for tie in ties):.1f} units in the last place of bfloat16" in " ".join(
+        PAGE.split()
+    )
 
 
 def test_clips_uploaded_to_a_gpu_with_full_graphs() -> None:
@@ -158,10 +177,9 @@ def test_many_requests_at_once() -> None:
     section = PAGE.partition("## Many requests at once")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith(("| fast", "| throughput"))]
     assert len(lines) == 14
-    before, fewer = ([line for line in lines if word in line] for word in ("before", "fewer"))
-    spec = [line for line in lines if line.startswith("| throughput-spec")]
-    others = [line for line in lines if line not in (*before, *fewer, *spec)]
-    for name, chosen in (("before", before), ("after", fewer), ("together", spec), ("many-clips", others)):
+    before, earlier = ([line for line in lines if word in line] for word in ("before", "earlier"))
+    today = [line for line in lines if line not in (*before, *earlier)]
+    for name, chosen in (("before", before), ("many-clips", earlier), ("paged", today)):
         rows = json.loads((ROOT / f"bench/results/gpu-begin/{name}.json").read_text())["rows"]
         measured = [busy_line(row) for row in rows if row["steps"]]
         assert chosen

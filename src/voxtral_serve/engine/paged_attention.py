@@ -18,6 +18,7 @@ KEYS = 64  # of a turn of the loop
 WARPS, STAGES = 4, 2
 
 if triton is not None:
+    from voxtral_serve.engine.packed_attention import _softmax
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _request_of_block(block, starts, requests, n_requests: tl.constexpr, n_tokens: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -85,13 +86,7 @@ if triton is not None:
             value_place = (page * values_page + at % page_size * values_token)[:, None] + dim
             value = tl.load(values + value_place, mask=there, other=0.0)
             seen = (at[None, :] <= position) & (at[None, :] > position - window) & (at[None, :] < end)
-            score = tl.where(seen, tl.dot(query, tl.trans(key)) * scale, -1e30)
-            higher = tl.maximum(best, tl.max(score, 1))
-            weight = tl.where(seen, tl.exp2(score - higher[:, None]), 0.0)
-            shrink = tl.exp2(best - higher)
-            total = total * shrink + tl.sum(weight, 1)
-            mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value)
-            best = higher
+            best, total, mixed = _softmax(query, key, value, seen, best, total, mixed, scale)
         done = (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty)
         tl.store(out + (begin + token).to(tl.int64) * out_stride + column, done, mask=token < asked)
 
