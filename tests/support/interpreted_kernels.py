@@ -33,13 +33,18 @@ PACKED = (
 )
 # window, ring, new frames, first new frame of each session
 RINGS = ((750, 756, 4, (0, 5, 900)), (40, 72, 32, (0, 100)))
-# window, (new tokens, tokens in all) of each request, whether keys and values of a head lie together as in vLLM 0.32.0;
-# a request of (0, 0) fills a CUDA graph
+# window, (new tokens, tokens in all) of each request, whether keys and values of a head lie together as in vLLM 0.32.0,
+# the most new tokens that the CUDA graph is for (0: of these requests), query heads of a KV head; a request of (0, 0)
+# fills the graph
 PAGED = (
-    (None, ((1, 1), (1, 64), (1, 200), (0, 0)), True),
-    (None, ((3, 3), (3, 130), (0, 0)), False),
-    (None, ((39, 39), (1, 90), (2, 70), (70, 131), (0, 0), (0, 0)), True),
-    (50, ((1, 40), (1, 130), (20, 139)), False),
+    (None, ((1, 1), (1, 64), (1, 200), (0, 0)), True, 0, 4),
+    (None, ((1, 1), (1, 64), (1, 200), (0, 0)), True, 3, 4),
+    (None, ((1, 1), (1, 64), (1, 200), (0, 0)), True, 64, 4),
+    (None, ((3, 3), (3, 130), (0, 0)), False, 0, 4),
+    (None, ((39, 39), (1, 90), (2, 70), (70, 131), (0, 0), (0, 0)), True, 0, 4),
+    (None, ((39, 39), (1, 90), (2, 70)), False, 0, 1),
+    (None, ((39, 39), (1, 90), (2, 70)), False, 0, 32),
+    (50, ((1, 40), (1, 130), (20, 139)), False, 0, 4),
 )
 PAGE = 16
 # window, requests as above
@@ -104,8 +109,10 @@ def pages_of(counts: list[int]) -> torch.Tensor:
     return table
 
 
-def paged(window: int | None, requests: tuple[tuple[int, int], ...], together: bool) -> float:
-    kv_heads, group = HEADS, 4
+def paged(
+    window: int | None, requests: tuple[tuple[int, int], ...], together: bool, most_of_graph: int, group: int
+) -> float:
+    kv_heads = HEADS
     counts = [-(-length // PAGE) for _, length in requests]
     table = pages_of(counts)
     if together:
@@ -116,7 +123,8 @@ def paged(window: int | None, requests: tuple[tuple[int, int], ...], together: b
     starts = [0, *itertools.accumulate(new for new, _ in requests)]
     q = random(starts[-1], (group + 2) * kv_heads * DIM)[:, : group * kv_heads * DIM].unflatten(-1, (-1, DIM))
     out = torch.full(q.shape, torch.nan).half()
-    most, lengths = max(new for new, _ in requests), torch.tensor([length for _, length in requests]).int()
+    most = most_of_graph or max(new for new, _ in requests)
+    lengths = torch.tensor([length for _, length in requests]).int()
     paged_attention(q, keys, values, out, torch.tensor(starts).int(), lengths, table, most, DIM**-0.5, window)
     worst = 0.0
     for (new, length), begin, pages in zip(requests, starts, table, strict=False):

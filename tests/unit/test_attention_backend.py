@@ -37,9 +37,14 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def run(attention: attention_backend.PagedAttentionImpl, metadata: Any, dtype: torch.dtype = torch.bfloat16) -> None:
+def run(
+    attention: attention_backend.PagedAttentionImpl,
+    metadata: Any,
+    dtype: torch.dtype = torch.bfloat16,
+    of_cache: torch.dtype | None = None,
+) -> None:
     query = torch.zeros(64, HEADS, DIM, dtype=dtype)
-    cache = torch.zeros(1, KV_HEADS, PAGE, 2 * DIM, dtype=dtype)
+    cache = torch.zeros(1, KV_HEADS, PAGE, 2 * DIM, dtype=of_cache or dtype)
     attention.forward(torch.nn.Module(), query, query, query, cache, metadata, torch.empty_like(query))
 
 
@@ -49,7 +54,8 @@ def run(attention: attention_backend.PagedAttentionImpl, metadata: Any, dtype: t
         ({}, "ours"),
         ({"requests": 17}, "ours"),
         ({"requests": 16}, "vllm"),  # so few that vLLM splits their contexts
-        ({"requests": 1, "most": 6}, "ours"),
+        ({"requests": 17, "most": 6}, "ours"),
+        ({"requests": 1, "most": 6}, "vllm"),
         ({"mm_prefix_range_tensor": torch.zeros(1)}, "vllm"),
         ({"rswa_window": 4}, "vllm"),
         ({"causal": False}, "vllm"),
@@ -67,7 +73,6 @@ def test_steps(computed: list[str], changes: dict[str, Any], expected: str) -> N
         {"alibi_slopes": [0.5] * HEADS},
         {"logits_soft_cap": 30.0},
         {"sinks": torch.zeros(HEADS)},
-        {"kv_cache_dtype": "fp8"},
         {"attn_type": AttentionType.ENCODER_ONLY},
         {"chunk_lookback": 2},
     ],
@@ -77,10 +82,24 @@ def test_layers_that_the_kernel_does_not_compute(computed: list[str], changes: d
     assert computed == ["vllm"]
 
 
-def test_a_profiling_run_and_float32_are_vllms(computed: list[str]) -> None:
+@pytest.mark.parametrize(("heads", "dim"), [(6, 64), (8, 80), (8, 256)])
+def test_sizes_that_the_kernel_does_not_compute(computed: list[str], heads: int, dim: int) -> None:
+    attention = attention_backend.PagedAttentionImpl(heads, dim, 1.0, KV_HEADS, None, None, "auto")
+    assert not attention.plain
+    run(attention, step())
+    assert computed == ["vllm"]
+
+
+def test_a_profiling_run_and_other_types_are_vllms(computed: list[str]) -> None:
     run(implementation(), None)
     run(implementation(), step(), torch.float32)
-    assert computed == ["vllm", "vllm"]
+    run(implementation(), step(), torch.float16, torch.bfloat16)
+    run(implementation(), step(), torch.bfloat16, torch.uint8)
+    assert computed == ["vllm"] * 4
+
+
+def test_texts_may_depend_on_the_batch() -> None:
+    assert not attention_backend.PagedAttentionBackend.supports_batch_invariance()
 
 
 def test_the_window_counts_the_token_itself() -> None:

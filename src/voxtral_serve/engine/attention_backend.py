@@ -1,4 +1,4 @@
-"""vLLM's attention backend TRITON_ATTN with a kernel of our own where many requests have few new tokens each.
+"""vLLM's attention backend TRITON_ATTN with a kernel of our own for steps of many requests.
 
 vLLM has `attention_backend: CUSTOM` for backends of plugins; plugin.py registers this one. The cache, its metadata and
 all that the kernel does not compute are those of vLLM's backend.
@@ -17,6 +17,8 @@ from vllm.v1.attention.backends.triton_attn import (
 from voxtral_serve.engine.paged_attention import paged_attention
 
 NO_WINDOW = (-1, -1)
+HEAD_DIMS = (64, 128)  # whose keys and values fit into the shared memory of older GPUs
+GROUPS = (1, 2, 4, 8, 16, 32)  # query heads of a KV head
 
 
 class PagedAttentionImpl(TritonAttentionImpl):
@@ -27,8 +29,9 @@ class PagedAttentionImpl(TritonAttentionImpl):
         features = (self.alibi_slopes, self.sinks, self.logits_soft_cap or None)
         self.plain = (
             self.attn_type == AttentionType.DECODER
-            and self.kv_cache_dtype in ("auto", "float16", "bfloat16")
             and all(feature is None for feature in features)
+            and self.head_size in HEAD_DIMS
+            and self.num_queries_per_kv in GROUPS
             and getattr(self, "chunk_lookback", -1) == -1
         )
         self.window = None if tuple(self.sliding_window) == NO_WINDOW else self.sliding_window[0] + 1
@@ -47,10 +50,9 @@ class PagedAttentionImpl(TritonAttentionImpl):
     ) -> torch.Tensor:
         """As vLLM's: query and output [tokens, heads, head_dim], the tokens of a step and those that fill its graph."""
         scales = (output_scale, output_block_scale)
-        if not self.plain or attn_metadata is None or any(each is not None for each in scales) or query.itemsize != 2:
+        plain = self.plain and all(each is None for each in scales)
+        if not plain or attn_metadata is None or not _is_of_many(attn_metadata) or not _are_of_16_bits(query, kv_cache):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
-        if not _is_of_many(attn_metadata):
-            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output)
         tokens = attn_metadata.num_actual_tokens
         paged_attention(
             query[:tokens],
@@ -67,10 +69,17 @@ class PagedAttentionImpl(TritonAttentionImpl):
 
 
 def _is_of_many(metadata: TritonAttentionMetadata) -> bool:
-    """Whether vLLM's kernel would not split the contexts of a step either, and its attention is plain and causal."""
-    few = metadata.max_query_len == 1 and len(metadata.seq_lens) <= metadata.seq_threshold_3D
+    """Whether a step has more requests than those whose contexts vLLM's kernel splits, and plain causal attention.
+
+    A CUDA graph counts the requests that fill it, so one with more tokens than that is of many.
+    """
     prefixes = metadata.mm_prefix_range_tensor is not None or getattr(metadata, "rswa_window", None) is not None
-    return not few and not prefixes and getattr(metadata, "causal", True) is True
+    many = len(metadata.seq_lens) > metadata.seq_threshold_3D
+    return many and not prefixes and getattr(metadata, "causal", True) is True
+
+
+def _are_of_16_bits(query: torch.Tensor, kv_cache: torch.Tensor) -> bool:
+    return query.itemsize == 2 and query.dtype == kv_cache.dtype
 
 
 def halves(kv_cache: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,3 +98,7 @@ class PagedAttentionBackend(TritonAttentionBackend):
     @staticmethod
     def get_impl_cls() -> type[PagedAttentionImpl]:
         return PagedAttentionImpl
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return False  # the kernel depends on the number of requests

@@ -1,8 +1,8 @@
 """Attention of the language model over vLLM's paged KV cache, for GPUs: a few new tokens of each of many requests.
 
 The kernel gives each block the new tokens of one request and one head of the KV cache, so that each key and value is
-read once for all query heads that share it. It is for short contexts and many requests: nothing is split over a context
-(vLLM's own kernel does that, and serves batches that are too small to fill the GPU; attention_backend.py chooses).
+read once for all query heads that share it. It is for many requests: nothing is split over a context (vLLM's own kernel
+does that, and serves batches that are too small to fill the GPU; attention_backend.py chooses).
 """
 
 import torch
@@ -16,6 +16,7 @@ except ImportError:  # vLLM for CPUs has none
 ROWS = 16  # of a block, tokens times query heads of one KV head: those of the smallest matrix product in Triton
 KEYS = 64  # of a turn of the loop
 WARPS, STAGES = 4, 2
+LEAST_REQUESTS = 64  # that a block looks itself up among: fewer sizes are fewer compilations
 
 if triton is not None:
     from voxtral_serve.engine.packed_attention import _softmax
@@ -30,7 +31,7 @@ if triton is not None:
         request = tl.sum((tl.cumsum(blocks, 0) <= block).to(tl.int32), 0)
         return request, (block - tl.sum(tl.where(each < request, blocks, 0), 0)) * n_tokens
 
-    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    @triton.jit(do_not_specialize=["requests"])  # type: ignore[untyped-decorator,unused-ignore]
     def _kernel(  # type: ignore[no-untyped-def]
         q,
         keys,
@@ -73,7 +74,7 @@ if triton is not None:
         column = (kv_head * group + row % group) * head_dim + dim
         query = tl.load(q + (begin + token).to(tl.int64) * q_stride + column, mask=token < asked, other=0.0)
         position = length - asked + token
-        end = tl.minimum(length - asked + first + n_rows // group, length)
+        end = tl.where(asked > 0, tl.minimum(length - asked + first + n_rows // group, length), 0)
         best, total = tl.full([n_rows], -1e30, tl.float32), tl.zeros([n_rows], tl.float32)
         mixed = tl.zeros([n_rows, head_dim], tl.float32)
         pages += request.to(tl.int64) * pages_stride
@@ -110,7 +111,8 @@ def paged_attention(
     one request. `lengths` int32 [requests] counts a request's tokens, the new ones are the last of them. `pages` int32
     [requests, n] has the pages of each. A token sees itself and the window - 1 tokens before it; None: all.
 
-    Heads and their elements must be contiguous in q and out, and the elements of a head in the cache.
+    Heads and their elements must be contiguous in q and out, and the elements of a head in the cache. q and the cache
+    have one type; head_dim and the query heads of a KV head are powers of two.
     """
     requests, kv_heads = len(lengths), keys.shape[2]
     group = q.shape[1] // kv_heads
@@ -137,7 +139,7 @@ def paged_attention(
         page_size=keys.shape[1],
         n_rows=n_rows,
         n_keys=KEYS,
-        n_requests=triton.next_power_of_2(requests),
+        n_requests=1 if one_block else max(LEAST_REQUESTS, triton.next_power_of_2(requests)),
         one_block=one_block,
         num_warps=WARPS,
         num_stages=STAGES,
