@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from conftest import ROOT
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
 
+from voxtral_serve import plugin
 from voxtral_serve.engine import attention_backend, config, names
 
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 16
@@ -139,3 +142,30 @@ def test_the_backend_of_another_plugin_is_refused() -> None:
         config._check_attention(options)
     options.attention_config.backend = AttentionBackendEnum.TRITON_ATTN
     config._check_attention(options)
+
+
+@pytest.mark.usefixtures("no_backend")
+def test_it_is_refused_before_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_choose_worker", "_take_options", "_choose_scheduler", "_choose_graphs"):
+        monkeypatch.setattr(config, name, lambda _: None)
+    monkeypatch.setattr(config.drafter, "check", lambda _: None)
+    monkeypatch.setattr(config.shims, "require", lambda *_: None)
+    register_backend(CUSTOM, "other.Backend")
+    options: Any = SimpleNamespace(attention_config=SimpleNamespace(backend=CUSTOM), parallel_config=None)
+    with pytest.raises(ValueError, match="attention_backend is CUSTOM"):
+        config.EncodeOnce.verify_and_update_config(options)
+
+
+@pytest.mark.usefixtures("no_backend")
+def test_the_plugin_registers_it_unless_another_plugin_has() -> None:
+    plugin.register()
+    assert CUSTOM.get_class() is attention_backend.PagedAttentionBackend
+    assert CUSTOM.get_class().get_impl_cls() is attention_backend.PagedAttentionImpl
+    register_backend(CUSTOM, "other.Backend")
+    plugin.register()
+    assert CUSTOM.get_path() == "other.Backend"
+
+
+@pytest.mark.parametrize("name", ["fast", "fast-spec", "fast-fp8", "realtime", "throughput", "throughput-spec"])
+def test_the_profiles_use_it(name: str) -> None:
+    assert yaml.safe_load((ROOT / f"profiles/{name}.yaml").read_text())["attention_backend"] == CUSTOM.name

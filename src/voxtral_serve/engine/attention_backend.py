@@ -49,9 +49,9 @@ class PagedAttentionImpl(TritonAttentionImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As vLLM's: query and output [tokens, heads, head_dim], the tokens of a step and those that fill its graph."""
-        scales = (output_scale, output_block_scale)
-        plain = self.plain and all(each is None for each in scales)
+        plain = self.plain and output_scale is None and output_block_scale is None
         if not plain or attn_metadata is None or not _is_of_many(attn_metadata) or not _are_of_16_bits(query, kv_cache):
+            scales = (output_scale, output_block_scale)
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales)
         tokens = attn_metadata.num_actual_tokens
         paged_attention(

@@ -33,7 +33,7 @@ SHAPE = Shape()
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def _clip_of_block(block, query_starts, clips, n_clips: tl.constexpr, n_queries: tl.constexpr):  # type: ignore[no-untyped-def]
+    def part_of_block(block, query_starts, clips, n_clips: tl.constexpr, n_queries: tl.constexpr):  # type: ignore[no-untyped-def]
         """The clip that a block of queries belongs to, and the number of the block in it; a clip past the last one for
         a block that is not used."""
         each = tl.arange(0, n_clips)
@@ -43,7 +43,7 @@ if triton is not None:
         return clip, block - tl.sum(tl.where(each < clip, blocks, 0), 0)
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def _softmax(query, key, value, seen, best, total, mixed, scale):  # type: ignore[no-untyped-def]
+    def online_softmax(query, key, value, seen, best, total, mixed, scale):  # type: ignore[no-untyped-def]
         """Add keys and values [n_keys, head_dim], where `seen` [n_queries, n_keys], to the highest scores so far, the
         sums of weights, and the weighted sums of values. `scale` includes log2(e)."""
         score = tl.where(seen, tl.dot(query, tl.trans(key)) * scale, -1e30)
@@ -78,7 +78,7 @@ if triton is not None:
     ):
         # The last blocks of a clip have the most keys, so they begin first.
         block = tl.num_programs(1) - 1 - tl.program_id(1)
-        clip, number = _clip_of_block(block, query_starts, clips, n_clips, n_queries)
+        clip, number = part_of_block(block, query_starts, clips, n_clips, n_queries)
         if clip >= clips:
             return
         first_query, last_query = tl.load(query_starts + clip), tl.load(query_starts + clip + 1)
@@ -111,7 +111,7 @@ if triton is not None:
             value = tl.load(tl.where(is_own, v, shared_v) + value_place, mask=there, other=0.0)
             key_at = start - tl.where(is_own, 0, shared) + tl.arange(0, n_keys)[None, :]
             seen = (key_at <= position) & (key_at > position - window) & (key_at < tl.where(is_own, end, 0))
-            best, total, mixed = _softmax(query, key, value, seen, best, total, mixed, scale)
+            best, total, mixed = online_softmax(query, key, value, seen, best, total, mixed, scale)
         done = (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty)
         tl.store(out + row.to(tl.int64) * (heads * head_dim) + column, done, mask=asked)
 

@@ -19,17 +19,7 @@ WARPS, STAGES = 4, 2
 LEAST_REQUESTS = 64  # that a block looks itself up among: fewer sizes are fewer compilations
 
 if triton is not None:
-    from voxtral_serve.engine.packed_attention import _softmax
-
-    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def _request_of_block(block, starts, requests, n_requests: tl.constexpr, n_tokens: tl.constexpr):  # type: ignore[no-untyped-def]
-        """The request that a block belongs to, and its first token there; a request past the last one for a block that
-        is not used."""
-        each = tl.arange(0, n_requests)
-        begin = tl.load(starts + each, mask=each < requests, other=0)
-        blocks = tl.cdiv(tl.load(starts + each + 1, mask=each < requests, other=0) - begin, n_tokens)
-        request = tl.sum((tl.cumsum(blocks, 0) <= block).to(tl.int32), 0)
-        return request, (block - tl.sum(tl.where(each < request, blocks, 0), 0)) * n_tokens
+    from voxtral_serve.engine.packed_attention import online_softmax, part_of_block
 
     @triton.jit(do_not_specialize=["requests"])  # type: ignore[untyped-decorator,unused-ignore]
     def _kernel(  # type: ignore[no-untyped-def]
@@ -64,7 +54,8 @@ if triton is not None:
         if one_block:
             request, first = tl.program_id(1), 0
         else:
-            request, first = _request_of_block(tl.program_id(1), starts, requests, n_requests, n_rows // group)
+            request, number = part_of_block(tl.program_id(1), starts, requests, n_requests, n_rows // group)
+            first = number * (n_rows // group)
         if request >= requests:
             return
         begin, length = tl.load(starts + request), tl.load(lengths + request)
@@ -87,7 +78,7 @@ if triton is not None:
             value_place = (page * values_page + at % page_size * values_token)[:, None] + dim
             value = tl.load(values + value_place, mask=there, other=0.0)
             seen = (at[None, :] <= position) & (at[None, :] > position - window) & (at[None, :] < end)
-            best, total, mixed = _softmax(query, key, value, seen, best, total, mixed, scale)
+            best, total, mixed = online_softmax(query, key, value, seen, best, total, mixed, scale)
         done = (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty)
         tl.store(out + (begin + token).to(tl.int64) * out_stride + column, done, mask=token < asked)
 
@@ -119,13 +110,7 @@ def paged_attention(
     n_rows = max(ROWS, triton.next_power_of_2(group))
     one_block = most * group <= n_rows
     _kernel[(kv_heads, requests if one_block else len(q) * group // n_rows + requests)](
-        q,
-        keys,
-        values,
-        out,
-        starts,
-        lengths,
-        pages,
+        *(q, keys, values, out, starts, lengths, pages),
         scale * 1.4426950408889634,
         q.stride(0),
         out.stride(0),
