@@ -13,6 +13,7 @@ The prompt is BOS and 32 + d pads.
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,8 +176,16 @@ class Voxtral(nn.Module):
         return F.linear(self.norm(x), self.tok_embeddings.weight)
 
     @torch.no_grad()
-    def transcribe(self, clips: list[np.ndarray], delay: int = DELAY_TOKENS) -> list[list[int]]:
-        """Greedy tokens of each 16 kHz clip without prompt and EOS, at most as many as the clip has audio rows."""
+    def transcribe(
+        self,
+        clips: list[np.ndarray],
+        delay: int = DELAY_TOKENS,
+        choose: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
+    ) -> list[list[int]]:
+        """Tokens of each 16 kHz clip without prompt and EOS, at most as many as the clip has audio rows.
+
+        `choose` takes the logits [clips, vocab] of each position in turn and returns the tokens [clips]; it is greedy.
+        """
         device = self.tok_embeddings.weight.device
         lengths = [n_tokens(len(clip), delay) for clip in clips]
         end, first = max(lengths), prompt_tokens(delay)
@@ -190,7 +199,7 @@ class Voxtral(nn.Module):
         past = 0
         for position in range(first, end + 1):
             logits = self.decode(rows[:, past:position], said[:, past:position], caches, delay)
-            said[:, position] = logits[:, -1].argmax(-1)
+            said[:, position] = choose(logits[:, -1])
             past = position
         outputs = [row[first : length + 1] for row, length in zip(said.tolist(), lengths, strict=True)]
         return [row[: row.index(EOS)] if EOS in row else row for row in outputs]

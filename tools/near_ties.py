@@ -25,7 +25,6 @@ import torch
 
 from bench import dataset, results
 from pico import evaluate, huggingface, model
-from pico.layers import Cache
 from pico.tokenizer import TextTokenizer
 from tools.compare_layouts import ROOT
 from tools.compare_models import shown, unit_in_last_place
@@ -53,31 +52,23 @@ class Generated(NamedTuple):
 
 
 class Clip:
-    """One clip in the reference model, whose audio is encoded once."""
+    """One clip in the reference model."""
 
     def __init__(self, net: model.Voxtral, tokenizer: TextTokenizer, audio: np.ndarray) -> None:
-        self.net, self.tokenizer = net, tokenizer
-        padded = model.pad_audio(audio, model.DELAY_TOKENS)
-        self.length = model.n_tokens(len(audio), model.DELAY_TOKENS)
-        with torch.no_grad():
-            self.rows = net.embed_audio(model.log_mel(torch.from_numpy(padded)[None]))
+        self.net, self.tokenizer, self.audio = net, tokenizer, audio
 
-    @torch.no_grad()
     def generate(self, chosen: Mapping[int, int]) -> Generated:
         """Greedily, but with the tokens of `chosen` at their positions."""
+        ties: list[Tie] = []
         begin = model.prompt_tokens(model.DELAY_TOKENS)
-        said = torch.full((1, self.length + 1), model.STREAMING_PAD)
-        said[:, 0] = model.BOS
-        caches, past, ties = [Cache(self.length) for _ in self.net.layers], 0, []
-        for at in range(begin, self.length + 1):
-            logits = self.net.decode(self.rows[:, past:at], said[:, past:at], caches, model.DELAY_TOKENS)[0, -1]
-            (high, low), (first, second) = (each.tolist() for each in logits.topk(2))
-            ties.append(Tie(at, first, second, (high, low)))
-            said[0, at] = token = chosen.get(at, first)
-            past = at
-            if token == model.EOS:
-                break
-        return Generated(self.tokenizer.decode(said[0, begin : past + 1].tolist()).strip(), ties)
+
+        def choose(logits: torch.Tensor) -> torch.Tensor:
+            (high, low), (first, second) = (each.tolist() for each in logits[0].topk(2))
+            ties.append(Tie(begin + len(ties), first, second, (high, low)))
+            return torch.tensor([chosen.get(ties[-1].at, first)])
+
+        (tokens,) = self.net.transcribe([self.audio], choose=choose)
+        return Generated(self.tokenizer.decode(tokens).strip(), ties[: len(tokens) + 1])  # the last chose the end
 
 
 def near_ties(clip: Clip, text: str) -> list[Tie] | None:
