@@ -31,7 +31,7 @@ from voxtral_serve.prove.state import Run
 
 PROVE = ROOT / "src/voxtral_serve/prove"
 SCHEMA = json.loads((PROVE / "report.schema.json").read_text(encoding="utf-8"))
-H200 = ROOT / "bench/results/prove/h200-vllm-0.32.0/report.json"
+REPORTS = sorted((ROOT / "bench/results/prove").glob("h200-vllm-*/report.json"))
 NAMES = ["check", "start", *(name for name, *_ in (*PARTS, *OTHERS))]
 KEY = "sk-very-secret-0123456789"
 
@@ -50,15 +50,21 @@ def problems(made: dict[str, Any]) -> list[str]:
     return [f"{each.json_path}: {each.message}" for each in jsonschema.Draft202012Validator(SCHEMA).iter_errors(made)]
 
 
-def test_the_committed_report_of_a_gpu() -> None:
-    made = json.loads(H200.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.parent.name)
+def test_the_committed_reports_of_a_gpu(path: Path) -> None:
+    made = json.loads(path.read_text(encoding="utf-8"))
     assert problems(made) == []
     assert (made["outcome"], made["machine"]["gpus"][0]["name"]) == ("passed", "NVIDIA H200")
-    assert "random weights" in made["random_weights"] and "random weights" in H200.with_suffix(".html").read_text()
+    assert f"h200-vllm-{made['versions']['vllm']}" == path.parent.name
+    assert "random weights" in made["random_weights"] and "random weights" in path.with_suffix(".html").read_text()
     outcomes = [part["outcome"] for part in made["parts"]]
-    counted = f"({outcomes.count('passed')} parts passed, {outcomes.count('skipped')} that need words skipped, in "
     said = " ".join((ROOT / "docs/pages/prove.md").read_text(encoding="utf-8").split())
-    assert f"{counted}{made['seconds']:.0f} s)" in said
+    assert f"{outcomes.count('passed')} parts passed and {outcomes.count('skipped')} that need words skipped" in said
+    assert f"{made['versions']['vllm']} in {made['seconds']:.0f} s" in said
+
+
+def test_a_gpu_has_a_report_of_each_version() -> None:
+    assert [path.parent.name.rpartition("-")[2] for path in REPORTS] == ["0.20.0", "0.32.0", "0.33.0"]
 
 
 # ---- Clips
