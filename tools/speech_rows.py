@@ -1,6 +1,6 @@
 """Measure Voxtral TTS on a GPU, full size, random weights: eager and CUDA graphs, with 1, 16 and 32 requests in flight.
 
-python -m tools.speech_rows --out bench/results/speech-gpu.json --logs results/speech-gpu --dir /tmp/voxtral-tts
+python -m tools.speech_rows --out results/speech-gpu.json --logs results/speech-gpu --dir /tmp/voxtral-tts
 
 Run it in the environment that serves (vLLM and its vllm-omni, and voxtral-serve[bench]). It first tests that their
 imports work and that there is a GPU. Then it writes the checkpoint, unless DIR has one, and starts one server after the
@@ -15,6 +15,7 @@ frames is fixed. Speed does not depend on the values; nothing is said of what is
 import argparse
 import contextlib
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def describe(given: argparse.Namespace) -> dict[str, Any]:
     """The description of this run for the file: machine, versions, settings."""
     return {
         **environment.describe(None, LIBRARIES),
-        "command": "python -m tools.speech_rows",
+        "command": shlex.join(["python", "-m", "tools.speech_rows", *sys.argv[1:]]),
         "profile": PROFILE.read_text(encoding="utf-8"),
         "seconds_each": given.seconds,
         "characters_each": given.characters,
@@ -99,7 +100,9 @@ def measure(mode: str, given: argparse.Namespace, found: dict[str, Any]) -> None
     write_deploy(deploy, given.seconds)
     flags = ("--omni", "--deploy-config", str(deploy), "--stage-overrides", json.dumps(overrides(MODES[mode])))
     log = given.logs / f"{mode}.log"
-    command = (str(Path(sys.executable).with_name("vllm")),) if given.command is None else tuple(given.command.split())
+    command = (
+        (str(Path(sys.executable).with_name("vllm")),) if given.command is None else tuple(shlex.split(given.command))
+    )
     with serve.server(PROFILE, given.dir, port, log, *flags, command=command, model="."):
         for load in map(int, given.concurrency.split(",")):
             out = given.logs / f"{mode}-{load}"
