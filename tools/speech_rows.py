@@ -62,7 +62,7 @@ def describe(given: argparse.Namespace) -> dict[str, Any]:
     """The description of this run for the file: machine, versions, settings."""
     return {
         **environment.describe(None, LIBRARIES),
-        "command": shlex.join(["python", "-m", "tools.speech_rows", *sys.argv[1:]]),
+        "command": "python -m tools.speech_rows",
         "profile": PROFILE.read_text(encoding="utf-8"),
         "seconds_each": given.seconds,
         "characters_each": given.characters,
@@ -156,14 +156,17 @@ def main() -> None:
         if unknown := set(modes) - set(MODES):
             raise BenchError(f"--modes has {min(unknown)}: expected of {', '.join(MODES)}")
         print(f"{check_machine()}, vllm {version('vllm')}, vllm-omni {version('vllm-omni')}")
+        try:
+            given.logs.mkdir(parents=True)
+        except FileExistsError as error:
+            raise BenchError(f"--logs {given.logs} exists: expected the name of a new folder") from error
+        given.out.parent.mkdir(parents=True, exist_ok=True)
         found: dict[str, Any] = {"schema_version": 1, "run": describe(given), "rows": []}
         if not (given.dir / "params.json").is_file():
             with contextlib.suppress(FileNotFoundError):
                 if (free := shutil.disk_usage(given.dir.parent).free) < 9 * 2**30:
                     raise BenchError(f"{given.dir.parent} has {free >> 30} GiB free: expected 9 for the checkpoint")
             speech_checkpoint.write(given.dir)
-        given.logs.mkdir(parents=True)
-        given.out.parent.mkdir(parents=True, exist_ok=True)
         for mode in modes:
             measure(mode, given, found)
         print(table(found["rows"]))

@@ -270,6 +270,7 @@ def test_memory_long_clips_and_starts_are_what_was_measured() -> None:
     ]
     seconds = [f"{row['p50_ms'] / 1000:.1f}" for row in long]
     a_token = [f"{row['ms_per_token']:.2f}" for row in (least, *long)]
+    (alone,) = json.loads((ROOT / "bench/results/gpu-begin/start.json").read_text())["rows"]
     new, old = (
         [f"{starts[vllm][f'start_{state}_s']:.0f}" for state in ("cold", "warm")] for vllm in ("0.32.0", "0.20.0")
     )
@@ -279,6 +280,8 @@ def test_memory_long_clips_and_starts_are_what_was_measured() -> None:
         f"| {seconds[0]}, {seconds[1]} and {seconds[2]} s; {a_token[1]}, {a_token[2]} and {a_token[3]} ms a token |",
         f"| {long[0]['peak_vram_bytes'] / 1e9:.2f} and {long[2]['peak_vram_bytes'] / 1e9:.2f} GB |",
         f"| {new[0]} and {new[1]} s (vLLM 0.20.0: {old[0]} and {old[1]} s) |",
+        f"another H200, everything cached | {alone['start_warm_s']:.0f} s |",
+        f"{alone['p50_ms']:.0f} ms with `fast` as the only server",
     ]
     page = read(PAGES / "performance.md")
     assert [words for words in expected if words not in page] == []

@@ -71,7 +71,7 @@ class PagedAttentionImpl(TritonAttentionImpl):
 def _is_of_many(metadata: TritonAttentionMetadata) -> bool:
     """Whether a step has more requests than those whose contexts vLLM's kernel splits, and plain causal attention.
 
-    A CUDA graph counts the requests that fill it, so one with more tokens than that is of many.
+    In a CUDA graph, the requests that fill it count as well.
     """
     prefixes = metadata.mm_prefix_range_tensor is not None or getattr(metadata, "rswa_window", None) is not None
     many = len(metadata.seq_lens) > metadata.seq_threshold_3D
