@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem, MultiModalSharedField
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -14,7 +15,7 @@ from voxtral_serve import shims
 from voxtral_serve.engine import config
 from voxtral_serve.engine.audio_rows import AudioRows
 from voxtral_serve.engine.live_audio import LivePart
-from voxtral_serve.engine.model_runner import AudioRowsRunner, Slots, with_audio_rows
+from voxtral_serve.engine.model_runner import METHODS, AudioRowsRunner, Slots, pin, with_audio_rows
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
 SLOTS, LENGTH, TOKENS, DIM = 3, 10, 32, 4
@@ -266,6 +267,12 @@ def test_the_model_gets_token_ids_and_its_rows_are_put_before() -> None:
         def _execute_mm_encoder(self, scheduler_output: Any) -> None:
             calls.append("encoder")
 
+        def _prepare_inputs(self, scheduler_output: Any) -> None:
+            calls.append("inputs")
+
+        def _check_and_update_cudagraph_mode(self, attention_backends: Any) -> None:
+            "initialize_cudagraph_keys"
+
         def _preprocess(self, scheduler_output: Any, tensors: Any) -> tuple[Any, ...]:
             return scheduler_output, tensors, self.supports_mm_inputs
 
@@ -276,14 +283,28 @@ def test_the_model_gets_token_ids_and_its_rows_are_put_before() -> None:
     runner.__class__ = with_audio_rows(Stock)
     assert isinstance(runner, Stock)
     runner.__dict__["slots"] = SimpleNamespace(begin_step=lambda *step: calls.append(step))
+    runner._prepare_inputs(SimpleNamespace(scheduled_encoder_inputs={}))
     assert runner._preprocess("step", "tensors") == ("step", "tensors", False)
-    assert calls == ["encoder", (runner, "step")]
+    assert calls == ["encoder", "inputs", (runner, "step")]
     assert runner._dummy_run(7) == (7, False)
     assert runner.supports_mm_inputs is True
 
 
+def test_a_clip_is_pinned_before_it_goes_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = MultiModalFieldElem(data=torch.zeros(3), field=MultiModalSharedField(batch_size=1))
+    seconds = MultiModalFieldElem(data=[2.0], field=MultiModalSharedField(batch_size=1))
+    item = MultiModalKwargsItem({"audio_arrays": clip, "seconds": seconds})
+    pin(item)
+    assert clip.data.sum() == 0  # no GPU here
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
+    pin(item)
+    pin(None)  # vLLM has it in its cache
+    assert (clip.data.sum(), seconds.data) == (3, [2.0])
+
+
 def test_vllms_runner_is_as_expected() -> None:
-    stock = {name: vars(GPUModelRunner)[name] for name in ("_preprocess", "_dummy_run")}
+    stock = {name: vars(GPUModelRunner)[name] for name in METHODS}
     assert issubclass(with_audio_rows(GPUModelRunner), GPUModelRunner)
     assert {name: vars(GPUModelRunner)[name] for name in stock} == stock  # nothing of vLLM's is replaced
 
@@ -300,13 +321,18 @@ def no_branch_either(self: Any, num_tokens: int) -> None:
     pass
 
 
+def no_backends(self: Any, initialize_cudagraph_keys: Any) -> None:
+    pass
+
+
 @pytest.mark.parametrize(
     ("name", "method", "found"),
     [
         ("_preprocess", None, r"takes nothing, because it does not exist"),
         ("_preprocess", other_arguments, r"takes \['tokens'\], expected \['scheduler_output'\] first"),
-        ("_preprocess", no_branch, "a branch on supports_mm_inputs"),
-        ("_dummy_run", no_branch_either, "a branch on supports_mm_inputs"),
+        ("_preprocess", no_branch, "first and supports_mm_inputs in its source"),
+        ("_dummy_run", no_branch_either, "first and supports_mm_inputs in its source"),
+        ("_check_and_update_cudagraph_mode", no_backends, r"expected \['attention_backends'\] first"),
     ],
 )
 def test_a_runner_that_drifted_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, method: Any, found: str) -> None:

@@ -17,7 +17,7 @@ LACKS = {
         "profiles/fast-spec.yaml, throughput-spec.yaml, realtime.yaml: use fast-spec-0.20.0.yaml, throughput.yaml, "
         "fast.yaml",
         "profiles/voxtral-tts.yaml, voxcpm2.yaml: the guard does not serve vllm-omni 0.20.0",
-        "Model Runner V2, and full CUDA graphs for steps that begin clips: FULL becomes FULL_AND_PIECEWISE",
+        "Model Runner V2: the host needs longer to prepare a step",
         "full CUDA graphs of vLLM's own Voxtral Realtime model, and that model on a CPU",
         "speculation that is faster with 64 requests in flight: there it is slower than without",
         "more live sessions of the encode-once model than were shown on a GPU: 16 at a time",

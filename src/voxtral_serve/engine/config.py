@@ -194,16 +194,12 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
 
 
 def _choose_graphs(vllm_config: VllmConfig) -> None:
-    """Replace `cudagraph_mode: FULL` for Model Runner V1, which has no graphs for decoding beside those for any step
-    (the patch step_graphs has them for V2): its steps that only decode would be slower than with FULL_AND_PIECEWISE."""
-    graphs = vllm_config.compilation_config
-    if graphs.cudagraph_mode != CUDAGraphMode.FULL or not current_platform.is_cuda_alike():
+    """With `cudagraph_mode: FULL`, steps that only decode need graphs beside those for any step, or they are slower
+    than with FULL_AND_PIECEWISE: a patch adds them to Model Runner V2, model_runner.py to V1."""
+    if vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.FULL or not current_platform.is_cuda_alike():
         return
     if getattr(vllm_config, "use_v2_model_runner", False):
         shims.require("step_graphs")
-    else:
-        logger.info("cudagraph_mode is FULL_AND_PIECEWISE: with FULL, this vLLM's Model Runner V1 decodes more slowly")
-        graphs.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
 
 
 def _check_attention(vllm_config: VllmConfig) -> None:

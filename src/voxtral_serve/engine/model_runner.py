@@ -1,8 +1,9 @@
 """The encode-once model in vLLM's Model Runner V1: on CPUs, and on GPUs with vLLM 0.20.0.
 
 For a model with audio, this runner embeds tokens and audio before it calls the model. `AudioRowsRunner` overrides the
-two methods that do this: the model gets token ids, and each request gets a slot of `AudioRows`. The worker installs it
-(voxtral_serve.engine.worker). Model Runner V2 has an interface for this (model_state.py).
+methods that do this: the model gets token ids, and each request gets a slot of `AudioRows`. With full CUDA graphs,
+steps that only decode have graphs of their own. The worker installs it (voxtral_serve.engine.worker). Model Runner V2
+has an interface for the rows (model_state.py), and a patch for the graphs (step_graphs).
 """
 
 import inspect
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.config import CUDAGraphMode
 
 from voxtral_serve import shims
 from voxtral_serve.engine.audio_rows import AudioRows
@@ -75,14 +77,38 @@ class AudioRowsRunner:
 
     get_model: Any
     supports_mm_inputs: bool
+    requests: Any
+    cudagraph_dispatcher: Any
+    scheduler_config: Any
+    compilation_config: Any
+    uniform_decode_query_len: int
     _execute_mm_encoder: Any
 
     @cached_property
     def slots(self) -> Slots:
         return Slots(self.get_model().audio_rows, self.get_model().live)
 
-    def _preprocess(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_inputs(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """The encoder starts before vLLM prepares the inputs, which takes the host as long as a clip takes the GPU."""
+        for request, clips in scheduler_output.scheduled_encoder_inputs.items():
+            for clip in clips:
+                pin(self.requests[request].mm_features[clip].data)
         self._execute_mm_encoder(scheduler_output)
+        return super()._prepare_inputs(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+
+    def _check_and_update_cudagraph_mode(self, *args: Any, **kwargs: Any) -> None:
+        """With full graphs for all steps, add some of their own for steps that only decode, whose attention is faster.
+
+        Without a graph of `most` tokens, decoding of nearly as many would have none: all steps share graphs then.
+        """
+        super()._check_and_update_cudagraph_mode(*args, **kwargs)  # type: ignore[misc]
+        graphs, sizes = self.cudagraph_dispatcher, self.compilation_config.cudagraph_capture_sizes or []
+        most = self.uniform_decode_query_len * self.scheduler_config.max_num_seqs
+        if graphs.cudagraph_mode == CUDAGraphMode.FULL and (most in sizes or most > max(sizes, default=0)):
+            # The keys of FULL stay. This mode lets `dispatch` tell both kinds of steps apart.
+            graphs.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, self.uniform_decode_query_len)
+
+    def _preprocess(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self.slots.begin_step(self, scheduler_output)
         with self._token_ids_only():
             return super()._preprocess(scheduler_output, *args, **kwargs)  # type: ignore[misc]
@@ -101,15 +127,34 @@ class AudioRowsRunner:
             self.supports_mm_inputs = before
 
 
+def pin(item: Any) -> None:
+    """Put the tensors of a vLLM `MultiModalKwargsItem` into pinned memory. A copy from other memory to the GPU waits
+    until the GPU has done all work before it; vLLM 0.32.0 pins them itself. Without CUDA: nothing."""
+    if item is None or not torch.cuda.is_available():
+        return
+    for field in item.values():
+        if isinstance(field.data, torch.Tensor) and field.data.is_cpu:
+            field.data = field.data.pin_memory()
+
+
+# Method -> its first argument, and a word that its source must have
+METHODS = {
+    "_prepare_inputs": ("scheduler_output", "scheduler_output"),
+    "_preprocess": ("scheduler_output", "supports_mm_inputs"),
+    "_dummy_run": ("num_tokens", "supports_mm_inputs"),
+    "_check_and_update_cudagraph_mode": ("attention_backends", "initialize_cudagraph_keys"),
+}
+
+
 def with_audio_rows(runner_class: Any) -> Any:
     """A subclass of a Model Runner V1 class. Raises PatchError if it does not have the expected methods."""
-    for name, first in (("_preprocess", "scheduler_output"), ("_dummy_run", "num_tokens")):
+    for name, (first, word) in METHODS.items():
         method = getattr(runner_class, name, None)
         found = [*inspect.signature(method).parameters][1:2] if method else "nothing, because it does not exist"
-        if method is None or found != [first] or "supports_mm_inputs" not in inspect.getsource(method):
+        if method is None or found != [first] or word not in inspect.getsource(method):
             raise shims.PatchError(
                 f"vllm {shims.installed('vllm')}: {runner_class.__name__}.{name} takes {found}, expected [{first!r}] "
-                f"first and a branch on supports_mm_inputs: the encode-once model cannot be served with it. "
+                f"first and {word} in its source: the encode-once model cannot be served with it. "
                 f"{shims.ADVICE}"
             )
     return type(f"AudioRows{runner_class.__name__}", (AudioRowsRunner, runner_class), {})
