@@ -20,6 +20,7 @@ from bench import plots
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURE = ROOT / "bench/results/live.json", ROOT / "docs/pages/live-lag.svg"
 NAMES = {"live": "ours", "stock": "stock"}  # name of the rows -> in the picture
+VERSION = "0.32.0"  # of vLLM
 STYLE = """
 :root{color-scheme:light dark;--ink:#1c1c1a;--soft:#5d5c58;--rule:#e2e1dc;--page:#fff;
 --s0:#2a78d6;--s1:#7fb0ea;--s2:#d95926;--s3:#eda07f}
@@ -38,7 +39,13 @@ def lines(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]
     """Name of a line -> (sessions, milliseconds), by sessions."""
     found: dict[str, list[tuple[float, float]]] = {}
     for name, shown in NAMES.items():
-        own = [row for row in rows if row["name"] == name and not (row["age_s"] or row["uploads"] or row.get("clips"))]
+        own = [
+            row
+            for row in rows
+            if row["name"] == name
+            and row["vllm"] == VERSION
+            and not (row["age_s"] or row["uploads"] or row.get("clips"))
+        ]
         longest = {row["sessions"]: row for row in sorted(own, key=lambda row: float(row["seconds_each"]))}
         chosen = [longest[sessions] for sessions in sorted(longest)]
         for percentile in ("p99", "p50"):
