@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 
 from tools import live_picture
+from voxtral_serve.check.installation import LACKS
 
 LIVE = json.loads((ROOT / "bench/results/live.json").read_text())["rows"]
 HEARD = json.loads((ROOT / "bench/results/pico-hearing.json").read_text())
@@ -65,6 +66,48 @@ def test_live_rows(row: dict[str, Any]) -> None:
         alone = 160 if row["vllm"] == "0.32.0" else 175  # the page says that 0.20.0 misses 160
         assert row["lag_ms"]["p99"] <= (200 if row["uploads"] else alone)
     assert line(row) in TABLES[row["vllm"]]
+
+
+def test_sentences_about_vllm_0_20_0() -> None:
+    def rows(name: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+        found = json.loads((ROOT / f"bench/results/gpu-begin/{name}.json").read_text())["rows"]
+        return {(row["vllm"], row["name"], row["concurrency"]): row for row in found}
+
+    def host_ms(row: dict[str, Any]) -> str:
+        (begin,) = [step for step in row["steps"] if step["kind"] == "begin"]
+        return f"{begin['host_ms']['mean']:.1f}"
+
+    before, now = rows("one-host"), rows("full-graphs-0.20.0")
+    shares = [
+        f"{now['0.20.0', name, load]['rtfx'] / before['0.32.0', name, load]['rtfx']:.2f}"
+        for name, load in (("fast", 64), ("throughput", 128), ("throughput", 256))
+    ]
+    took, takes, newer = (
+        host_ms(some[vllm, "fast", 64]) for some, vllm in ((before, "0.20.0"), (now, "0.20.0"), (before, "0.32.0"))
+    )
+    page = " ".join(PAGE.split())
+    assert f"took the host {took} ms with 64 requests in flight" in page
+    assert f"it takes {takes} ms. With 0.32.0 it takes {newer} ms." in page
+    assert f"0.20.0 has {shares[0]}, {shares[1]} and {shares[2]} of the RTFx of 0.32.0" in page
+    same = {row["vllm"]: row for row in LIVE if (row["name"], row["sessions"]) == ("live", 150)}
+    older, recommended = (f"{same[vllm]['lag_ms']['p99']:.0f}" for vllm in ("0.20.0", "0.32.0"))
+    assert f"a P99 of {older} ms, beyond the 160 ms" in page
+    install = (ROOT / "docs/pages/install.md").read_text(encoding="utf-8")
+    assert f"a P99 of the lag of {older} ms on an H200, where 0.32.0 has {recommended}" in install
+    assert any(f"it was {older} ms" in lack for lack in LACKS["0.20.0"])
+
+
+def test_old_and_new_code_side_by_side_on_vllm_0_20_0() -> None:
+    compared = json.loads((ROOT / "bench/results/gpu-trees.json").read_text())["comparisons"]
+    (found,) = [each for each in compared if (each["vllm"], each["trees"][1]) == ("0.20.0", "8731c6d")]
+    alone, many = found["ratios"]
+
+    def rtfx(ratio: dict[str, Any]) -> str:
+        mean, low, high = (ratio["rtfx"][name] for name in ("mean", "lowest", "highest"))
+        return f"RTFx {mean:.2f} ({low:.2f} to {high:.2f})"
+
+    row = f"alone {rtfx(alone)} and P50 {alone['p50_ms']['mean']:.2f}; 64 in flight {rtfx(many)}"
+    assert row in (ROOT / "docs/pages/findings.md").read_text(encoding="utf-8")
 
 
 def test_the_picture_of_the_lag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ class AudioRowsRunner:
         return Slots(self.get_model().audio_rows, self.get_model().live)
 
     def _prepare_inputs(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """The encoder starts before vLLM prepares the inputs, which takes the host as long as a clip takes the GPU."""
+        """Start the encoder before vLLM prepares the inputs: the GPU encodes while the host prepares."""
         for request, clips in scheduler_output.scheduled_encoder_inputs.items():
             for clip in clips:
                 pin(self.requests[request].mm_features[clip].data)
