@@ -132,7 +132,9 @@ DYNAMIC: dict[str, tuple[str, ...]] = {
     "engine.live_scheduler: setattr(self, name, most - len(waiting))": LIMITS[:1],
     "engine.live_scheduler: setattr(self, name, most)": LIMITS[:1],
     "engine.live_scheduler: hasattr(self, name)": LIMITS,
-    "engine.model_runner: getattr(runner_class, name, None)": (f"{V1}._preprocess", f"{V1}._dummy_run"),
+    "engine.model_runner: getattr(runner_class, name, None)": tuple(
+        f"{V1}.{name}" for name in ("_prepare_inputs", "_preprocess", "_dummy_run", "_check_and_update_cudagraph_mode")
+    ),
     "guard.server: getattr(state, f'openai_serving_{name}', None)": (
         "state:openai_serving_realtime",
         "state:openai_serving_chat",

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.config import CUDAGraphMode
+from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from voxtral_serve import shims
 from voxtral_serve.engine.audio_rows import AudioRows
@@ -127,8 +128,8 @@ class AudioRowsRunner:
             self.supports_mm_inputs = before
 
 
-def pin(item: Any) -> None:
-    """Put the tensors of a vLLM `MultiModalKwargsItem` into pinned memory. A copy from other memory to the GPU waits
+def pin(item: MultiModalKwargsItem | None) -> None:
+    """Put the tensors of a clip into pinned memory. A copy from other memory to the GPU waits
     until the GPU has done all work before it; vLLM 0.32.0 pins them itself. Without CUDA: nothing."""
     if item is None or not torch.cuda.is_available():
         return
