@@ -39,6 +39,8 @@ SETTINGS = {
     "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1024",  # an hour of WAV has 115 MB; vLLM's default limit is 25
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3601",  # the default limit of vLLM 0.32.0 is 600
 }
+# Variables of this process that the servers have too, and that are in the file if they are set
+PASSED_ON = ("PYTORCH_CUDA_ALLOC_CONF", "VLLM_WORKER_MULTIPROC_METHOD")
 
 
 @dataclass
@@ -100,7 +102,7 @@ def variables() -> dict[str, str]:
     settings = dict(SETTINGS)
     if importlib.util.find_spec("flashinfer") is None:
         settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"  # vLLM 0.32.0 assumes that it is installed
-    settings |= {name: os.environ[name] for name in ("PYTORCH_CUDA_ALLOC_CONF",) if name in os.environ}
+    settings |= {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {name: os.environ.get(name, value) for name, value in settings.items()}
 
 
