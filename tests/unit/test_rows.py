@@ -370,6 +370,9 @@ class Device:
     def init_device(self) -> None:
         self.model_runner = self.made
 
+    def compile_or_warm_up_model(self) -> int:
+        return torch.get_num_threads()  # loading the weights and compiling use all
+
 
 class OurDevice(EncodeOnceWorker, Device):
     pass
@@ -388,3 +391,24 @@ def test_a_second_runner_stays_as_it_is() -> None:
     runner: Any = SimpleNamespace()
     OurDevice(SimpleNamespace(use_v2_model_runner=True, speculative_config=None), runner).init_device()
     assert vars(runner) == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "after"), [("cuda", None, 1), ("cuda", "3", 3), ("cpu", None, 3)], ids=lambda each: str(each)
+)
+def test_an_engine_on_a_gpu_computes_with_one_thread(
+    device: str, variable: str | None, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    worker = OurDevice(SimpleNamespace(use_v2_model_runner=True, speculative_config=None), SimpleNamespace())
+    worker.device_config = SimpleNamespace(device_type=device)
+    worker.init_device()
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert worker.compile_or_warm_up_model() == 3
+        assert torch.get_num_threads() == after
+    finally:
+        torch.set_num_threads(before)
