@@ -77,18 +77,23 @@ def test_sentences_about_vllm_0_20_0() -> None:
         (begin,) = [step for step in row["steps"] if step["kind"] == "begin"]
         return f"{begin['host_ms']['mean']:.1f}"
 
-    before, now = rows("one-host"), rows("full-graphs-0.20.0")
-    shares = [
-        f"{now['0.20.0', name, load]['rtfx'] / before['0.32.0', name, load]['rtfx']:.2f}"
-        for name, load in (("fast", 64), ("throughput", 128), ("throughput", 256))
-    ]
-    took, takes, newer = (
-        host_ms(some[vllm, "fast", 64]) for some, vllm in ((before, "0.20.0"), (now, "0.20.0"), (before, "0.32.0"))
+    before, graphs, now = rows("one-host"), rows("full-graphs-0.20.0"), rows("one-thread-0.20.0")
+    loads = (("fast", 64), ("throughput", 128), ("throughput", 256))
+    shares = [now["0.20.0", *load]["rtfx"] / before["0.32.0", *load]["rtfx"] for load in loads]
+    took, full, takes, newer = (
+        host_ms(some[vllm, "fast", 64])
+        for some, vllm in ((before, "0.20.0"), (graphs, "0.20.0"), (now, "0.20.0"), (before, "0.32.0"))
     )
     page = " ".join(PAGE.split())
-    assert f"took the host {took} ms with 64 requests in flight" in page
+    assert f"took the host {took} ms with 64 requests in flight, and {full} ms with full graphs" in page
     assert f"it takes {takes} ms. With 0.32.0 it takes {newer} ms." in page
-    assert f"0.20.0 has {shares[0]}, {shares[1]} and {shares[2]} of the RTFx of 0.32.0" in page
+    assert "0.20.0 has {:.2f}, {:.2f} and {:.2f} of the RTFx of 0.32.0".format(*shares) in page
+    profile = (ROOT / "profiles/throughput.yaml").read_text(encoding="utf-8").replace("\n# ", " ")
+    newest = " and ".join(f"{now['0.20.0', *load]['rtfx']:,.0f}" for load in loads[1:])
+    assert f"with 0.20.0, {newest}." in profile
+    log = (ROOT / "docs/pages/findings.md").read_text(encoding="utf-8")
+    steps = [f"{each['0.20.0', *load]['rtfx']:,.0f}" for load in loads for each in (before, graphs, now)]
+    assert "64: {} -> {} -> {}; 128: {} -> {} -> {}; 256: {} -> {} -> {}".format(*steps) in log
     same = {row["vllm"]: row for row in LIVE if (row["name"], row["sessions"]) == ("live", 150)}
     older, recommended = (f"{same[vllm]['lag_ms']['p99']:.0f}" for vllm in ("0.20.0", "0.32.0"))
     assert f"a P99 of {older} ms, beyond the 160 ms" in page
@@ -240,13 +245,14 @@ def busy_line(row: dict[str, Any], when: str) -> str:
 def test_many_requests_at_once() -> None:
     section = PAGE.partition("## Many requests at once")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| 0.")]
-    assert len(lines) == 40
+    assert len(lines) == 41
 
-    def measured(name: str, when: str, versions: str = "0.") -> set[str]:
+    def measured(name: str, when: str, versions: str = "0.", most: int = 256) -> set[str]:
         rows = json.loads((ROOT / f"bench/results/gpu-begin/{name}.json").read_text())["rows"]
-        return {busy_line(row, when) for row in rows if row["vllm"].startswith(versions)}
+        wanted = [row for row in rows if row["vllm"].startswith(versions) and row["concurrency"] <= most]
+        return {busy_line(row, when) for row in wanted}
 
     side_by_side = measured("one-host", "", "0.3") | measured("one-host", ", piecewise graphs", "0.20")
-    side_by_side |= measured("full-graphs-0.20.0", "")
+    side_by_side |= measured("full-graphs-0.20.0", "", most=1) | measured("one-thread-0.20.0", "")
     assert {*lines} <= side_by_side | measured("before", ", before") | measured("many-clips", ", earlier")
     assert side_by_side <= {*lines}  # no row of the comparisons is left out

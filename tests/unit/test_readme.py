@@ -271,6 +271,9 @@ def test_memory_long_clips_and_starts_are_what_was_measured() -> None:
     seconds = [f"{row['p50_ms'] / 1000:.1f}" for row in long]
     a_token = [f"{row['ms_per_token']:.2f}" for row in (least, *long)]
     (alone,) = json.loads((ROOT / "bench/results/gpu-begin/start.json").read_text())["rows"]
+    begun = json.loads((ROOT / "bench/results/gpu-begin/start-processes.json").read_text())
+    first, forked, again = (f"{row['start_warm_s']:.0f}" for row in begun["rows"])
+    assert [run["settings"].get("VLLM_WORKER_MULTIPROC_METHOD") for run in begun["runs"]] == [None, "fork", None]
     new, old = (
         [f"{starts[vllm][f'start_{state}_s']:.0f}" for state in ("cold", "warm")] for vllm in ("0.32.0", "0.20.0")
     )
@@ -281,6 +284,8 @@ def test_memory_long_clips_and_starts_are_what_was_measured() -> None:
         f"| {long[0]['peak_vram_bytes'] / 1e9:.2f} and {long[2]['peak_vram_bytes'] / 1e9:.2f} GB |",
         f"| {new[0]} and {new[1]} s (vLLM 0.20.0: {old[0]} and {old[1]} s) |",
         f"another H200, everything cached | {alone['start_warm_s']:.0f} s |",
+        f"bytecode cached as well, twice | {first} and {again} s |",
+        f"`VLLM_WORKER_MULTIPROC_METHOD=fork` | {forked} s |",
         f"{alone['p50_ms']:.0f} ms with `fast` as the only server",
     ]
     page = read(PAGES / "performance.md")
