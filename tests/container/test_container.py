@@ -181,6 +181,17 @@ def test_every_python_process_has_the_patches(served: Container) -> None:
     assert "PostImport" in served.execute("python3", "-c", spawned).stdout
 
 
+def test_no_process_compiles_modules_at_its_start(served: Container) -> None:
+    """None could keep the bytecode: the root is read-only."""
+    rooms = "vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cpu_model_runner, torch._dynamo"
+    ask = f"""import os, sys, {rooms}, voxtral_serve.guard, voxtral_serve.engine.encode_once
+specs = [module.__spec__ for module in sys.modules.values() if getattr(module, "__spec__", None)]
+files = [spec.cached for spec in specs if spec.cached]
+print(len(files), [file for file in files if not os.path.exists(file)])"""
+    number, _, missing = served.execute("python3", "-c", ask).stdout.splitlines()[-1].partition(" ")
+    assert (int(number) > 3000, missing) == (True, "[]")
+
+
 def test_nothing_besides_the_service_is_exposed(served: Container) -> None:
     for path in ("/docs", "/redoc", "/openapi.json"):
         assert requests.get(served.url + path, timeout=10).status_code == 404, path
