@@ -40,7 +40,12 @@ SETTINGS = {
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "3601",  # the default limit of vLLM 0.32.0 is 600
 }
 # Variables of this process that the servers have too, and that are in the file if they are set
-PASSED_ON = ("PYTORCH_CUDA_ALLOC_CONF", "VLLM_WORKER_MULTIPROC_METHOD")
+PASSED_ON = (
+    "OMP_NUM_THREADS",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "VLLM_WORKER_MULTIPROC_METHOD",
+)
 
 
 @dataclass

@@ -491,10 +491,14 @@ def case(tmp_path: Path) -> Case:
 def test_long_clips_alone(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made of the dataset's own, also where no other row asks for those; a set allocator is recorded."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert case.run("--rows", "long-1") == 0
     ((row,), (run,)) = case.result()["rows"], case.result()["runs"]
     assert (row["name"], row["clips"], row["failed"], row["audio_s"]) == ("long-1", 1, 0, 60.0)
     assert run["settings"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert run["settings"]["PYTHONDONTWRITEBYTECODE"] == "1"  # starts are slower with it
+    assert "OMP_NUM_THREADS" not in run["settings"]
 
 
 @pytest.mark.slow
