@@ -45,15 +45,16 @@ RUN python3 -m pip install --no-cache-dir --no-deps --break-system-packages --re
       -r /opt/voxtral-serve/container.txt \
     && python3 -c "import av, librosa, silero_vad, soundfile, soxr; librosa.resample; silero_vad.load_silero_vad(sequence=True)"
 
+# Bytecode: the official image has none, and who runs this one cannot write any, so each process would compile thousands of
+# modules at each start. In other packages there may be files for another Python, such as tests; they are named.
+RUN dist=$(python3 -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+    && python3 -m compileall -q -j 0 "$dist/vllm" "$dist/transformers" \
+    && { python3 -m compileall -q -j 0 "$dist" || true; }
+
 # The wheel's voxtral_serve.pth puts the patches in force at every start of Python.
 COPY --from=wheel /wheel /opt/voxtral-serve/wheel
 RUN python3 -m pip install --no-cache-dir --no-deps --break-system-packages --no-index /opt/voxtral-serve/wheel/*.whl \
     && ln -s "$(python3 -c 'import voxtral_serve.check as c; print(c.PROFILES)')" /profiles
-# Bytecode: the official image has none, and who runs this one cannot write any, so each process would compile thousands of
-# modules at each start. The second command names files that Python cannot read, such as other packages' tests.
-RUN dist=$(python3 -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
-    && python3 -m compileall -q -j 0 "$dist/vllm" "$dist/transformers" "$dist/voxtral_serve" \
-    && { python3 -m compileall -q -j 0 "$dist" || true; }
 # Ends the build where a patch does not fit the base's vLLM. Needs no GPU.
 RUN python3 -c "from voxtral_serve.plugin import register; register()"
 

@@ -489,7 +489,7 @@ def case(tmp_path: Path) -> Case:
 
 
 def test_long_clips_alone(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are made of the dataset's own, also where no other row asks for those; a set allocator is recorded."""
+    """They are made of the dataset's own, also where no other row asks for those. Set variables are recorded."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

@@ -35,8 +35,8 @@ class EncodeOnceWorker:
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
         if self.device_config.device_type == "cuda" and "OMP_NUM_THREADS" not in os.environ:
-            # As vLLM 0.32.0 does. With 0.20.0, several threads took 5 ms to copy a clip into pinned memory: they wait
-            # for each other while the API processes use the cores.
+            # As vLLM 0.32.0 does. With 0.20.0, PyTorch shared the copy of a clip into pinned memory between several
+            # threads, and it took 5 ms on a busy server.
             torch.set_num_threads(1)
         if self.step_probe is not None:
             self.step_probe.attach(self)
