@@ -6,9 +6,10 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,50 +19,31 @@ import pytest
 import uvicorn
 import yaml
 from conftest import PICO, ROOT
-from vllm.logprobs import Logprob
-from vllm.sampling_params import SamplingParams
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from bench import serve
 from voxtral_serve.patches.live_server import (
-    LEAST_LOGPROB,
     ConnectionHeaders,
     EngineDeadError,
     FileLimit,
     GracefulStop,
     PongDeadline,
-    TokenRecording,
-    recorded_tokens,
-    recording,
 )
 from voxtral_serve.shims import PatchError
 from voxtral_serve.units import MIB
 
-# Where vLLM 0.20.0 and 0.32.0 have each
-OLD, NEW = "vllm.entrypoints.openai.speech_to_text", "vllm.entrypoints.speech_to_text"
-PROTOCOLS = (f"{OLD}.protocol", f"{NEW}.transcription.protocol")
-SERVING = (f"{OLD}.speech_to_text", f"{NEW}.base.utils")
-
-
-def either(places: tuple[str, ...]) -> Any:
-    for place in places:
-        try:
-            return import_module(place)
-        except ModuleNotFoundError:
-            continue
-    raise AssertionError(f"none of {places} is in this vLLM")
-
-
 # Why they are needed: each of these fails once the patch can go
 
 
-def test_vllms_transcription_has_no_token_ids() -> None:
-    assert not {"token_ids", "logprobs"} & either(PROTOCOLS).TranscriptionResponse.model_fields.keys()
-
-
 def test_vllm_limits_the_bytes_of_what_it_is_sent() -> None:
-    assert "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB" in inspect.getsource(either(SERVING))
+    """Of the audio of a chat."""
+    from vllm.multimodal.media.audio import AudioMediaIO
+
+    if version("vllm").startswith("0.20.0"):
+        assert not hasattr(AudioMediaIO, "get_max_bytes")
+    else:
+        assert "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB" in inspect.getsource(AudioMediaIO.get_max_bytes)
 
 
 @pytest.mark.slow
@@ -162,94 +144,13 @@ class Engine:
         self.vllm_config = SimpleNamespace(shutdown_timeout=grace_s)
 
 
-def test_tokens_are_recorded_for_who_asks() -> None:
-    """Of one request and no other; a generator that is left is closed."""
-    closed = []
-
-    async def generate(pieces: Sequence[list[int]], sampling_params: Any = None) -> AsyncIterator[Any]:
-        try:
-            for piece in pieces:
-                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=piece)])
-        finally:
-            closed.append(True)
-
-    recorded = recording(generate)
-
-    async def consume(most: int) -> int:
-        count = 0
-        outputs = recorded([[1, 2], [3], [4]])
-        async for _ in outputs:
-            count += 1
-            if count == most:
-                await outputs.aclose()
-                break
-        return count
-
-    async def run() -> tuple[list[int], list[int]]:
-        async def request(most: int) -> list[int]:
-            with recorded_tokens() as record:
-                await consume(most)
-            assert record.logprobs is None
-            return record.tokens
-
-        first, second = await asyncio.gather(request(9), request(2))
-        assert await consume(9) == 3  # nobody asked
-        return first, second
-
-    assert asyncio.run(run()) == ([1, 2, 3, 4], [1, 2, 3])
-    assert len(closed) == 3
-
-
-def test_logprobs_are_computed_for_who_asks() -> None:
-    """vLLM 0.20.0 and 0.32.0 hand the parameters over by position; its own class, so that the field is there."""
-
-    async def generate(prompt: str, sampling_params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
-        found = [{7: Logprob(-0.5)}, {8: Logprob(float("-inf"))}] if sampling_params.logprobs == 0 else None
-        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7, 8], logprobs=found)])
-
-    recorded = recording(generate)
-
-    async def request(logprobs: bool) -> tuple[list[int], list[float] | None, int | None]:
-        parameters = SamplingParams()
-        with recorded_tokens(logprobs) as record:
-            async for _ in recorded("prompt", parameters, "id"):
-                pass
-        return record.tokens, record.logprobs, parameters.logprobs
-
-    assert asyncio.run(request(True)) == ([7, 8], [-0.5, LEAST_LOGPROB], 0)
-    assert asyncio.run(request(False)) == ([7, 8], None, None)
-
-
-def test_generate_without_sampling_params_has_drifted() -> None:
-    async def generate(prompt: str) -> AsyncIterator[Any]:
-        yield prompt
-
-    with pytest.raises(PatchError, match=r"patch token_recording .*generate takes no sampling_params"):
-        TokenRecording().settle_on(SimpleNamespace(generate=generate))
-
-
-def test_an_engine_records_once() -> None:
-    async def generate(prompt: str, sampling_params: Any) -> AsyncIterator[Any]:
-        yield prompt
-
-    engine = SimpleNamespace(generate=generate)
-    TokenRecording().settle_on(engine)
-    once = engine.generate
-    assert once is not generate
-    assert not TokenRecording().probe(engine)
-
-
-def test_an_engine_without_generate_has_drifted() -> None:
-    with pytest.raises(PatchError, match=r"patch token_recording \(of .*\) has drifted on vllm .*AttributeError"):
-        TokenRecording().settle_on(SimpleNamespace())
-
-
-@pytest.mark.parametrize("handlers", [{}, {"openai_serving_transcription": SimpleNamespace(max_audio_filesize_mb=25)}])
-def test_the_limit_is_that_of_decoded_samples(handlers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_that_of_decoded_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", "25")
-    FileLimit(25 * MIB, 256 * MIB).settle_on(SimpleNamespace(**handlers))
-    assert os.environ["VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"] == "257"
-    assert [each.max_audio_filesize_mb for each in handlers.values()] == [257] * len(handlers)
+    limit = FileLimit(25 * MIB, 256 * MIB)
+    limit.settle_on(SimpleNamespace())
+    needed = not version("vllm").startswith("0.20.0")
+    assert os.environ["VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"] == ("257" if needed else "25")
+    assert not limit.probe(SimpleNamespace())
 
 
 class Server:

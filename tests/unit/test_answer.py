@@ -1,95 +1,80 @@
-"""Pieces of a clip, each a request of its own to the application behind the guard, and one answer of them."""
+"""Pieces of a clip, each a request of its own to the engine, and one answer of them."""
 
 import asyncio
+import contextlib
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from engines import PROMPT, EngineClient, transcriber
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.speech import Piece
-from voxtral_serve.guard.ask import AT_ONCE
-from voxtral_serve.guard.fields import TranscriptRequest
+from voxtral_serve.guard.answer import answered
+from voxtral_serve.guard.asgi import GoneError, connected
+from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.fields import Sampling, TranscriptRequest
 from voxtral_serve.guard.pieces import ClipPieces
-from voxtral_serve.guard.upload import Upload, answer
+from voxtral_serve.guard.transcriber import AT_ONCE
 from voxtral_serve.transcript.formats import AnswerFormat
 
 RATE = 16000
 PIECES = 20
 
 
-def upload(streamed: bool = False, silent: bool = False, form: str = "json") -> Upload:
+def refused() -> Exception:
+    return VLLMValidationError("the clip lasts too long")
+
+
+def request_of(form: AnswerFormat, streamed: bool, language: str | None) -> TranscriptRequest:
+    return TranscriptRequest(
+        form=form,
+        streamed=streamed,
+        logprobs=False,
+        ignored=("prompt", "language"),
+        model="voxtral",
+        language=language,
+        prompt="",
+        sampling=Sampling(),
+    )
+
+
+class Upload(NamedTuple):
+    request: TranscriptRequest
+    audio: ClipPieces
+
+
+def upload(streamed: bool = False, silent: bool = False, form: str = "json", language: str | None = None) -> Upload:
     """Pieces of a second, whose samples say which they are."""
     count = 1 if silent else PIECES
     samples = np.repeat(np.arange(1, count + 1, dtype=np.float32) / 100, RATE)
     pieces = tuple(Piece(n, n + 1, (n, n + 1)) for n in range(count))
-    answer_format = AnswerFormat(form, frozenset({"segment"}), None, "transcribe")
+    answer_format = AnswerFormat(form, frozenset({"segment"}), language, "transcribe")
     return Upload(
-        TranscriptRequest(answer_format, streamed, (), ("prompt", "language")),
+        request_of(answer_format, streamed, language),
         ClipPieces(Clip(samples, RATE), pieces, (None,) * count, silent),
     )
 
 
-class Vllm:
-    """Answers a piece with its number, the later pieces first."""
-
-    def __init__(self, failing: int | None = None, late: bool = False, step_s: float = 0.02) -> None:
-        self.failing, self.late, self.step_s = failing, late, step_s
-        self.running, self.most, self.dropped = 0, 0, 0
-        self.cut, self.refuses = False, not late
-        self.ids: list[bytes] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.running += 1
-        self.most = max(self.most, self.running)
-        try:
-            await self.answer(scope, await receive(), receive, send)
-        finally:
-            self.running -= 1
-
-    async def answer(self, scope: Any, asked: Any, receive: Any, send: Any) -> None:
-        headers = dict(scope["headers"])
-        self.ids.append(headers[b"x-request-id"])
-        content = asked["body"]
-        assert int(headers[b"content-length"]) == len(content)
-        samples = np.frombuffer(content[content.index(b"data", content.index(b"RIFF")) + 8 :][: RATE * 4], "<f4")
-        number = round(float(samples[0]) * 100) - 1
-        gone = asyncio.create_task(receive())
-        try:
-            await asyncio.wait([gone], timeout=self.step_s * (1 + (PIECES - number) % AT_ONCE))
-        finally:
-            gone.cancel()
-        if gone.done():
-            assert gone.result() == {"type": "http.disconnect"}
-            self.dropped += 1
-            return
-        failed = number == self.failing
-        status = 404 if failed and self.refuses else 200
-        await send({"type": "http.response.start", "status": status, "headers": [(b"x-vllm", b"1")]})
-        if status != 200:
-            await send({"type": "http.response.body", "body": b'{"error": "no such model"}'})
-        elif b'name="stream"' not in content and not self.late:
-            text = {"text": f" {number}.", "usage": {"type": "duration", "seconds": 1}}
-            await send({"type": "http.response.body", "body": json.dumps(text).encode()})
-        else:
-            await self.events(number, failed, send)
-
-    async def events(self, number: int, failed: bool, send: Any) -> None:
-        usage = {"prompt_tokens": 39, "completion_tokens": 2, "total_tokens": 41}
-        events: list[Any] = [{"choices": [{"delta": {"content": text}}]} for text in ("", " ", f" {number}", ".")]
-        events += [{"choices": [], "usage": usage}]
-        if failed:  # vLLM 0.20.0 tells a wrong language like this, at the beginning
-            events[0 if number == 0 else -1] = {"error": {"message": "boom", "code": 400}}
-        data = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
-        data += b"" if self.cut else b"data: [DONE]\n\n"
-        for start in range(0, len(data), 7):  # wherever the network cuts them
-            await send({"type": "http.response.body", "body": data[start : start + 7], "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+def number_of(samples: Any) -> int:
+    return round(float(samples[0]) * 100) - 1
 
 
-def run(vllm: Vllm, asked: Upload, gone_after: float | None = None) -> list[Any]:
-    """What the client is sent."""
+def engine(failing: int | None = None, error: Any = None, step_s: float = 0.02) -> EngineClient:
+    """It answers a piece with its number, the later pieces first."""
+    return EngineClient(
+        lambda samples: ["", " ", f" {number_of(samples)}", "."],
+        lambda samples: number_of(samples) == failing,
+        error,
+        lambda samples: step_s * (1 + (PIECES - number_of(samples)) % AT_ONCE),
+    )
+
+
+def run(client: EngineClient, asked: Upload, gone_after: float | None = None) -> list[Any]:
+    """What the client is sent. Raises RefusedError and GoneError."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -100,11 +85,15 @@ def run(vllm: Vllm, asked: Upload, gone_after: float | None = None) -> list[Any]
         return {"type": "http.disconnect"}
 
     async def whole() -> None:
-        scope = {"type": "http", "headers": [(b"content-length", b"9"), (b"authorization", b"Bearer x")]}
         before = asyncio.all_tasks()
-        await answer(asked, vllm, scope, receive, send, "abc", None)
-        await asyncio.sleep(0)  # in which those that were told to end do
-        assert asyncio.all_tasks() == before
+        try:
+            async with connected(receive):
+                made = transcriber(client)
+                language = made.check(asked.request)
+                sent.extend(await answered(made, *asked, language, None, "abc", send))
+        finally:
+            await asyncio.sleep(0)  # in which those that were told to end do
+            assert asyncio.all_tasks() == before
 
     asyncio.run(asyncio.wait_for(whole(), 20))
     return sent
@@ -119,85 +108,120 @@ NUMBERS = " ".join(f"{number}." for number in range(PIECES))
 
 
 def test_pieces_are_joined_in_order_and_not_all_at_once() -> None:
-    vllm = Vllm()
-    start, body = run(vllm, upload())
+    client = engine()
+    start, body = run(client, upload())
     assert start["status"] == 200
     assert dict(start["headers"])[b"x-voxtral-ignored"] == b"prompt, language"
     assert dict(start["headers"])[b"content-length"] == b"%d" % len(body["body"])
     assert json.loads(body["body"]) == {"text": NUMBERS, "usage": {"type": "duration", "seconds": PIECES}}
-    assert vllm.most == AT_ONCE
-    assert sorted(vllm.ids) == sorted([b"abc", *(b"abc-%d" % number for number in range(1, PIECES))])
+    assert client.most == AT_ONCE
+    assert sorted(client.ids) == sorted(["abc", *(f"abc-{number}" for number in range(1, PIECES))])
+
+
+def test_a_language_without_blanks_has_none_between_pieces() -> None:
+    _, body = run(engine(), upload(language="ja"))
+    assert json.loads(body["body"])["text"] == NUMBERS.replace(" ", "")
 
 
 def test_events_are_openais() -> None:
-    start, *rest = run(Vllm(late=True), upload(streamed=True))
+    start, *rest = run(engine(), upload(streamed=True))
     assert start["status"] == 200
     assert dict(start["headers"])[b"content-type"].startswith(b"text/event-stream")
     *deltas, done = data(rest)
     assert {delta["type"] for delta in deltas} == {"transcript.text.delta"}
     assert "".join(delta["delta"] for delta in deltas) == NUMBERS
-    usage = {"type": "tokens", "input_tokens": 39 * PIECES, "output_tokens": 2 * PIECES, "total_tokens": 41 * PIECES}
-    assert done == {"type": "transcript.text.done", "text": NUMBERS, "usage": usage}
+    counts = {"input_tokens": PROMPT * PIECES, "output_tokens": 4 * PIECES, "total_tokens": (PROMPT + 4) * PIECES}
+    assert done == {"type": "transcript.text.done", "text": NUMBERS, "usage": {"type": "tokens", **counts}}
     assert rest[-1] == {"type": "http.response.body", "body": b""}
 
 
 def test_the_last_event_has_the_fields_of_verbose_json() -> None:
-    (_, body) = run(Vllm(), upload(form="verbose_json"))
-    *deltas, done = data(run(Vllm(late=True), upload(streamed=True, form="verbose_json"))[1:])
+    (_, body) = run(engine(), upload(form="verbose_json"))
+    *deltas, done = data(run(engine(), upload(streamed=True, form="verbose_json"))[1:])
     assert "".join(delta["delta"] for delta in deltas) == NUMBERS
     assert len(done["segments"]) == PIECES
     assert done == {"type": "transcript.text.done"} | json.loads(body["body"])
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_what_vllm_refuses_is_passed_on(streamed: bool) -> None:
-    vllm = Vllm(failing=0)
-    start, body = run(vllm, upload(streamed))
-    assert (start["status"], body["body"]) == (404, b'{"error": "no such model"}')
-    assert vllm.running == 0
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(None, 500, "failed"), (refused, 400, "invalid_value"), (EngineDeadError, 503, "engine_dead")],
+)
+def test_a_failure_before_any_text_has_its_status(streamed: bool, error: Any, status: int, code: str) -> None:
+    client = engine(failing=0, error=error)
+    client.texts = lambda samples: [f"{number_of(samples)}"]
+    with pytest.raises(RefusedError) as caught:
+        run(client, upload(streamed))
+    assert (caught.value.status, caught.value.code) == (status, code)
+    assert client.running == 0
 
 
 def test_a_failure_in_the_middle_ends_the_stream_without_done() -> None:
-    vllm = Vllm(failing=3, late=True)
-    *deltas, failed = data(run(vllm, upload(streamed=True))[1:])
+    client = engine(failing=3)
+    *deltas, failed = data(run(client, upload(streamed=True))[1:])
     assert "".join(delta["delta"] for delta in deltas).startswith("0. 1. 2.")
-    assert failed == {"error": {"message": "boom", "code": 400}}  # vLLM's own
-    assert vllm.running == 0
+    assert (failed["error"]["type"], failed["error"]["code"]) == ("server_error", "failed")
+    assert client.running == 0
 
 
-def test_a_piece_refused_after_others_were_sent_is_an_error_of_the_stream() -> None:
-    vllm = Vllm(failing=3, late=True)
-    vllm.refuses = True
-    failed = data(run(vllm, upload(streamed=True))[1:])[-1]["error"]
-    assert failed["type"] == "server_error" and "404" in failed["message"] and "no such model" in failed["message"]
-
-
-def test_a_stream_without_an_end_has_failed() -> None:
-    vllm = Vllm(late=True)
-    vllm.cut = True
-    assert "ended without [DONE]" in data(run(vllm, upload(streamed=True))[1:])[-1]["error"]["message"]
-
-
-def test_a_failure_at_the_beginning_of_a_stream_has_its_status() -> None:
-    start, body = run(Vllm(failing=0, late=True), upload(streamed=True))
-    assert start["status"] == 400
-    assert json.loads(body["body"])["error"]["message"] == "boom"
+def test_an_unknown_language_and_a_dead_engine_are_refused_at_once() -> None:
+    client = engine()
+    with pytest.raises(RefusedError, match="Unsupported language") as caught:
+        run(client, upload(language="xx"))
+    assert (caught.value.status, caught.value.param) == (400, "language")
+    client.errored = True
+    with pytest.raises(RefusedError, match="the engine has died"):
+        run(client, upload())
+    assert client.ids == []
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_who_goes_has_his_pieces_dropped(streamed: bool) -> None:
-    """vLLM is told of the first; what is left of the others is cancelled."""
-    vllm = Vllm(late=streamed, step_s=60)
-    assert run(vllm, upload(streamed), gone_after=0.01) == []
-    assert vllm.dropped >= 1 and vllm.running == 0 and len(vllm.ids) <= AT_ONCE
+def test_a_client_that_leaves_ends_its_pieces(streamed: bool) -> None:
+    client = engine(step_s=60)
+    with pytest.raises(GoneError):
+        run(client, upload(streamed), gone_after=0.05)
+    assert client.dropped == len(client.ids) == AT_ONCE and client.running == 0
+
+
+def test_the_last_message_may_be_sent_when_the_client_has_left() -> None:
+    """The server says so once an answer is complete; nothing of that reaches what comes after `connected`."""
+
+    async def whole() -> bool:
+        complete = asyncio.Event()
+
+        async def receive() -> Any:
+            await complete.wait()
+            return {"type": "http.disconnect"}
+
+        with contextlib.suppress(GoneError):
+            async with connected(receive):
+                complete.set()
+        await asyncio.sleep(0.01)
+        return asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+
+    assert asyncio.run(whole())
 
 
 @pytest.mark.parametrize(
     ("form", "expected"), [("text", b"\n"), ("srt", b""), ("vtt", b"WEBVTT\n\n"), ("json", b'{"text": ""')]
 )
-def test_silence_has_no_text(form: str, expected: bytes) -> None:
-    start, body = run(Vllm(), upload(silent=True, form=form))
+def test_silence_has_no_text_and_costs_the_engine_nothing(form: str, expected: bytes) -> None:
+    client = engine()
+    start, body = run(client, upload(silent=True, form=form))
     assert start["status"] == 200
     assert body["body"].startswith(expected) and b"0." not in body["body"]
-    (done,) = data(run(Vllm(late=True), upload(streamed=True, silent=True))[1:])
-    assert done["text"] == "" and done["usage"]["total_tokens"] == 41
+    (done,) = data(run(client, upload(streamed=True, silent=True))[1:])
+    assert done["text"] == "" and done["usage"]["total_tokens"] == 0
+    assert client.ids == []
+
+
+def test_only_values_that_are_named_reach_the_engine() -> None:
+    client, asked = engine(), upload()
+    sampling = Sampling(temperature=0.7, seed=5, top_p=0.5, max_completion_tokens=2000)
+    run(client, asked._replace(request=asked.request._replace(sampling=sampling)))
+    params = client.params[0]
+    assert (params.temperature, params.seed, params.top_p, params.max_tokens) == (0.7, 5, 0.5, 1024)
+    assert params.extra_args is None and params.structured_outputs is None
+    run(client, asked)
+    assert (client.params[-1].temperature, client.params[-1].max_tokens) == (0.0, 1024)

@@ -344,14 +344,14 @@ def test_each_key_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert count.grown("key_audio_seconds_total") == {
         f"{{key={key},kind=upload}}": pytest.approx(SECONDS) for key in ("billing", "calls")
     }
-    assert len(app.bodies) == 2
+    assert len(app.engine.ids) == 2
 
 
 @pytest.mark.parametrize("headers", [(), (bearer("unknown"),), ((b"authorization", BILLING.encode()),)])
 def test_another_key_is_refused(headers: tuple[tuple[bytes, bytes], ...], tmp_path: Path) -> None:
     made, app = keyed(tmp_path)
     answer = posted(made, *headers)
-    assert (answer.status, answer.error["code"], app.bodies) == (401, "invalid_api_key", [])
+    assert (answer.status, answer.error["code"], app.engine.ids) == (401, "invalid_api_key", [])
     assert answer.answer[b"www-authenticate"] == b"Bearer"
 
 
@@ -373,14 +373,14 @@ def test_the_limit_of_requests_is_each_key_s_own(tmp_path: Path) -> None:
     assert posted(made, bearer(BILLING)).status == 200
     assert ring.usage.held("billing", "in_flight") == 0
     assert count.grown("key_requests_in_flight") == {}
-    assert len(app.bodies) == 2
+    assert len(app.engine.ids) == 2
 
 
 def test_seconds_of_audio_a_minute(tmp_path: Path) -> None:
     """Two clips of 2 s fit into 5 s; the third is refused before vLLM sees it."""
     made, app = keyed(tmp_path, text(audio_seconds_per_minute=5))
     answers = [posted(made, bearer(BILLING)) for _ in range(3)]
-    assert [each.status for each in answers] == [200, 200, 429] and len(app.bodies) == 2
+    assert [each.status for each in answers] == [200, 200, 429] and len(app.engine.ids) == 2
     message = answers[-1].error["message"]
     assert message.startswith("the limit audio_seconds_per_minute of the key billing is reached, which is 5")
     retry_s = int(answers[-1].answer[b"retry-after"])
@@ -391,7 +391,7 @@ def test_seconds_of_audio_a_minute(tmp_path: Path) -> None:
 def test_a_clip_that_no_waiting_lets_pass(tmp_path: Path) -> None:
     made, app = keyed(tmp_path, text(audio_seconds_per_minute=1))
     answer = posted(made, bearer(BILLING))
-    assert (answer.status, answer.error["code"], app.bodies) == (400, "clip_too_long", [])
+    assert (answer.status, answer.error["code"], app.engine.ids) == (400, "clip_too_long", [])
     assert "2.00 s of audio at once are more than the limit audio_seconds_per_minute" in answer.error["message"]
 
 

@@ -49,7 +49,7 @@ NAMES: dict[str, dict[str, Declared]] = {
     "engine.worker": {"runner": V2, "scheduler_output": OUTPUT},
     "guard.access": {"state": "state", "app": ""},
     "guard.live.link": {"client": ENGINE},
-    "guard.live.session": {"answer": "vllm.outputs:CompletionOutput"},
+    "transcript.logprobs": {"answer": "vllm.outputs:CompletionOutput"},
     # Objects of vLLM-Omni
     "guard.speech.facts": {"state": "", "app": "", "engine": ""},
     "guard.speech.stages": {"client": "", "server": ""},
@@ -60,8 +60,6 @@ NAMES: dict[str, dict[str, Declared]] = {
     "patches.drain.shutdown": {"self": "vllm.v1.utils:APIServerProcessManager"},
     "patches.live_audio.live": {"self": "vllm.v1.engine.core:EngineCore"},
     "patches.live_server": {"engine": ENGINE, "outputs": "", "target": "", "state": "state", "protocol": ""},
-    "patches.live_server.add": {"output": "vllm.outputs:CompletionOutput"},
-    "patches.live_server._kept": {"output": "vllm.outputs:RequestOutput"},
     "patches.ngram_pads": {
         "stock": f"type {N_GRAMS}",
         "vllm_config": CONFIG,
@@ -74,7 +72,6 @@ NAMES: dict[str, dict[str, Declared]] = {
 
 # Patches whose `module` is no module
 TARGETS: dict[str, Declared] = {
-    "TokenRecording": ENGINE,
     "FileLimit": "state",
     "GracefulStop": "",  # uvicorn's
     "ConnectionHeaders": "",

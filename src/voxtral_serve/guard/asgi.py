@@ -1,6 +1,11 @@
-"""The parts of a request in the ASGI specification (https://asgi.readthedocs.io), and a request with another body."""
+"""The parts of a request in the ASGI specification (https://asgi.readthedocs.io).
 
-from collections.abc import Awaitable, Callable, MutableMapping
+A request with another body, and work that ends when its client leaves.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -31,3 +36,37 @@ def request(
         return waiting.pop() if waiting else await after()
 
     return {**scope, "headers": kept + ours}, receive
+
+
+class GoneError(Exception):
+    """The client has disconnected."""
+
+
+@contextlib.asynccontextmanager
+async def connected(receive: Receive) -> AsyncIterator[None]:
+    """Cancel what runs inside once the client disconnects, whose body has been received. Raises GoneError then.
+
+    The last message of an answer belongs after it: with that, the server says that the client has disconnected.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise GoneError from None
+        raise

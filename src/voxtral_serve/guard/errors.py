@@ -1,5 +1,7 @@
 """Errors for requests that the guard refuses."""
 
+from typing import Any
+
 from voxtral_serve.units import MIB
 
 
@@ -13,6 +15,14 @@ class RefusedError(Exception):
     def __init__(self, status: int, message: str, code: str, param: str | None = None, *, retry_s: int = 1) -> None:
         super().__init__(message)
         self.status, self.code, self.param, self.retry_s = status, code, param, retry_s
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The error as OpenAI's API has it, without the object around it."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        return {"message": str(self), "type": kind, "param": self.param, "code": self.code}
 
 
 def too_large(what: str, size: int | str, most: int) -> RefusedError:

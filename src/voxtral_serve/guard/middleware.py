@@ -65,7 +65,7 @@ class Guard(Frontend):
 
     async def _lifespan(self, scope: Message, receive: Receive, send: Send) -> None:
         try:
-            facts = attach(scope["app"].state, self.app)
+            facts = attach(scope["app"].state, self.app, self.threads)
             self.begin(facts)
         except Exception as error:  # of a vLLM that is not as expected: uvicorn logs the message and exits
             await send({"type": "lifespan.startup.failed", "message": drifted(error)})
@@ -77,4 +77,5 @@ class Guard(Frontend):
             for each in watchers:
                 each.cancel()
             self.facts = None
+            await facts.aclose()
             self.threads.shutdown(wait=False)

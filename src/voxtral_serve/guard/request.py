@@ -126,11 +126,7 @@ class Request:
         # A client that waits for `100 Continue` sends no body before, and none once it has this answer.
         if self.arriving and error.status in HELD and (error.status != 401 or b"expect" not in self.headers):
             self.arriving = not await hold(self.receive)
-        kind = "server_error" if error.status >= 500 else "invalid_request_error"
-        if error.status == 429:
-            kind = "rate_limit_error"
-        content = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-        body = json.dumps({"error": content}, ensure_ascii=False).encode()
+        body = json.dumps({"error": error.content}, ensure_ascii=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if error.status in (429, 503):
             headers.append((b"retry-after", b"%d" % error.retry_s))

@@ -5,6 +5,7 @@ The guard changes these objects only by the records in voxtral_serve.patches.liv
 
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Executor
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
 from voxtral_serve.engine.session import OPTION, SessionShape
 from voxtral_serve.guard import access
 from voxtral_serve.guard.about import about
+from voxtral_serve.guard.budget import Budget
+from voxtral_serve.guard.decoders import Decoders
 from voxtral_serve.guard.keyring import KeyRing
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules, most_in_flight
 from voxtral_serve.guard.live.cuts import ContextError
@@ -24,12 +27,12 @@ from voxtral_serve.guard.live.link import Engine
 from voxtral_serve.guard.live.service import LiveService
 from voxtral_serve.guard.speech import facts as speech_facts
 from voxtral_serve.guard.speech.facts import KindError, SpeechFacts
+from voxtral_serve.guard.transcriber import Transcriber
 from voxtral_serve.patches.live_server import (
     ConnectionHeaders,
     FileLimit,
     GracefulStop,
     PongDeadline,
-    TokenRecording,
 )
 from voxtral_serve.transcript.words import TokenStream
 
@@ -42,6 +45,9 @@ class ServerFacts(NamedTuple):
 
     rules           for the bodies of requests
     detector        of speech
+    transcriber     the engine, for uploads
+    decoders        processes that decode the audio of this process's requests
+    budget          bytes of bodies and decoded audio of this process
     most_in_flight  requests at a time, of this process, whose bodies are whole
     live            whether vLLM serves /v1/realtime
     chats           whether the model can chat
@@ -55,6 +61,9 @@ class ServerFacts(NamedTuple):
 
     rules: Rules
     detector: Detector
+    transcriber: Transcriber
+    decoders: Decoders
+    budget: Budget
     most_in_flight: int
     live: bool
     chats: bool
@@ -70,14 +79,22 @@ class ServerFacts(NamedTuple):
         """Whether the server drains its live sessions."""
         return self.sessions is not None and self.sessions.stopping
 
+    async def aclose(self) -> None:
+        """End what runs beside the server's process."""
+        await self.decoders.aclose()
+
     def watches(self) -> Iterator[Coroutine[Any, Any, None]]:
         """What runs for as long as the server does."""
         if self.keys is not None:
             yield self.keys.watch()
 
 
-def attach(state: Any, app: Any) -> ServerFacts | SpeechFacts:
-    """Read vLLM's server and settle the patches of it. `state` is the application's, `app` what the guard wraps.
+def attach(state: Any, app: Any, threads: Executor) -> ServerFacts | SpeechFacts:
+    """Read vLLM's server and settle the patches of it.
+
+    state    that of vLLM's application
+    app      what the guard wraps
+    threads  those of the guard
 
     Raises KindError, KeysError, LogError, PatchError, AttributeError or another error if vLLM is not as expected.
     """
@@ -90,27 +107,26 @@ def attach(state: Any, app: Any) -> ServerFacts | SpeechFacts:
         return speech
     if getattr(state, "openai_serving_transcription", None) is None:
         raise speech_facts.unknown(engine)
-    return _attach_transcription(state, app)
+    return _attach_transcription(state, app, threads)
 
 
-def _attach_transcription(state: Any, app: Any) -> ServerFacts:
+def _attach_transcription(state: Any, app: Any, threads: Executor) -> ServerFacts:
     engine = state.engine_client
-    facts = read_facts(state, app)
+    facts = read_facts(state, app, threads)
     if facts.sessions is None:
         GracefulStop(engine).settle_on(state.server)
     else:
         GracefulStop(engine, facts.sessions.drain).settle_on(state.server)
         ConnectionHeaders().settle_on(state.server.config)
         PongDeadline().settle_on(state.server.config)
-    FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)
+    if facts.chats:
+        FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)
     if engine.vllm_config.parallel_config._api_process_count > 1:
         shims.require("api_process_drain")
-    if facts.stream is not None:
-        TokenRecording().settle_on(engine)
     return facts
 
 
-def read_facts(state: Any, app: Any) -> ServerFacts:
+def read_facts(state: Any, app: Any, threads: Executor) -> ServerFacts:
     """What vLLM's live objects say, the detector of speech, which it loads, and the file of keys.
 
     Raises KeysError, AttributeError or another error if vLLM is not as expected.
@@ -126,8 +142,9 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
     # vLLM has these handlers only for a model that supports them. The application's routes are no source: newer
     # versions of FastAPI nest them.
     live, chats = (getattr(state, f"openai_serving_{name}", None) is not None for name in ("realtime", "chat"))
-    in_flight = most_in_flight(config)
+    all_in_flight = most_in_flight(config)
     processes = config.parallel_config._api_process_count
+    in_flight = -(-all_in_flight // processes)
     rules = Rules(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can)
     detector = Detector()
     sessions = _sessions(state, detector)
@@ -135,7 +152,10 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
     return ServerFacts(
         rules=rules,
         detector=detector,
-        most_in_flight=-(-in_flight // processes),
+        transcriber=Transcriber.of_vllm(state, threads),
+        decoders=Decoders.of_process(processes, rules),
+        budget=Budget.of_process(processes, in_flight, rules),
+        most_in_flight=in_flight,
         live=live,
         chats=chats and not realtime,  # vLLM has a chat handler for Voxtral Realtime too, and a chat ends its engine
         verify=access.verify(state, app),
@@ -143,7 +163,7 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
         open=OpenLimits.of_process(processes, rules.chat_bytes),
         sessions=sessions,
         keys=access.ring(state, processes),
-        about=about(names, rules, LIMITS, in_flight, _options(config)[OPTION] if sessions is not None else None),
+        about=about(names, rules, LIMITS, all_in_flight, _options(config)[OPTION] if sessions is not None else None),
     )
 
 

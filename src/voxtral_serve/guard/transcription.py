@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
+import functools
+from collections.abc import Callable
 from typing import Any
 
-from voxtral_serve.guard import asgi, chat, page, upload
+from voxtral_serve.guard import asgi, chat, fields, form, page, pieces
+from voxtral_serve.guard.answer import answered
 from voxtral_serve.guard.asgi import Message, Receive, Send
+from voxtral_serve.guard.budget import Reservation
+from voxtral_serve.guard.clip import decoded
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.keyring import IN_FLIGHT, LIVE, KeyAudio
-from voxtral_serve.guard.limits import LIMITS
+from voxtral_serve.guard.limits import LIMITS, Rules
 from voxtral_serve.guard.live import handshake, whole_clips
 from voxtral_serve.guard.live.service import LATER, REFUSED, Ending
 from voxtral_serve.guard.live.socket import LiveSocket
@@ -86,16 +91,16 @@ class TranscriptionRequest(Request):
         await app(self.scope, self.receive, self.send)
 
     async def _chat(self, facts: ServerFacts) -> None:
+        if not facts.chats:
+            raise RefusedError(
+                400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
+            )
         body = await self._body(facts.rules.chat_bytes, facts)
         if body is None:
             return
         with self._place(facts), self._key_place(facts, IN_FLIGHT):
             clean = await asyncio.get_running_loop().run_in_executor(self.guard.threads, chat.read, body, facts.rules)
             del body
-            if not facts.chats:
-                raise RefusedError(
-                    400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
-                )
             self._accept(facts, clean.seconds, "chat")
             # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
             request = asgi.request(self.scope, chat.CONTENT_TYPE, clean.content, self.id, self.receive)
@@ -103,17 +108,36 @@ class TranscriptionRequest(Request):
             await self.guard.app(*request, self.send)
 
     async def _upload(self, facts: ServerFacts) -> None:
+        task = TASKS[self.path]
+        fields.check_task(task, facts.rules.can)
         body = await self._body(facts.rules.upload_bytes, facts)
         if body is None:
             return
+        with (
+            self._place(facts),
+            self._key_place(facts, IN_FLIGHT),
+            facts.budget.hold() as held,
+            contextlib.suppress(asgi.GoneError),
+        ):
+            async with asgi.connected(self.receive):
+                last = await self._transcribe(body, task, facts, held)
+            for message in last:
+                await self.send(message)
+
+    async def _transcribe(self, body: bytes, task: str, facts: ServerFacts, held: Reservation) -> list[Message]:
+        """The messages that end the answer to an upload; those before are sent. Raises RefusedError."""
+        run = functools.partial(asyncio.get_running_loop().run_in_executor, self.guard.threads)
+        await held.add_body(len(body))
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
-        with self._place(facts), self._key_place(facts, IN_FLIGHT):
-            ready = await asyncio.get_running_loop().run_in_executor(
-                self.guard.threads, upload.read, body, content_type, TASKS[self.path], facts.rules, facts.detector
-            )
-            del body
-            self._accept(facts, ready.audio.clip.seconds, "upload")
-            await upload.answer(ready, self.guard.app, self.scope, self.receive, self.send, self.id, facts.stream)
+        transcriber = facts.transcriber
+        request, file = await run(_read_form, body, content_type, task, facts.rules, transcriber.serves)
+        del body
+        language = transcriber.check(request)
+        clip = await decoded(facts.decoders, file, facts.rules.bounds, facts.rules.rate, "file", held)
+        del file
+        audio = await run(pieces.split, clip, request.form.name, facts.rules, facts.detector)
+        self._accept(facts, clip.seconds, "upload")
+        return await answered(transcriber, request, audio, language, facts.stream, self.id, self.send)
 
     def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
         """Count the audio before vLLM gets it. Raises RefusedError if the key has not so much left."""
@@ -121,3 +145,10 @@ class TranscriptionRequest(Request):
             facts.keys.spend(self.key, seconds, kind)
         self.seconds = seconds
         self.guard.metrics.audio.labels(kind).inc(seconds)
+
+
+def _read_form(
+    body: bytes, content_type: str, task: str, rules: Rules, serves: Callable[[str], bool]
+) -> tuple[fields.TranscriptRequest, Any]:
+    """(request, audio file) in the body of an upload. Raises RefusedError. For a thread: it takes milliseconds."""
+    return fields.read(form.parse(body, content_type), task, rules, serves)

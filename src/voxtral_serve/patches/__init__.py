@@ -21,7 +21,6 @@ from voxtral_serve.patches.live_server import (
     FileLimit,
     GracefulStop,
     PongDeadline,
-    TokenRecording,
 )
 from voxtral_serve.patches.ngram_pads import NgramPads
 from voxtral_serve.patches.step_graphs import StepGraphs
@@ -29,7 +28,7 @@ from voxtral_serve.patches.step_graphs import StepGraphs
 # Every start needs these two: they find out which patches a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
 RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio(), StepGraphs())
-SERVER_RECORDS = (TokenRecording(), FileLimit(), GracefulStop(), ConnectionHeaders(), PongDeadline())
+SERVER_RECORDS = (FileLimit(), GracefulStop(), ConnectionHeaders(), PongDeadline())
 
 
 def every() -> Iterator[shims.Patch]:

@@ -4,15 +4,12 @@ Each patch is settled on the object, once per server. A drifted patch ends the s
 """
 
 import asyncio
-import contextlib
-import functools
 import inspect
 import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -21,26 +18,6 @@ from voxtral_serve.shims import Patch
 from voxtral_serve.units import MIB
 
 log = logging.getLogger("vllm.voxtral_serve.guard")  # below vLLM's logger: same handler and format
-LEAST_LOGPROB = -9999.0  # as in vLLM's own answers: JSON has no -inf
-
-
-class TokenRecord:
-    """The tokens of one request; `logprobs` has one for each if they are asked for, else it is None."""
-
-    def __init__(self, logprobs: bool) -> None:
-        self.tokens: list[int] = []
-        self.logprobs: list[float] | None = [] if logprobs else None
-
-    def add(self, output: Any) -> None:
-        """`output`: vLLM's CompletionOutput with new tokens."""
-        self.tokens.extend(output.token_ids)
-        if self.logprobs is not None:
-            candidates = zip(output.token_ids, output.logprobs, strict=True)
-            self.logprobs.extend(max(found[token].logprob, LEAST_LOGPROB) for token, found in candidates)
-
-
-# The record of the current request; None if its tokens are not needed
-_RECORD: ContextVar[TokenRecord | None] = ContextVar("_RECORD", default=None)
 
 
 class EngineDeadError(RuntimeError):
@@ -63,83 +40,21 @@ class ServerPatch(Patch):
             raise shims.PatchError(f"{self.drifted(found)}. {shims.ADVICE}")
 
 
-class TokenRecording(ServerPatch):
-    """Object: vLLM's EngineClient."""
-
-    name = "token_recording"
-    does = "records the tokens of a transcription and their logprobs, from which the guard computes word times"
-    target = "vllm.engine.protocol.EngineClient.generate"
-    breaks = "srt, vtt and verbose_json have no times, and there are no logprobs: vLLM's response has the text only"
-    upstream = "vLLM's TranscriptionResponse has no token ids and no logprobs"
-    until = "vLLM's transcription responses and streams have token ids and logprobs"
-    expires = "tests/patches/test_live_server.py::test_vllms_transcription_has_no_token_ids"
-    used_by = "the models of Voxtral Realtime behind the guard"
-
-    def probe(self, module: Any) -> bool:
-        return not hasattr(module.generate, "records_tokens")
-
-    def apply(self, module: Any) -> None:
-        module.generate = recording(module.generate)
-
-
-@contextlib.contextmanager
-def recorded_tokens(logprobs: bool = False) -> Iterator[TokenRecord]:
-    """A record of the tokens of calls of `recording` within this context, and in no other task.
-
-    With `logprobs`, vLLM also computes the logprobs of the tokens.
-    """
-    record = TokenRecord(logprobs)
-    before = _RECORD.set(record)
-    try:
-        yield record
-    finally:
-        _RECORD.reset(before)
-
-
-def recording(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap vLLM's EngineClient.generate: its tokens go to the record of `recorded_tokens` that is active at the call.
-
-    Raises TypeError if `generate` takes no `sampling_params`, which are needed to request logprobs.
-    """
-    signature = inspect.signature(generate)
-    if "sampling_params" not in signature.parameters:
-        raise TypeError(f"generate takes no sampling_params: {signature}")
-
-    @functools.wraps(generate)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        record = _RECORD.get()
-        if record is None:
-            return generate(*args, **kwargs)
-        if record.logprobs is not None:
-            # vLLM creates the parameters for each request. 0: only the logprob of the sampled token.
-            signature.bind(*args, **kwargs).arguments["sampling_params"].logprobs = 0
-        return _kept(generate(*args, **kwargs), record)
-
-    recorded.records_tokens = True  # type: ignore[attr-defined]
-    return recorded
-
-
-async def _kept(outputs: Any, record: TokenRecord) -> AsyncIterator[Any]:
-    async with contextlib.aclosing(outputs):
-        async for output in outputs:
-            # vLLM's transcription requests either all tokens at once or the new tokens of each output.
-            record.add(output.outputs[0])
-            yield output
-
-
 class FileLimit(ServerPatch):
     """Object: the state of vLLM's FastAPI application."""
 
     name = "file_limit"
     does = (
-        "raises vLLM's limit on file size, because the guard sends vLLM decoded audio; the guard applies the limit to "
-        "the client's file"
+        "raises vLLM's limit on file size, because the guard sends vLLM the decoded audio of chats; the guard applies "
+        "the limit to the client's file"
     )
-    target = "OpenAISpeechToText.max_audio_filesize_mb, VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
+    target = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
     breaks = "Maximum file size exceeded (for a small file whose decoded audio is larger than the limit)"
-    upstream = "vLLM has no interface for decoded audio: it decodes every file itself"
-    until = "vLLM's transcription accepts decoded samples from a middleware"
+    upstream = "vLLM has no interface for decoded audio in a chat: it decodes every file itself"
+    until = "vLLM's chats accept decoded samples from a middleware"
     expires = "tests/patches/test_live_server.py::test_vllm_limits_the_bytes_of_what_it_is_sent"
+    needed: ClassVar[Mapping[str, bool]] = {"0.20.0": False, "0.32.0": True}
+    used_by = "models that chat, behind the guard"
 
     variable = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
 
@@ -147,18 +62,14 @@ class FileLimit(ServerPatch):
         """The maximum size in bytes of a client's file, and of its decoded samples."""
         self.most_mib = max(file_bytes, decoded_bytes) // MIB + 1
 
-    def handlers(self, state: Any) -> list[Any]:
-        found = (getattr(state, f"openai_serving_{name}", None) for name in ("transcription", "translation"))
-        return [handler for handler in found if hasattr(handler, "max_audio_filesize_mb")]
-
     def probe(self, module: Any) -> bool:
-        read = {os.environ.get(self.variable), *(str(each.max_audio_filesize_mb) for each in self.handlers(module))}
-        return read != {str(self.most_mib)}
+        from vllm.multimodal.media.audio import AudioMediaIO
+
+        limited = hasattr(AudioMediaIO, "get_max_bytes")  # not in 0.20.0
+        return limited and os.environ.get(self.variable) != str(self.most_mib)
 
     def apply(self, module: Any) -> None:
-        os.environ[self.variable] = str(self.most_mib)  # vLLM 0.32.0 reads it for each file
-        for handler in self.handlers(module):  # vLLM 0.20.0 has read the variable at its start
-            handler.max_audio_filesize_mb = self.most_mib
+        os.environ[self.variable] = str(self.most_mib)  # vLLM reads it for each file
 
 
 class GracefulStop(ServerPatch):

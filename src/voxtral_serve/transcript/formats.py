@@ -1,6 +1,6 @@
 """A transcript in the response formats of OpenAI's speech API (https://platform.openai.com/docs/api-reference/audio).
 
-All but `json`, which is vLLM's own answer: the guard writes that one.
+All but `json`, which may have logprobs: the guard writes that one.
 """
 
 import json
@@ -20,13 +20,20 @@ GRANULARITIES = ("word", "segment")
 
 
 class AnswerFormat(NamedTuple):
-    """How to write a transcript: `name` is OpenAI's response_format, one of FORMATS; the other three are for
-    verbose_json. `task` is "transcribe" or "translate"."""
+    """How to write a transcript.
+
+    name           OpenAI's response_format, one of FORMATS
+    granularities  of verbose_json, some of GRANULARITIES
+    language       of verbose_json: the requested one
+    task           "transcribe" or "translate"
+    separator      between the texts of two pieces
+    """
 
     name: str
     granularities: frozenset[str]
     language: str | None
     task: str
+    separator: str = " "
 
 
 class PieceTranscript(NamedTuple):
@@ -60,7 +67,7 @@ def written(
     Raises TimeError.
     """
     if form.name == "text":
-        return "text/plain; charset=utf-8", _text(pieces) + "\n"
+        return "text/plain; charset=utf-8", _text(form, pieces) + "\n"
     if form.name == VERBOSE:
         content = verbose(form, pieces, stream, seconds, usage)
         return "application/json", json.dumps(content, ensure_ascii=False)
@@ -81,7 +88,7 @@ def verbose(
     """
     timed, found = _timed(pieces, stream)
     content: dict[str, Any] = {"task": form.task, "language": form.language, "duration": round(seconds, 3)}
-    content["text"] = _text(pieces)
+    content["text"] = _text(form, pieces)
     if "word" in form.granularities:
         content["words"] = [{"word": w.text, "start": round(w.start, 3), "end": round(w.end, 3)} for w in timed]
     if "segment" in form.granularities:
@@ -92,8 +99,8 @@ def verbose(
     return content | {"usage": usage}
 
 
-def _text(pieces: Sequence[PieceTranscript]) -> str:
-    return " ".join(filter(None, (each.text.strip() for each in pieces)))
+def _text(form: AnswerFormat, pieces: Sequence[PieceTranscript]) -> str:
+    return form.separator.join(filter(None, (piece.text.strip() for piece in pieces)))
 
 
 def _timed(pieces: Sequence[PieceTranscript], stream: TokenStream | None) -> tuple[list[Word], list[Segment]]:

@@ -9,6 +9,14 @@ from typing import Any
 
 from voxtral_serve.transcript.words import TokenStream
 
+LEAST_LOGPROB = -9999.0  # as in vLLM's own answers: JSON has no -inf
+
+
+def chosen_logprobs(answer: Any) -> list[float]:
+    """The logprobs of the tokens of vLLM's CompletionOutput, one for each."""
+    pairs = zip(answer.token_ids, answer.logprobs, strict=True)
+    return [max(candidates[token].logprob, LEAST_LOGPROB) for token, candidates in pairs]
+
 
 class TokenLogprobs:
     """The `logprobs` of a text, made of the tokens of one piece of the clip after the other.

@@ -10,14 +10,14 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES, CutPoints, Splitter
 from voxtral_serve.guard.live.link import EngineLink, LinkError
 from voxtral_serve.guard.live.metrics import Metrics
 from voxtral_serve.guard.metrics import metrics as guard_metrics
-from voxtral_serve.patches.live_server import LEAST_LOGPROB
+from voxtral_serve.transcript.logprobs import chosen_logprobs
 
 EOS = 2  # </s> of Mistral's tokenizers
 BEHIND_S, CAUGHT_UP_S = 0.5, 0.16  # lags that a catch-up goes from and to
@@ -351,9 +351,3 @@ class LiveSession:
             await self._room
         finally:
             self._room = None
-
-
-def chosen_logprobs(answer: Any) -> list[float]:
-    """Of the tokens of vLLM's CompletionOutput. JSON has no -inf."""
-    pairs = zip(answer.token_ids, answer.logprobs, strict=True)
-    return [max(found[token].logprob, LEAST_LOGPROB) for token, found in pairs]

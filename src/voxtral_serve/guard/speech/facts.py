@@ -46,6 +46,9 @@ class SpeechFacts(NamedTuple):
         """Whether sessions are drained: there are none."""
         return False
 
+    async def aclose(self) -> None:
+        """Nothing runs beside the server's process."""
+
     def watches(self) -> Iterator[Coroutine[Any, Any, None]]:
         """What runs for as long as the server does."""
         yield self.stages.watch()
