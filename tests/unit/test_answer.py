@@ -26,7 +26,7 @@ def upload(streamed: bool = False, silent: bool = False, form: str = "json") -> 
     pieces = tuple(Piece(n, n + 1, (n, n + 1)) for n in range(count))
     answer_format = AnswerFormat(form, frozenset({"segment"}), None, "transcribe")
     return Upload(
-        TranscriptRequest(answer_format, streamed, (), ("prompt", "language")),
+        TranscriptRequest(answer_format, streamed, ignored=("prompt", "language")),
         ClipPieces(Clip(samples, RATE), pieces, (None,) * count, silent),
     )
 

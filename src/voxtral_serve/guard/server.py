@@ -51,6 +51,7 @@ class ServerFacts(NamedTuple):
     sessions        live sessions of the encode-once model; None where the server has none of its own
     about           what GET /v1/server says
     keys            those of VOXTRAL_SERVE_KEYS; None if it is not set
+    serves          whether clients may name the model so
     """
 
     rules: Rules
@@ -64,6 +65,7 @@ class ServerFacts(NamedTuple):
     sessions: LiveService | None = None
     about: Mapping[str, Any] = MappingProxyType({})
     keys: KeyRing | None = None
+    serves: Callable[[str], bool] = bool
 
     @property
     def stopping(self) -> bool:
@@ -143,6 +145,7 @@ def read_facts(state: Any, app: Any) -> ServerFacts:
         open=OpenLimits.of_process(processes, rules.chat_bytes),
         sessions=sessions,
         keys=access.ring(state, processes),
+        serves=state.openai_serving_models.is_base_model,
         about=about(names, rules, LIMITS, in_flight, _options(config)[OPTION] if sessions is not None else None),
     )
 

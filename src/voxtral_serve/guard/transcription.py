@@ -109,7 +109,14 @@ class TranscriptionRequest(Request):
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
         with self._place(facts), self._key_place(facts, IN_FLIGHT):
             ready = await asyncio.get_running_loop().run_in_executor(
-                self.guard.threads, upload.read, body, content_type, TASKS[self.path], facts.rules, facts.detector
+                self.guard.threads,
+                upload.read,
+                body,
+                content_type,
+                TASKS[self.path],
+                facts.rules,
+                facts.detector,
+                facts.serves,
             )
             del body
             self._accept(facts, ready.audio.clip.seconds, "upload")

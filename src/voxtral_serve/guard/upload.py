@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 from voxtral_serve.audio.speech import Detector
@@ -9,7 +10,8 @@ from voxtral_serve.guard import clip, fields, form, pieces
 from voxtral_serve.guard.answer import EventWriter, response
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.ask import GoneError, NotServedError, PieceRequests, StreamError
-from voxtral_serve.guard.fields import TranscriptRequest
+from voxtral_serve.guard.fields import Sampling, TranscriptRequest
+from voxtral_serve.guard.form import Part
 from voxtral_serve.guard.limits import Rules
 from voxtral_serve.guard.pieces import ClipPieces
 from voxtral_serve.transcript.words import TokenStream
@@ -22,13 +24,15 @@ class Upload(NamedTuple):
     audio: ClipPieces
 
 
-def read(body: bytes, content_type: str, task: str, rules: Rules, detector: Detector) -> Upload:
-    """The upload in a form. `task` is "transcribe" or "translate".
+def read(
+    body: bytes, content_type: str, task: str, rules: Rules, detector: Detector, serves: Callable[[str], bool]
+) -> Upload:
+    """The upload in a form. `task` is "transcribe" or "translate", `serves` says whether there is a model of a name.
 
     Raises RefusedError. Call it in a thread: it takes milliseconds, and one second for ten minutes of audio.
     """
     fields.check_task(task, rules.can)
-    request, file = fields.read(form.parse(body, content_type), task, rules)
+    request, file = fields.read(form.parse(body, content_type), task, rules, serves)
     samples = clip.decoded(file, rules.bounds, rules.rate, "file")
     return Upload(request, pieces.split(samples, request.form.name, rules, detector))
 
@@ -49,7 +53,7 @@ async def answer(
     """
     gone = asyncio.Event()
     watcher = asyncio.create_task(_watch(receive, gone))
-    requests = PieceRequests(app, scope, request_id, upload.request.kept, upload.audio, gone, upload.request.logprobs)
+    requests = PieceRequests(app, scope, request_id, sent(upload.request), upload.audio, gone, upload.request.logprobs)
     try:
         if upload.request.streamed:
             await _send_events(requests, EventWriter(upload.request, upload.audio, send, stream))
@@ -64,6 +68,14 @@ async def answer(
     finally:
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
+
+
+def sent(request: TranscriptRequest) -> list[Part]:
+    """The fields of the form that vLLM gets for each piece."""
+    values = {**request.sampling.model_dump(include=set(Sampling.model_fields), exclude_none=True)}
+    values |= {"language": request.language, "prompt": request.prompt}
+    values |= {"stream": "true", "stream_include_usage": "true"} if request.streamed else {}
+    return [Part(name.encode(), None, str(value).encode()) for name, value in values.items() if value is not None]
 
 
 async def _watch(receive: Receive, gone: asyncio.Event) -> None:

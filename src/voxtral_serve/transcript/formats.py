@@ -5,7 +5,7 @@ All but `json`, which is vLLM's own answer: the guard writes that one.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,15 +15,15 @@ from voxtral_serve.transcript.words import LEAST_S, TokenStream, Word, refine, w
 
 VERBOSE = "verbose_json"
 WITH_TIMES = (VERBOSE, "srt", "vtt")
-FORMATS = ("json", "text", *WITH_TIMES)
-GRANULARITIES = ("word", "segment")
+FormatName = Literal["json", "text", "verbose_json", "srt", "vtt"]
+Granularity = Literal["word", "segment"]
 
 
 class AnswerFormat(NamedTuple):
-    """How to write a transcript: `name` is OpenAI's response_format, one of FORMATS; the other three are for
-    verbose_json. `task` is "transcribe" or "translate"."""
+    """How to write a transcript: `name` is OpenAI's response_format; the other three are for verbose_json.
+    `task` is "transcribe" or "translate"."""
 
-    name: str
+    name: FormatName
     granularities: frozenset[str]
     language: str | None
     task: str
