@@ -330,7 +330,7 @@ def forms(samples: np.ndarray) -> Iterator[Input]:
     packed = {"Content-Type": f"{kind}; boundary=x", "Content-Encoding": "gzip"}
     yield Input("a gzipped form", data=gzip.compress(cut), headers=packed, status=415, pattern="Content-Encoding")
     many = [(f"f{index}", (None, "x")) for index in range(2000)]
-    yield Input("2000 fields", files=[*many, ("file", ("a.wav", clip))], status=413, pattern="more than 100 fields")
+    yield Input("2000 fields", files=[*many, ("file", ("a.wav", clip))], status=413, pattern="more than 1000 fields")
     prompt = {"file": ("a.wav", clip), "prompt": (None, "word " * 400_000)}
     yield Input("a prompt of 2 MB", files=prompt, status=413, pattern="1048576 bytes")
 
@@ -355,7 +355,7 @@ def options(samples: np.ndarray) -> Iterator[Input]:
     ):  # words that are none of the clip's
         yield option("response_format", form, 200, wrong=heading)
     yield option("timestamp_granularities[]", "word", pattern="needs response_format verbose_json")
-    yield option("timestamp_granularities[]", "sentence", pattern="expected word or segment")
+    yield option("timestamp_granularities[]", "sentence", pattern="expected one of word, segment")
     yield option("response_format", "nonsense", pattern="expected one of json, text, verbose_json, srt, vtt")
     for name, value in (("temperature", "-1"), ("temperature", "hot"), ("temperature", "nan"), ("temperature", "inf")):
         yield option(name, value)
@@ -363,13 +363,14 @@ def options(samples: np.ndarray) -> Iterator[Input]:
         yield option(name, value)
     for name, value in (("repetition_penalty", "0"), ("presence_penalty", "9"), ("frequency_penalty", "-9")):
         yield option(name, value)
-    for name, value in (("stream", "maybe"), ("vllm_xargs", "{"), ("max_completion_tokens", "many"), ("n", "100000")):
+    for name, value in (("stream", "maybe"), ("max_completion_tokens", "many"), ("n", "100000")):
         yield option(name, value)
-    for name, value in (("hotwords", "kebab"), ("prompt", "word " * 10_000)):
+    for name, value in (("hotwords", "kebab"), ("prompt", "word " * 10_000), ("to_language", "xx")):
+        yield option(name, value, 200)
+    for name, value in (("vllm_xargs", "{"), ("vllm_xargs", '{"voxtral_serve_session": ["x"]}')):
         yield option(name, value, 200)
     yield option("max_completion_tokens", "999999999", 200)
     yield option("use_beam_search", "true", pattern="use_beam_search is not supported")
-    yield option("to_language", "xx", pattern="xx")
     yield option("max_completion_tokens", "-1", pattern="max_tokens|max_completion_tokens")
     yield option("unknown_field", "x", 200, wrong=0)
 

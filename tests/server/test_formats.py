@@ -138,7 +138,10 @@ def test_the_official_client(url: str, clips: list[dataset.Clip]) -> None:
         ({"response_format": "xml"}, "response_format is 'xml': expected one of json, text, verbose_json, srt, vtt"),
         ({"response_format": "srt", "stream": "true"}, "srt is not available with stream"),
         ({"response_format": "vtt", "use_beam_search": "true"}, "use_beam_search is not supported"),
-        ({"timestamp_granularities[]": "letter"}, "timestamp_granularities[] has 'letter': expected word or segment"),
+        (
+            {"timestamp_granularities[]": "letter"},
+            "timestamp_granularities[] is 'letter': expected one of word, segment",
+        ),
     ],
 )
 def test_what_cannot_be_had(url: str, clips: list[dataset.Clip], fields: dict[str, str], message: str) -> None:

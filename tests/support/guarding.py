@@ -1,10 +1,8 @@
 """What the guard's unit tests share: forms as clients write them, the rules of a server, and a clip of 2 s."""
 
-import io
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 import soundfile
 from conftest import DATA
@@ -32,10 +30,3 @@ def refusal(read: Any, *arguments: Any) -> RefusedError:
     with pytest.raises(RefusedError) as caught:
         read(*arguments)
     return caught.value
-
-
-def heard(body: bytes) -> tuple[np.ndarray, int]:
-    """The audio in a form that the guard has written."""
-    start = body.index(b"RIFF")
-    samples, rate = soundfile.read(io.BytesIO(body[start:]), dtype="float32", always_2d=False)
-    return samples, rate

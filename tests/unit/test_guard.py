@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from engines import EngineClient, transcriber
 from guarding import BOUNDS, RATE, RULES, SAMPLES, form
+from voxtral_serve.guard.budget import Budget
+from voxtral_serve.guard.decoders import Decoders
 
 from tools import inputs
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import limits, middleware
-from voxtral_serve.guard.budget import Budget
-from voxtral_serve.guard.decoders import Decoders
 from voxtral_serve.guard.server import ServerFacts
 from voxtral_serve.patches.live_server import log
 

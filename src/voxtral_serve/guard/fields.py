@@ -1,26 +1,73 @@
-"""Read the fields of an upload's form: which are allowed, what they mean, and which are passed to vLLM.
+"""Read the fields of an upload's form: an allow-list of typed fields, as OpenAI's API and vLLM's have them.
 
-The fields are those of OpenAI's POST /v1/audio/transcriptions and /v1/audio/translations, and vLLM's own.
+Every other field has no effect, and the answer names it. docs/pages/speech-api.md has a table of these models.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from voxtral_serve.guard.errors import RefusedError, too_large
-from voxtral_serve.guard.form import FIELDS, Part
-from voxtral_serve.guard.limits import FIELDS_BYTES, Rules, check_sequences
-from voxtral_serve.transcript.formats import FORMATS, GRANULARITIES, AnswerFormat
+from voxtral_serve.guard.form import Part
+from voxtral_serve.guard.limits import FIELDS_BYTES, Rules
+from voxtral_serve.guard.typed import checked, named
+from voxtral_serve.transcript.formats import VERBOSE, AnswerFormat, FormatName, Granularity
 
 FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
-OFF = ("", "0", "f", "false", "n", "no", "off")  # values that pydantic parses as false, and the empty one
-# Fields that vLLM accepts and ignores, for every model
-UNUSED = ("known_speaker_names", "known_speaker_references", "hotwords", "to_language")
-# Fields that the guard handles itself, because it writes the answer in the requested format from vLLM's JSON.
-HANDLED = ("response_format", "timestamp_granularities", "stream_include_usage", "stream_continuous_usage_stats")
+INT32, INT64 = 2**31 - 1, 2**63 - 1
+NAME_LENGTH = 256  # characters of a model's name
 SUBTITLES = ("srt", "vtt")  # files, which are not streamed
 GRANULARITIES_FIELD = "timestamp_granularities[]"
 LOGPROBS = "logprobs"  # of `include[]`
+
+
+def _no_beams(value: bool) -> bool:
+    if value:  # with the encode-once model, vLLM 0.32.0 answers with status 200 and an empty text
+        raise PydanticCustomError("invalid_value", "use_beam_search is not supported: leave it out")
+    return value
+
+
+class Sampling(BaseModel):
+    """How the model chooses tokens. None stands for the server's default."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    temperature: float | None = Field(None, ge=0, le=2, description="0, the default, takes the likeliest token")
+    top_p: float | None = Field(None, gt=0, le=1, description="samples from the likeliest tokens with this probability")
+    top_k: int | None = Field(None, ge=-1, le=INT32, description="samples from this many tokens; 0 and -1: from all")
+    min_p: float | None = Field(None, ge=0, le=1, description="least probability, relative to the likeliest token's")
+    seed: int | None = Field(None, ge=-INT64 - 1, le=INT64, description="equal seeds repeat what is sampled")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="for each time that a token was written")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="for a token that was written")
+    repetition_penalty: float | None = Field(None, gt=0, le=10, description="factor, for a token that was written")
+    max_completion_tokens: int | None = Field(None, ge=1, le=INT32, description="ends the text of each piece of audio")
+
+
+class UploadFields(Sampling):
+    """The fields of a form, beside `file`. Values are the form's texts; numbers and switches are parsed from them."""
+
+    model: str | None = Field(None, max_length=NAME_LENGTH, description="a name of `GET /v1/models`")
+    response_format: FormatName = Field("json", description="how the transcript is written")
+    timestamp_granularities: list[Granularity] = Field(
+        [], alias="timestamp_granularities[]", description="times in `verbose_json`: `segment` is the default"
+    )
+    include: list[Annotated[str, Field(max_length=64)]] = Field(
+        [], alias="include[]", description="`logprobs`, of tokens, in `json` with a Realtime model; nothing else"
+    )
+    stream: bool = Field(False, description="sends events as the text is made")
+    stream_include_usage: bool = Field(False, description="vLLM's; the last event always has the usage")
+    language: str | None = Field(None, max_length=64, description="of the speech, as `en`, for models that take it")
+    prompt: str = Field("", max_length=1 << 16, description="text before the transcript, for models that take it")
+    chunking_strategy: str = Field("auto", max_length=1024, description="`auto`; others have no effect")
+    n: Literal["1"] = Field("1", description="transcripts")
+    use_beam_search: Annotated[bool, AfterValidator(_no_beams)] = Field(False, description="refused, if it is true")
+
+
+LISTS = {"include": "include[]", "timestamp_granularities": GRANULARITIES_FIELD}
+KNOWN = frozenset(UploadFields.model_fields) - frozenset(LISTS)
 
 
 class TranscriptRequest(NamedTuple):
@@ -28,16 +75,22 @@ class TranscriptRequest(NamedTuple):
 
     form      how to write the answer
     streamed  whether to send it as events
-    kept      the fields that vLLM gets with each piece of the clip
-    ignored   names of the fields without effect for this model, and "logprobs" if they are not available
     logprobs  whether the answer has the logprobs of the tokens: `include[]=logprobs`
+    ignored   names of fields without effect, for the header: "logprobs" if they are not available
+    language  as the client wrote it; None if it did not
+    prompt    empty if there is none
+    sampling  of the client's values
+    model     the name that the client gives it; None if it gives none
     """
 
     form: AnswerFormat
-    streamed: bool
-    kept: tuple[Part, ...]
-    ignored: tuple[str, ...]
+    streamed: bool = False
     logprobs: bool = False
+    ignored: tuple[str, ...] = ()
+    language: str | None = None
+    prompt: str = ""
+    sampling: Sampling = Sampling.model_validate({})
+    model: str | None = None
 
 
 def check_task(task: str, can: frozenset[str]) -> None:
@@ -48,53 +101,88 @@ def check_task(task: str, can: frozenset[str]) -> None:
         )
 
 
-def read(parts: Iterable[Part], task: str, rules: Rules) -> tuple[TranscriptRequest, bytes]:
-    """(request, audio file) in a form. `task` is "transcribe" or "translate". Raises RefusedError."""
-    fields = _by_name(parts)
-    file = _file(fields.pop(b"file", None), fields, rules.file_bytes)
-    texts = _texts(fields)
-    name = _response_format(texts)
-    granularities = _granularities(fields.values(), name, rules.timed)
-    streamed = _streamed(texts, name, rules.timed)
-    if b"n" in texts:
-        check_sequences(texts[b"n"])
-    form = AnswerFormat(name, frozenset(granularities or ("segment",)), texts.get(b"language"), task)
-    kept = [part for part in fields.values() if not any(_is_called(part, name) for name in HANDLED)]
-    if streamed:
-        kept.append(Part(b"stream_include_usage", None, b"true"))
-    included = {part.data.decode() for part in fields.values() if _is_called(part, "include") and part.data}
-    logprobs = LOGPROBS in included and name == "json" and rules.timed
-    ignored = _ignored(fields.values(), texts, rules.can)
-    ignored += (LOGPROBS,) * (LOGPROBS in included and not logprobs) + ("include",) * bool(included - {LOGPROBS})
-    return TranscriptRequest(form, streamed, tuple(kept), ignored, logprobs), file
+def read(
+    parts: Iterable[Part], task: str, rules: Rules, serves: Callable[[str], bool]
+) -> tuple[TranscriptRequest, bytes]:
+    """(request, audio file) in a form. `task` is "transcribe" or "translate"; `serves` says whether the server has a
+    model of this name. Raises RefusedError."""
+    file, values, others = _apart(parts, rules.file_bytes)
+    fields = checked(UploadFields, values)
+    if fields.model is not None and not serves(fields.model):
+        name = ascii(fields.model)[1:-1][:80]
+        raise RefusedError(404, f"The model `{name}` does not exist", "model_not_found", "model")
+    _check_together(fields, rules.timed)
+    granularities = frozenset(fields.timestamp_granularities or ("segment",))
+    form = AnswerFormat(fields.response_format, granularities, fields.language, task)
+    logprobs = LOGPROBS in fields.include and form.name == "json" and rules.timed
+    without_effect = {
+        "language": bool(fields.language) and "language" not in rules.can,
+        "prompt": bool(fields.prompt) and "prompt" not in rules.can,
+        "chunking_strategy": fields.chunking_strategy != "auto",  # long clips are always cut, as with "auto"
+        LOGPROBS: LOGPROBS in fields.include and not logprobs,
+        "include": bool(set(fields.include) - {LOGPROBS}),
+    }
+    ignored = named([*(name for name, true in without_effect.items() if true), *others])
+    return (
+        TranscriptRequest(form, fields.stream, logprobs, ignored, fields.language, fields.prompt, fields, fields.model),
+        file,
+    )
 
 
-def _by_name(parts: Iterable[Part]) -> dict[bytes, Part]:
-    """The last field of each name, and all fields whose name ends with [], each under a unique key."""
-    fields: dict[bytes, Part] = {}
+def _apart(parts: Iterable[Part], file_bytes: int) -> tuple[bytes, dict[str, Any], list[str]]:
+    """(audio file, texts of the known fields, names of others) in a form. A field without text is not given.
+
+    The last field of a name counts, of a list all.
+    """
+    files, fields = list[Part](), list[Part]()
     for part in parts:
         if not FIELD_NAME.fullmatch(part.name):
-            name = part.name.decode(errors="replace")
-            raise RefusedError(
-                400, f"the form has a field called {ascii(name)[:80]}: expected a plain name", "invalid_form"
-            )
-        if part.name == b"file" and part.name in fields:
-            raise RefusedError(
-                400, "the form has two fields called `file`: send one clip per request", "invalid_form", "file"
-            )
-        fields[part.name if not part.name.endswith(b"[]") else part.name + b"%d" % len(fields)] = part
-    return fields
+            name = ascii(part.name.decode(errors="replace"))[:80]
+            raise RefusedError(400, f"the form has a field called {name}: expected a plain name", "invalid_form")
+        (files if part.name == b"file" else fields).append(part)
+    audio = _audio(files, fields, file_bytes)
+    if sum(len(part.data) for part in fields) > FIELDS_BYTES:
+        raise RefusedError(413, f"the form has more than {FIELDS_BYTES} bytes besides `file`", "form_too_large")
+    values, others = dict[str, Any](), list[str]()
+    for part in fields:
+        name, text = part.name.decode(), _text(part)
+        base = name.partition("[")[0]  # as in include[], or chunking_strategy[type]
+        if base in LISTS and text:
+            values.setdefault(LISTS[base], []).append(text)
+        elif name in KNOWN and text:
+            values[name] = text
+        elif text:
+            others.append(base or name)
+    return audio, values, others
 
 
-def _file(file: Part | None, others: Mapping[bytes, Part], most_bytes: int) -> bytes:
-    if file is None:
-        found = ", ".join(sorted(part.name.decode() for part in others.values())) or "none"
+def _text(part: Part) -> str:
+    name = part.name.decode()
+    if part.filename is not None:
+        raise RefusedError(
+            400, f"`{name}` was sent as a file: send the audio as `file`, other fields as text", "invalid_form", name
+        )
+    try:
+        return str(part.data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise RefusedError(400, f"`{name}` is not UTF-8: {error.reason}", "invalid_form", name) from error
+
+
+def _audio(files: Sequence[Part], others: Iterable[Part], file_bytes: int) -> bytes:
+    """What is in `file`."""
+    if not files:
+        names = ", ".join(named(sorted(part.name.decode() for part in others))) or "none"
         raise RefusedError(
             400,
-            f"the form has no field called `file` (its fields: {found}): send the audio as `file`",
+            f"the form has no field called `file` (its fields: {names}): send the audio as `file`",
             "no_file",
             "file",
         )
+    if len(files) > 1:
+        raise RefusedError(
+            400, "the form has two fields called `file`: send one clip per request", "invalid_form", "file"
+        )
+    (file,) = files
     if file.filename is None:
         raise RefusedError(
             400,
@@ -102,82 +190,21 @@ def _file(file: Part | None, others: Mapping[bytes, Part], most_bytes: int) -> b
             "invalid_form",
             "file",
         )
-    if len(file.data) > most_bytes:
-        raise too_large("`file`", len(file.data), most_bytes)
+    if len(file.data) > file_bytes:
+        raise too_large("`file`", len(file.data), file_bytes)
     return file.data
 
 
-def _texts(fields: Mapping[bytes, Part]) -> dict[bytes, str]:
-    """The values of the fields without the file, by name; the last one of a list."""
-    if sum(len(part.data) for part in fields.values()) > FIELDS_BYTES or len(fields) > FIELDS:
-        raise RefusedError(
-            413, f"the form has more than {FIELDS} fields or {FIELDS_BYTES} bytes besides `file`", "form_too_large"
-        )
-    texts = {}
-    for part in fields.values():
-        name = part.name.decode()
-        if part.filename is not None:
-            raise RefusedError(
-                400,
-                f"`{name}` was sent as a file: send the audio as `file`, other fields as text",
-                "invalid_form",
-                name,
-            )
-        try:
-            texts[part.name] = part.data.decode()
-        except UnicodeDecodeError as error:
-            raise RefusedError(400, f"`{name}` is not UTF-8: {error.reason}", "invalid_form", name) from error
-    return texts
-
-
-def _response_format(texts: Mapping[bytes, str]) -> str:
-    name = texts.get(b"response_format", "json")
-    if name not in FORMATS:
-        raise RefusedError(
-            400,
-            f"response_format is {ascii(name)[:40]}: expected one of {', '.join(FORMATS)}",
-            "invalid_value",
-            "response_format",
-        )
-    return name
-
-
-def _granularities(fields: Iterable[Part], response_format: str, timed: bool) -> list[str]:
-    found = [part.data.decode() for part in fields if part.name.startswith(b"timestamp_granularities")]
-    problem = None
-    if other := sorted(set(found) - set(GRANULARITIES)):
-        problem = f"{GRANULARITIES_FIELD} has {ascii(other[0])[:40]}: expected word or segment"
-    elif "word" in found and not timed:
+def _check_together(fields: UploadFields, timed: bool) -> None:
+    """Raises RefusedError for fields that do not go together, or not with a model whose tokens have no times."""
+    form, granularities, problem = fields.response_format, fields.timestamp_granularities, None
+    if "word" in granularities and not timed:
         problem = f"{GRANULARITIES_FIELD} has word, but this model gives no word times"
-    elif found and response_format != "verbose_json":
-        problem = f"{GRANULARITIES_FIELD} needs response_format verbose_json, found {response_format}"
+    elif granularities and form != VERBOSE:
+        problem = f"{GRANULARITIES_FIELD} needs response_format verbose_json, found {form}"
     if problem:
         raise RefusedError(400, problem, "invalid_value", GRANULARITIES_FIELD)
-    return found
-
-
-def _streamed(texts: Mapping[bytes, str], response_format: str, timed: bool) -> bool:
-    streamed, beams = (texts.get(name, "").lower() not in OFF for name in (b"stream", b"use_beam_search"))
-    if beams and timed:
-        # With the encode-once model, vLLM 0.32.0 answers with status 200 and an empty text.
+    if fields.stream and form in SUBTITLES:
         raise RefusedError(
-            400, "use_beam_search is not supported: this model decodes greedily", "invalid_value", "use_beam_search"
+            400, f"response_format {form} is not available with stream", "invalid_value", "response_format"
         )
-    if streamed and response_format in SUBTITLES:
-        raise RefusedError(
-            400, f"response_format {response_format} is not available with stream", "invalid_value", "response_format"
-        )
-    return streamed
-
-
-def _ignored(fields: Iterable[Part], texts: Mapping[bytes, str], can: frozenset[str]) -> tuple[str, ...]:
-    given = [part for part in fields if part.data]
-    without_effect = [name for name in ("language", "prompt") if name not in can] + [*UNUSED]
-    ignored = [name for name in without_effect if any(_is_called(part, name) for part in given)]
-    if texts.get(b"chunking_strategy", "auto") != "auto":  # long clips are always cut, as with "auto"
-        ignored.append("chunking_strategy")
-    return tuple(ignored)
-
-
-def _is_called(part: Part, name: str) -> bool:
-    return part.name.removesuffix(b"[]").decode() == name

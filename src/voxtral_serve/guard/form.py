@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from voxtral_serve.guard.errors import RefusedError
 
-FIELDS = 100  # the most fields of one form
+FIELDS = 1000  # the most fields of one form
 
 
 class Part(NamedTuple):

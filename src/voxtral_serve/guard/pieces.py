@@ -13,15 +13,13 @@ from voxtral_serve.transcript.formats import WITH_TIMES
 
 PIECE_S = Fraction(30)  # for a clip that is longer than the model's limit; Whisper's limit is 30 s
 SEGMENT_S = Fraction(8)  # for a model whose tokens have no times: each piece becomes one segment
-# Seconds of a clip without speech that are sent, so that vLLM still validates the request.
-SILENT_S = 0.1
 
 
 class ClipPieces(NamedTuple):
     """A clip and its pieces, in order.
 
     voiced  for each piece, the voiced frames of audio.level if words need times, else None
-    silent  whether the clip has no speech: there is one piece then, and its text is not to be used
+    silent  whether the clip has no speech: its one piece is not sent to the model
     """
 
     clip: Clip
@@ -51,7 +49,7 @@ def split(clip: Clip, response_format: str, rules: Rules, detector: Detector) ->
 def _pieces(clip: Clip, piece_s: Fraction, by_segment: bool, detector: Detector) -> tuple[list[Piece], bool]:
     """(pieces, whether there is no speech in the clip)"""
     whole = Piece(0.0, clip.seconds, (0.0, clip.seconds))
-    silent = [Piece(0.0, min(clip.seconds, SILENT_S), (0.0, 0.0))]
+    silent = [Piece(0.0, clip.seconds, (0.0, 0.0))]
     if len(clip.samples) <= piece_s * clip.rate and not by_segment:
         return ([whole], False) if detector.speaks(clip) else (silent, True)
     most = min(piece_s, SEGMENT_S if by_segment else PIECE_S)

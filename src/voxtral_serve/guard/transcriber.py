@@ -221,9 +221,7 @@ class Transcriber:
             **values,
         )
 
-    async def _outputs(
-        self, prompt: Any, params: Any, request_id: str, adapter: Any
-    ) -> AsyncGenerator[Any, None]:
+    async def _outputs(self, prompt: Any, params: Any, request_id: str, adapter: Any) -> AsyncGenerator[Any, None]:
         """vLLM's RequestOutputs. Raises RefusedError."""
         from vllm.renderers.inputs.preprocess import parse_model_prompt
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -5,7 +5,7 @@ All but `json`, which may have logprobs: the guard writes that one.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,21 +15,21 @@ from voxtral_serve.transcript.words import LEAST_S, TokenStream, Word, refine, w
 
 VERBOSE = "verbose_json"
 WITH_TIMES = (VERBOSE, "srt", "vtt")
-FORMATS = ("json", "text", *WITH_TIMES)
-GRANULARITIES = ("word", "segment")
+FormatName = Literal["json", "text", "verbose_json", "srt", "vtt"]
+Granularity = Literal["word", "segment"]
 
 
 class AnswerFormat(NamedTuple):
     """How to write a transcript.
 
-    name           OpenAI's response_format, one of FORMATS
-    granularities  of verbose_json, some of GRANULARITIES
+    name           OpenAI's response_format
+    granularities  of verbose_json, some of Granularity
     language       of verbose_json: the requested one
     task           "transcribe" or "translate"
     separator      between the texts of two pieces
     """
 
-    name: str
+    name: FormatName
     granularities: frozenset[str]
     language: str | None
     task: str

@@ -1,0 +1,163 @@
+"""The fields of an upload's form: which have an effect, what they may be, and which are named as ignored."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from guarding import RULES, refusal
+from openai.types.audio import transcription_create_params as params
+
+from voxtral_serve.guard import fields
+from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.form import Part
+from voxtral_serve.guard.limits import FIELDS_BYTES
+from voxtral_serve.guard.typed import NAMED
+
+FILE = Part(b"file", b"clip.wav", b"RIFF")
+MODELS = {"voxtral", "whisper-1"}
+RULES_OF_WHISPER = RULES._replace(timed=False, can=frozenset({"language", "prompt", "translate"}))
+
+
+def parts(*given: tuple[str, str]) -> list[Part]:
+    return [FILE, *(Part(name.encode(), None, text.encode()) for name, text in given)]
+
+
+def read(*given: tuple[str, str], rules: Any = RULES) -> fields.TranscriptRequest:
+    request, file = fields.read(parts(*given), "transcribe", rules, MODELS.__contains__)
+    assert file == FILE.data
+    return request
+
+
+def refused(*given: tuple[str, str]) -> RefusedError:
+    return refusal(fields.read, parts(*given), "transcribe", RULES, MODELS.__contains__)
+
+
+def test_a_form_with_a_file_alone() -> None:
+    request = read()
+    assert (request.form.name, request.form.granularities, request.form.language) == ("json", {"segment"}, None)
+    assert request[1:6] == (False, False, (), None, "")
+    assert set(request.sampling.model_dump(include=set(fields.Sampling.model_fields)).values()) == {None}
+
+
+def test_each_field_has_its_type() -> None:
+    given = {
+        **{"temperature": "0.5", "top_p": "1", "top_k": "40", "min_p": "0", "seed": "-3", "frequency_penalty": "-2"},
+        **{"presence_penalty": "2", "repetition_penalty": "1.1", "max_completion_tokens": "8"},
+    }
+    more = {"model": "whisper-1", "stream": "TRUE", "language": "en", "prompt": "żółw", "n": "1"}
+    more |= {"use_beam_search": "false", "stream_include_usage": "1"}
+    request = read(*given.items(), *more.items(), rules=RULES_OF_WHISPER)
+    sampled = request.sampling.model_dump(include=set(fields.Sampling.model_fields))
+    assert sampled == {name: float(text) for name, text in given.items()}
+    assert isinstance(request.sampling.seed, int)
+    assert (request.streamed, request.language, request.prompt, request.ignored) == (True, "en", "żółw", ())
+
+
+@pytest.mark.parametrize("name", fields.UploadFields.model_json_schema()["properties"])
+def test_an_empty_field_is_not_given(name: str) -> None:
+    assert read((name, "")) == read()
+
+
+WRONG = [
+    *(("temperature", text, "a number from 0 to 2") for text in ("-1", "hot", "nan", "inf", "1e999", "2.1", "0x1")),
+    *(("seed", text, f"a whole number from {-(2**63)} to {2**63 - 1}") for text in (str(2**63), "9" * 5000, "1.5")),
+    *(("top_p", text, "a number more than 0 and at most 1") for text in ("5", "0")),
+    ("top_k", "-5", "a whole number from -1 to 2147483647"),
+    ("min_p", "2", "a number from 0 to 1"),
+    ("presence_penalty", "9", "a number from -2 to 2"),
+    ("frequency_penalty", "-9", "a number from -2 to 2"),
+    ("repetition_penalty", "0", "a number more than 0 and at most 10"),
+    ("max_completion_tokens", "0", "a whole number from 1 to 2147483647"),
+    ("max_completion_tokens", "many", "a whole number from 1 to 2147483647"),
+    ("stream", "maybe", "true or false"),
+    ("stream_include_usage", "maybe", "true or false"),
+    ("n", "2", "1"),
+    ("response_format", "xml", "one of json, text, verbose_json, srt, vtt"),
+    ("timestamp_granularities[]", "letter", "one of word, segment"),
+    ("language", "e" * 65, "text of at most 64 characters"),
+    ("prompt", "e" * 65537, "text of at most 65,536 characters"),
+    ("model", "e" * 257, "text of at most 256 characters"),
+    ("chunking_strategy", "e" * 1025, "text of at most 1,024 characters"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), WRONG)
+def test_a_value_that_is_not_valid_is_named(name: str, text: str, expected: str) -> None:
+    error = refused((name, text))
+    assert (error.status, error.code, error.param) == (400, "invalid_value", name)
+    assert str(error).startswith(f"{name} ") and str(error).endswith(f": expected {expected}") and len(str(error)) < 200
+
+
+def test_beams_are_refused() -> None:
+    error = refused(("use_beam_search", "true"))
+    assert (error.status, error.code, error.param) == (400, "invalid_value", "use_beam_search")
+    assert str(error).startswith("use_beam_search is not supported")
+
+
+def test_a_model_that_is_not_served() -> None:
+    assert read(("model", "voxtral")).ignored == ()
+    error = refused(("model", "whisper-9\r\n"))
+    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+    assert str(error) == r"The model `whisper-9\r\n` does not exist"
+
+
+OPENAIS = {
+    name
+    for shape in (params.TranscriptionCreateParamsNonStreaming, params.TranscriptionCreateParamsStreaming)
+    for name in shape.__annotations__ | params.TranscriptionCreateParamsBase.__annotations__
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted(OPENAIS - {*fields.UploadFields.model_fields, "file"}),
+        *("vllm_xargs", "hotwords", "to_language", "length_penalty", "max_tokens", "response_format2", "file2"),
+        *("context_bias", "diarize", "structured_outputs", "mm_processor_kwargs", "priority"),
+    ],
+)
+def test_what_has_no_effect_is_named(name: str) -> None:
+    text = '{"voxtral_serve_session": ["x"]}'
+    for sent in (name, f"{name}[]", f"{name}[type]"):
+        request = read((sent, text), (sent, text))
+        assert request == read()._replace(ignored=(name,))
+        assert "voxtral_serve_session" not in repr(request)
+
+
+def test_strategies_of_chunking() -> None:
+    assert read(("chunking_strategy", "auto")).ignored == ()
+    assert read(("chunking_strategy", '{"type": "server_vad"}')).ignored == ("chunking_strategy",)
+    assert read(("chunking_strategy[type]", "server_vad")).ignored == ("chunking_strategy",)
+
+
+def test_many_fields() -> None:
+    assert read(*(("context_bias[]", f"name {n}") for n in range(900))).ignored == ("context_bias",)
+    ignored = read(("language", "en"), *((f"{n:064}", "x") for n in range(900))).ignored
+    assert len(ignored) == NAMED and ignored[0] == "language"
+    assert len(", ".join(ignored)) <= NAMED * 66
+    assert read(("hotwords", "x" * FIELDS_BYTES)).ignored == ("hotwords",)
+    error = refused(("hotwords", "x" * FIELDS_BYTES), ("a", "x"))
+    assert (error.status, error.code) == (413, "form_too_large")
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ([], "no field called `file` (its fields: none)"),
+        ([Part(b"audio", b"a.wav", b"x" * 2 * FIELDS_BYTES)], "no field called `file` (its fields: audio)"),
+        ([FILE, FILE], "two fields called `file`"),
+        ([Part(b"file", None, b"a.wav")], "`file` was sent as text"),
+        ([FILE, Part(b"model", b"m", b"x")], "`model` was sent as a file"),
+        ([FILE, Part(b"prompt", None, b"\xff")], "`prompt` is not UTF-8"),
+        ([FILE, Part(b"a b", None, b"")], "a field called 'a b': expected a plain name"),
+        ([FILE, Part(b"x" * 65, None, b"")], "expected a plain name"),
+    ],
+)
+def test_a_form_that_is_no_upload(form: Sequence[Part], words: str) -> None:
+    error = refusal(fields.read, form, "transcribe", RULES, MODELS.__contains__)
+    assert error.status == 400 and words in str(error)
+
+
+def test_the_schema_is_json() -> None:
+    assert json.loads(json.dumps(fields.UploadFields.model_json_schema()))["properties"]["include[]"]
