@@ -11,7 +11,7 @@ from conftest import DATA
 
 from bench import dataset
 from voxtral_serve.audio import speech
-from voxtral_serve.audio.decode import Clip, at
+from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.level import raised
 
 RATE = speech.RATE
@@ -97,13 +97,17 @@ def test_a_click_does_not_keep_a_clip_quiet(clips: list[dataset.Clip]) -> None:
     assert np.abs(raised(clip._replace(samples=quiet)).samples[200:]).max() > 0.05
 
 
-def test_other_rates(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
-    clip = at(read(clips[0]), 44100)
-    assert detector.speaks(clip)
-    with_pause = clip._replace(samples=np.concatenate([np.zeros(44100 * 5, np.float32), clip.samples]))
+def test_speech_after_a_pause(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
+    clip = read(clips[0])
+    with_pause = clip._replace(samples=np.concatenate([np.zeros(RATE * 5, np.float32), clip.samples]))
     assert detector.speaks(with_pause)  # after the first seconds
     (piece,) = detector.pieces(with_pause, 60)
     assert 4.5 < piece.start < 6 and piece.end <= with_pause.seconds
+
+
+def test_another_rate_is_no_clip_for_the_detector(detector: speech.Detector) -> None:
+    with pytest.raises(ValueError, match="44100 Hz: the detector takes 16000 Hz"):
+        detector.speaks(Clip(np.zeros(44100, np.float32), 44100))
 
 
 def test_a_long_file_is_cut_between_words(detector: speech.Detector) -> None:

@@ -1,11 +1,13 @@
-"""Decode untrusted audio files to one channel of float32 samples, resample them, and write them as a WAV file.
+"""Decode untrusted audio files to one channel of float32 samples at the model's rate.
 
-Decoding reads block by block and stops at a limit, so a false header or a small file with hours of audio takes no more
-memory than the longest clip allowed. libsndfile reads WAV, FLAC, MP3 and Ogg (Opus, Vorbis); other formats (M4A, WebM,
-AMR) need PyAV, which vLLM's audio extra installs. Channels are averaged, as vLLM does.
+Decoding reads block by block, folds the channels to one and resamples each block, and stops at a limit. A false header
+or a small file with hours of audio therefore takes no more memory than the longest clip allowed. libsndfile reads WAV,
+FLAC, MP3 and Ogg (Opus, Vorbis); other formats (M4A, WebM, AMR) need PyAV, which vLLM's audio extra installs. The
+server runs this in processes of its own (audio.decode_worker).
 """
 
 import io
+import itertools
 import re
 import struct
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ import numpy as np
 import soundfile  # type: ignore[import-untyped,unused-ignore]
 
 BLOCK_SAMPLES = 1 << 18  # of all channels together, decoded at a time
+LEAST_SAMPLES = 1 << 14  # of one channel, resampled at a time
+SHORTEST_SAMPLES = 1024  # of a clip that is resampled; a shorter one is padded (vllm.multimodal.audio)
 RATES_HZ = (2000, 384000)
 CHANNELS = 32
 TAGS = 8  # ID3 tags before an MP3; a file with more of them is refused
@@ -30,12 +34,13 @@ DEMUXERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,amr,amrnb,amrwb,aac,ogg,mp3,as
 MAGIC = (b"RIFF", b"RF64", b"riff\x2e\x91\xcf\x11", b"fLaC", b"OggS", b".snd", b"caff")
 FORMS = re.compile(rb"FORM.{4}AIF[FC]|\xff[\xe0-\xff]", re.DOTALL)
 PYAV = find_spec("av") is not None
+CODES = ("invalid_audio", "empty_file", "empty_audio", "clip_too_long")
 READS = "WAV, FLAC, MP3, Ogg (Opus, Vorbis)" + (", M4A, WebM, AAC or AMR" if PYAV else "")
 SOXR = find_spec("soxr") is not None
 
 
 class AudioError(ValueError):
-    """The file cannot be decoded. The message is for the client; `code` is a short name of the problem."""
+    """The file cannot be decoded. The message is for the client; `code` is a short name of the problem: of CODES."""
 
     def __init__(self, message: str, code: str = "invalid_audio") -> None:
         super().__init__(message)
@@ -49,6 +54,10 @@ class Bounds(NamedTuple):
     because: str
     most_bytes: int
 
+    def bytes_at(self, rate: int) -> int:
+        """Bytes of the samples of the longest clip at `rate` Hz."""
+        return min(int(self.seconds * rate) * 4, self.most_bytes)
+
 
 class Clip(NamedTuple):
     """One channel of float32 samples, and their rate in Hz."""
@@ -61,15 +70,88 @@ class Clip(NamedTuple):
         return len(self.samples) / self.rate
 
 
-def decode(data: bytes, bounds: Bounds, rate: int) -> Clip:
-    """The samples of an audio file. Raises AudioError if it is no audio, is damaged, or is longer than `bounds`.
+class Source(NamedTuple):
+    """An audio file that is being decoded.
 
-    `rate` is the model's, in Hz. The clip keeps the file's rate if PyAV is installed, with which vLLM resamples it;
-    without PyAV, and from a format that only PyAV reads, the clip has the model's rate.
+    rate      of the file, in Hz
+    declared  the number of samples of a channel in the file's header; None if the header does not say
+    exact     whether a file with fewer samples than declared is damaged
+    blocks    float32 samples of shape (samples, channels)
+    """
+
+    rate: int
+    declared: int | None
+    exact: bool
+    blocks: Iterator[np.ndarray]
+
+
+def decode(data: bytes, bounds: Bounds, rate: int) -> Clip:
+    """The samples of an audio file at `rate` Hz.
+
+    Raises AudioError if it is no audio, is damaged, or is longer than `bounds`.
+    """
+    return Clip(np.concatenate([*blocks(data, bounds, rate)]), rate)
+
+
+def blocks(data: bytes, bounds: Bounds, rate: int) -> Iterator[np.ndarray]:
+    """The samples of an audio file at `rate` Hz, block by block.
+
+    Raises AudioError as `decode` does; also after the first blocks.
     """
     if not data:
         raise AudioError("the file is empty: expected audio", "empty_file")
-    data = _without_id3(data)
+    source = _opened(_without_id3(data))
+    for block in _resampled(_bounded(source, bounds, rate), source.rate, rate):
+        if not np.isfinite(block).all():
+            raise AudioError("the file has samples that are no numbers (NaN or infinite)")
+        if np.abs(block).max() > LOUDEST:
+            raise AudioError(f"the file has samples beyond {LOUDEST:.0e}: expected float samples between -1 and 1")
+        yield block
+
+
+def folded(block: np.ndarray) -> np.ndarray:
+    """One channel of a block of shape (samples, channels): the mean of its channels, as in vLLM."""
+    mean: np.ndarray = block.T.mean(axis=0) if block.shape[1] > 1 else block[:, 0]
+    return mean
+
+
+def _bounded(source: Source, bounds: Bounds, rate: int) -> Iterator[np.ndarray]:
+    """The blocks with one channel. Raises AudioError as soon as there are more samples than `bounds` allows.
+
+    The limit in bytes is that of the samples at `rate` Hz.
+    """
+    by_bytes = Fraction(bounds.most_bytes // 4, rate)
+    most = int(min(bounds.seconds, by_bytes) * source.rate)
+    count, declared = 0, source.declared
+    for block in source.blocks:
+        count += len(block)
+        if count > most:
+            lasts = f"more than {most / source.rate:.2f} s"
+            if declared is not None and declared >= count:
+                lasts = f"{declared / source.rate:.2f} s"
+            if by_bytes < bounds.seconds:
+                raise AudioError(
+                    f"the clip lasts {lasts} and this server decodes at most {float(by_bytes):.2f} s (its "
+                    "VLLM_MAX_AUDIO_DECODE_BYTES). Send a shorter clip, or in pieces",
+                    "clip_too_long",
+                )
+            raise AudioError(
+                f"the clip lasts {lasts} and this server takes at most {float(bounds.seconds):.2f} s "
+                f"({bounds.because}). Send a shorter clip, or in pieces",
+                "clip_too_long",
+            )
+        if len(block):
+            yield folded(block)
+    if not count:
+        raise AudioError("the file holds no samples: expected audio", "empty_audio")
+    if source.exact and declared is not None and count < declared:
+        raise AudioError(
+            f"the file is cut short: it says {declared / source.rate:.2f} s and holds {count / source.rate:.2f} s"
+        )
+
+
+def _opened(data: bytes) -> Source:
+    """The file, whose rate and channels are within limits. Raises AudioError."""
     try:
         if not (data.startswith(MAGIC) or FORMS.match(data)):
             raise AudioError("of another format")
@@ -80,26 +162,22 @@ def decode(data: bytes, bounds: Bounds, rate: int) -> Clip:
                 f"the file is no audio that this server reads: expected {READS} (other formats need the package `av` "
                 "on the server)"
             ) from error
-        clip = _joined(_by_pyav(data, rate), rate, bounds, None)
-    else:
-        with file:
-            if not RATES_HZ[0] <= file.samplerate <= RATES_HZ[1]:
-                low, high = RATES_HZ
-                raise AudioError(f"the file's sample rate is {file.samplerate} Hz: expected {low} to {high} Hz")
-            if file.channels > CHANNELS:
-                raise AudioError(f"the file has {file.channels} channels: expected at most {CHANNELS}")
-            # A FLAC file written to a pipe has no length in its header; libsndfile then says 2**63 - 1.
-            declared = file.frames if file.frames < 1 << 62 else None
-            clip = _joined(_by_libsndfile(file), file.samplerate, bounds, declared)
-            if file.format == "FLAC" and declared is not None and len(clip.samples) < declared:
-                raise AudioError(
-                    f"the file is cut short: it says {declared / clip.rate:.2f} s and holds {clip.seconds:.2f} s"
-                )
-    if not np.isfinite(clip.samples).all():
-        raise AudioError("the file has samples that are no numbers (NaN or infinite)")
-    if np.abs(clip.samples).max() > LOUDEST:
-        raise AudioError(f"the file has samples beyond {LOUDEST:.0e}: expected float samples between -1 and 1")
-    return clip if PYAV or clip.rate == rate else _resampled(clip, rate)
+        decoded = _by_pyav(data)
+        rate, first = next(decoded)
+        return Source(rate, None, False, itertools.chain([first], (block for _, block in decoded)))
+    _check(file.samplerate, file.channels)
+    # A FLAC file written to a pipe has no length in its header; libsndfile then says 2**63 - 1.
+    declared = file.frames if file.frames < 1 << 62 else None
+    return Source(file.samplerate, declared, file.format == "FLAC", _by_libsndfile(file))
+
+
+def _check(rate: int, channels: int) -> None:
+    """Raises AudioError if a file's sample rate or number of channels is beyond the limits."""
+    low, high = RATES_HZ
+    if not low <= rate <= high:
+        raise AudioError(f"the file's sample rate is {rate} Hz: expected {low} to {high} Hz")
+    if channels > CHANNELS:
+        raise AudioError(f"the file has {channels} channels: expected at most {CHANNELS}")
 
 
 def _without_id3(data: bytes) -> bytes:
@@ -115,83 +193,114 @@ def _without_id3(data: bytes) -> bytes:
 
 def _by_libsndfile(file: Any) -> Iterator[np.ndarray]:
     frames = max(1, BLOCK_SAMPLES // file.channels)
-    while True:
-        try:
-            block = file.read(frames, dtype="float32", always_2d=True)
-        except soundfile.LibsndfileError as error:
-            raise AudioError(f"the file is damaged: {error.error_string.rstrip('.')}") from error
-        yield block.T.mean(axis=0) if file.channels > 1 else block[:, 0]
-        if len(block) < frames:
-            return
+    with file:
+        while True:
+            try:
+                block = file.read(frames, dtype="float32", always_2d=True)
+            except soundfile.LibsndfileError as error:
+                raise AudioError(f"the file is damaged: {error.error_string.rstrip('.')}") from error
+            yield block
+            if len(block) < frames:
+                return
 
 
-def _by_pyav(data: bytes, rate: int) -> Iterator[np.ndarray]:
+def _by_pyav(data: bytes) -> Iterator[tuple[int, np.ndarray]]:
+    """(the file's rate in Hz, a block of shape (samples, channels)) for each frame. At least one. Raises AudioError."""
     import av  # type: ignore[import-not-found,unused-ignore]
 
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
+    count, form = 0, None
     try:
         with av.open(io.BytesIO(data), options=options) as container:
             if not container.streams.audio:
                 raise AudioError("the file holds no audio stream")
-            resampler = av.AudioResampler(format="fltp", layout="mono", rate=rate)
-            for frame in container.decode(container.streams.audio[0]):
-                for resampled in resampler.resample(frame):
-                    yield resampled.to_ndarray()[0]
-            for resampled in resampler.resample(None):
-                yield resampled.to_ndarray()[0]
+            stream = container.streams.audio[0]
+            codec = stream.codec_context
+            codec.thread_count = 1
+            if codec.sample_rate:  # 0 if only the frames have it
+                _check(codec.sample_rate, codec.channels)
+            planar = av.AudioResampler(format="fltp")
+            for frame in container.decode(stream):
+                _check(frame.sample_rate, frame.layout.nb_channels)
+                form = form or (frame.format.name, frame.sample_rate, frame.layout.nb_channels)
+                if form != (frame.format.name, frame.sample_rate, frame.layout.nb_channels):
+                    raise AudioError("the file changes its sample rate or its channels: expected one of each")
+                for converted in planar.resample(frame):
+                    count += converted.samples
+                    yield frame.sample_rate, converted.to_ndarray().T
     except (av.FFmpegError, ValueError, OverflowError) as error:
-        if isinstance(error, AudioError):
+        if isinstance(error, AudioError | MemoryError):
             raise
         why = getattr(error, "strerror", None) or error
         raise AudioError(
             f"the file is no audio that this server reads, or damaged ({why}): expected {READS}"
         ) from error
-
-
-def _joined(blocks: Iterator[np.ndarray], rate: int, bounds: Bounds, declared: int | None) -> Clip:
-    """All samples. Raises AudioError as soon as there are more than `bounds` allows.
-
-    `declared` is the number of samples in the file's header, for the message.
-    """
-    most = min(int(bounds.seconds * rate), bounds.most_bytes // 4)
-    kept, count = [], 0
-    for block in blocks:
-        kept.append(block)
-        count += len(block)
-        if count > most:
-            lasts = f"more than {most / rate:.2f} s"
-            if declared is not None and declared >= count:
-                lasts = f"{declared / rate:.2f} s"
-            if most < int(bounds.seconds * rate):
-                raise AudioError(
-                    f"the clip lasts {lasts} at {rate} Hz and this server decodes at most {most / rate:.2f} s at that "
-                    "rate (its VLLM_MAX_AUDIO_DECODE_BYTES). Send it at 16000 Hz",
-                    "clip_too_long",
-                )
-            raise AudioError(
-                f"the clip lasts {lasts} and this server takes at most {float(bounds.seconds):.2f} s "
-                f"({bounds.because}). Send a shorter clip, or in pieces",
-                "clip_too_long",
-            )
     if not count:
         raise AudioError("the file holds no samples: expected audio", "empty_audio")
-    return Clip(kept[0] if len(kept) == 1 else np.concatenate(kept), rate)
 
 
-def at(clip: Clip, rate: int) -> Clip:
-    """The clip at another rate, in Hz."""
-    if clip.rate == rate:
-        return clip
-    return _resampled(clip, rate) if SOXR else Clip(np.concatenate([*_by_pyav(wav(clip), rate)]), rate)
+def _resampled(blocks: Iterator[np.ndarray], source_rate: int, rate: int) -> Iterator[np.ndarray]:
+    """Blocks of one channel at `rate` Hz, of at least one sample each: bit for bit those of vLLM's resampler.
+
+    There are as many samples as vLLM's resampler returns: the number of tokens depends on it.
+    """
+    if source_rate == rate:
+        yield from blocks
+        return
+    read = written = 0
+
+    def counted() -> Iterator[np.ndarray]:
+        nonlocal read
+        for block in _joined(blocks):
+            read += len(block)
+            yield block
+
+    resample = _resampled_by_pyav if PYAV else _resampled_by_soxr
+    for block in resample(counted(), source_rate, rate):
+        kept = block[: -(-read * rate // source_rate) - written]
+        written += len(kept)
+        if len(kept):
+            yield kept
+    if missing := -(-read * rate // source_rate) - written:
+        yield np.zeros(missing, np.float32)
 
 
-def _resampled(clip: Clip, rate: int) -> Clip:
+def _joined(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The same samples in blocks of at least LEAST_SAMPLES; only the last may have fewer."""
+    kept: list[np.ndarray] = []
+    for block in blocks:
+        kept.append(block)
+        if sum(map(len, kept)) >= LEAST_SAMPLES:
+            yield np.concatenate(kept)
+            kept.clear()
+    if kept:
+        yield np.concatenate(kept)
+
+
+def _resampled_by_pyav(blocks: Iterator[np.ndarray], source_rate: int, rate: int) -> Iterator[np.ndarray]:
+    import av
+
+    resampler = av.AudioResampler(format="fltp", layout="mono", rate=rate)
+    count = 0
+    for block in blocks:
+        count += len(block)
+        # vLLM too pads a short clip: the resampler needs as many samples for its first output.
+        padded = np.pad(block, (0, max(0, SHORTEST_SAMPLES - count)))
+        frame = av.AudioFrame.from_ndarray(padded.reshape(1, -1), format="fltp", layout="mono")
+        frame.sample_rate = source_rate
+        for resampled in resampler.resample(frame):
+            yield resampled.to_ndarray()[0]
+    for resampled in resampler.resample(None):
+        yield resampled.to_ndarray()[0]
+
+
+def _resampled_by_soxr(blocks: Iterator[np.ndarray], source_rate: int, rate: int) -> Iterator[np.ndarray]:
     import soxr  # type: ignore[import-untyped,unused-ignore]
 
-    samples = soxr.resample(clip.samples, clip.rate, rate)
-    # The number of samples that vLLM's own resampling gives: the number of tokens depends on it.
-    expected = -(-len(clip.samples) * rate // clip.rate)
-    return Clip(np.pad(samples, (0, max(0, expected - len(samples))))[:expected], rate)
+    stream = soxr.ResampleStream(source_rate, rate, 1, dtype="float32")
+    for block in blocks:
+        yield stream.resample_chunk(block)
+    yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
 def wav(clip: Clip) -> bytes:

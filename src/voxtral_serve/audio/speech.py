@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from voxtral_serve.audio import level
-from voxtral_serve.audio.decode import Clip, at
+from voxtral_serve.audio.decode import Clip
 
 RATE = 16000  # Hz, what Silero VAD takes
 FRAME = 512  # samples of a probability
@@ -60,7 +60,7 @@ class Detector:
             torch.set_num_threads(threads)  # the import of silero_vad sets it to 1 for the process
 
     def speaks(self, clip: Clip) -> bool:
-        """Whether a clip of any rate has speech. It looks at FIRST_S first, which is enough for most clips."""
+        """Whether a clip at RATE has speech. It looks at FIRST_S first, which is enough for most clips."""
         first = clip._replace(samples=clip.samples[: clip.rate * FIRST_S])
         return self._spoken(first) or (len(first.samples) < len(clip.samples) and self._spoken(clip))
 
@@ -70,8 +70,8 @@ class Detector:
         return max(0.0, clip.seconds - (int(spoken[-1]) + 1) * FRAME / RATE) if spoken.size else clip.seconds
 
     def pieces(self, clip: Clip, most_s: float) -> list[Piece]:
-        """The parts of a clip with speech, in order, each of at most `most_s` seconds; [] for a clip without speech."""
-        seconds, clip = clip.seconds, at(clip, RATE)
+        """The parts of a clip at RATE with speech, in order, each of at most `most_s` seconds; [] without speech."""
+        seconds = clip.seconds
         longest = most_s - 2 * MARGIN_S
         probabilities = self._probabilities(clip)
         frames = probabilities.copy()
@@ -91,10 +91,12 @@ class Detector:
         return [piece for piece in pieces if (_within(probabilities, piece) >= SPEECH).any()]
 
     def _spoken(self, clip: Clip) -> bool:
-        return bool((self._probabilities(at(clip, RATE)) >= SPEECH).any())
+        return bool((self._probabilities(clip) >= SPEECH).any())
 
     def _probabilities(self, clip: Clip) -> np.ndarray:
         """float [n]: the probability of speech in each FRAME of a clip at RATE."""
+        if clip.rate != RATE:
+            raise ValueError(f"the clip has a rate of {clip.rate} Hz: the detector takes {RATE} Hz")
         found: np.ndarray = self._model.audio_forward(level.levelled(clip.samples, RATE))
         return found
 

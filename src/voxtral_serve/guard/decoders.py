@@ -1,0 +1,250 @@
+"""The processes that decode audio for an API process, each with limits on its memory, its files and its time.
+
+A file that makes a decoder crash, swell or hang costs its own request only: the process is killed and replaced. So is
+the process of a request that is cancelled. The processes start when they are needed, and are reused.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+
+import msgspec
+import numpy as np
+
+from voxtral_serve.audio.decode import CODES, PYAV, SOXR, AudioError, Bounds, Clip
+from voxtral_serve.audio.decode_worker import READY, START, Failure, Order, Samples
+from voxtral_serve.guard.budget import Reservation
+from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.limits import Rules
+from voxtral_serve.patches.live_server import log
+from voxtral_serve.units import MIB
+
+WORKERS = 4  # of all API processes together; ten minutes of audio occupy one for a second
+# Of address space: libraries (some 200 MiB), decoders, and blocks of samples. The file and its samples come on top.
+BASE_BYTES = 512 * MIB
+PIECE_BYTES = MIB  # of a file or of samples, written or read at a time
+START_S = 60  # until a process is ready; it takes 0.2 s on an idle core
+FREE_S = 30  # the longest wait for a process that is free
+# The longest time to decode a clip: DEADLINE_S, and a second for SPEED seconds of the longest clip. Decoders are 200
+# times as fast as speech or more, on a core of their own.
+DEADLINE_S, SPEED = 20, 20
+END_S = 1.0  # the wait for a process to end that does not answer
+# Errors of a process that has ended, or that answers nonsense
+BROKEN = (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, msgspec.MsgspecError)
+KEPT = ("LD_LIBRARY_PATH",)  # of this process's environment: where libraries are
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",  # it would reserve memory for a thread on each core
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "1048576",  # so that large blocks go back to the system
+}
+
+if not (PYAV or SOXR):
+    raise ImportError(
+        "neither av nor soxr is installed, so only audio at the model's own rate could be served: install av"
+    )
+
+
+class Decoders:
+    """`count` processes, each with `memory` bytes of address space."""
+
+    def __init__(self, count: int, memory: int) -> None:
+        self.memory = memory
+        self._free = asyncio.Semaphore(count)  # in order of arrival
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
+
+    @classmethod
+    def of_process(cls, processes: int, rules: Rules) -> "Decoders":
+        """Those of one of `processes` API processes, with memory for the largest file and the longest clip."""
+        cores = len(os.sched_getaffinity(0))
+        count = max(min(WORKERS, cores) // processes, 1)
+        # A file with tags before its audio is copied once; so may the samples be.
+        return cls(count, BASE_BYTES + 2 * (rules.file_bytes + rules.bounds.bytes_at(rules.rate)))
+
+    async def decode(
+        self, data: bytes | memoryview, bounds: Bounds, rate: int, param: str, held: Reservation, *, last: bool = True
+    ) -> Clip:
+        """The samples of an audio file at `rate` Hz, for which `held` has room afterwards.
+
+        `param` is the request's field that has the file. `last` says that nothing else of the request's body is needed:
+        its bytes are given back, and `data`, if it is a memoryview, is released.
+
+        Raises RefusedError if the file is no audio, is longer than `bounds`, or ends its decoder; if no decoder is free
+        for FREE_S; and if there is no room for the samples. If it is cancelled, the process is killed.
+        """
+        try:
+            async with asyncio.timeout(FREE_S):
+                await self._free.acquire()
+        except TimeoutError:
+            message = f"all decoders are busy, and none was free for {FREE_S} s: try again soon"
+            raise RefusedError(429, message, "overloaded") from None
+        try:
+            worker = await self._worker()
+            try:
+                samples = await self._decoded(worker, data, bounds, rate, held, last)
+            except AudioError as error:
+                raise RefusedError(400, f"{param}: {error}", error.code, param) from error
+            finally:
+                if worker.ready:
+                    self._idle.append(worker)
+                else:
+                    worker.kill()
+                    self._all.discard(worker)
+        finally:
+            self._free.release()
+        return Clip(samples, rate)
+
+    async def aclose(self) -> None:
+        """Kill all processes."""
+        for worker in self._all:
+            worker.kill()
+        await asyncio.gather(*(worker.process.wait() for worker in self._all))
+        self._all.clear()
+        self._idle.clear()
+
+    async def _worker(self) -> "Worker":
+        """A process that is ready: the one that was used last, or a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.process.returncode is None:
+                return worker
+            self._all.discard(worker)
+        worker = await Worker.start(self.memory)
+        self._all.add(worker)
+        return worker
+
+    async def _decoded(
+        self, worker: "Worker", data: bytes | memoryview, bounds: Bounds, rate: int, held: Reservation, last: bool
+    ) -> np.ndarray:
+        worker.ready = False
+        deadline_s = DEADLINE_S + math.ceil(bounds.seconds / SPEED)
+        try:
+            async with asyncio.timeout(deadline_s) as clock:
+                await worker.send(data, bounds, rate)
+                if last:
+                    if isinstance(data, memoryview):
+                        data.release()
+                    del data
+                    held.drop_body()
+                count = await worker.count(bounds.bytes_at(rate))
+                clock.reschedule(None)
+                await held.add_clip(4 * count)
+                clock.reschedule(asyncio.get_running_loop().time() + deadline_s)
+                return await worker.samples(count)
+        except TimeoutError:
+            log.warning("a decoder was ended: it took more than %d s for a file", deadline_s)
+            raise AudioError(
+                f"the decoder ended at its deadline of {deadline_s} s: the file is damaged, or takes too long to decode"
+            ) from None
+        except BROKEN as error:
+            how = await worker.ended()
+            log.warning("a decoder ended with %s while it had a file (%s)", how, type(error).__name__)
+            raise AudioError(
+                f"the decoder ended with {how}: the file is damaged, or no audio that this server reads"
+            ) from None
+
+
+class Worker:
+    """One process. `ready` is False while it has a file, and if it is not to be used again."""
+
+    def __init__(self, process: Process, output: asyncio.StreamReader, orders: asyncio.StreamWriter) -> None:
+        self.process, self._output, self._orders = process, output, orders
+        self.ready = True
+
+    @classmethod
+    async def start(cls, memory: int) -> "Worker":
+        """A new process that is ready. Raises RuntimeError if it cannot start."""
+        # Without `site`: no .pth file runs, and so no patch of vLLM. The modules are those of this process.
+        command = (sys.executable, "-I", "-S", "-c", START, str(memory), *(path for path in sys.path if path))
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        ours, theirs = socket.socketpair()
+        with theirs:
+            output, orders = await asyncio.open_unix_connection(sock=ours, limit=PIECE_BYTES)
+            orders.transport.set_write_buffer_limits(0)  # `drain` then waits until all is written
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=PIPE,
+                env=ENVIRONMENT | kept,
+                start_new_session=True,  # it gets no signals of a terminal
+            )
+        worker = cls(process, output, orders)
+        try:
+            async with asyncio.timeout(START_S):
+                if await output.readline() != READY:
+                    assert process.stderr is not None
+                    said = (await process.stderr.read()).decode(errors="replace").strip().rpartition("\n")[2]
+                    raise RuntimeError(f"a decoder cannot start ({' '.join(command[:3])} …): {said[:300]}")
+        except BaseException:
+            worker.kill()
+            raise
+        return worker
+
+    async def send(self, data: bytes | memoryview, bounds: Bounds, rate: int) -> None:
+        """Send a file. Raises ConnectionError if the process has ended."""
+        order: Order = {
+            "size": len(data),
+            "rate": rate,
+            "seconds": bounds.seconds.as_integer_ratio(),
+            "because": bounds.because,
+            "most_bytes": bounds.most_bytes,
+        }
+        self._orders.write(json.dumps(order).encode() + b"\n")
+        with memoryview(data) as view:
+            for start in range(0, len(view), PIECE_BYTES):
+                self._orders.write(view[start : start + PIECE_BYTES])
+                await self._orders.drain()
+
+    async def count(self, most_bytes: int) -> int:
+        """The number of samples that follow, whose bytes are at most `most_bytes`.
+
+        Raises AudioError if there are none, and one of BROKEN if the process has ended or answers nonsense.
+        """
+        answer = msgspec.json.decode(await self._output.readuntil(b"\n"), type=dict)
+        if "error" in answer:
+            failure = msgspec.convert(answer, Failure)
+            if failure["code"] not in CODES:
+                raise msgspec.ValidationError(failure["code"])
+            self.ready = not failure["ends"]
+            raise AudioError(failure["error"], failure["code"])
+        samples = msgspec.convert(answer, Samples)["samples"]
+        if not 0 < 4 * samples <= most_bytes + 4:  # the last one may have only begun
+            raise msgspec.ValidationError(samples)
+        return samples
+
+    async def samples(self, count: int) -> np.ndarray:
+        """The samples, after `count`. Raises asyncio.IncompleteReadError if the process has ended."""
+        samples = np.empty(count, np.float32)
+        view = samples.data.cast("B")
+        start = 0
+        while start < len(view):
+            piece = await self._output.read(min(PIECE_BYTES, len(view) - start))
+            if not piece:
+                raise asyncio.IncompleteReadError(b"", len(view) - start)
+            view[start : start + len(piece)] = piece
+            start += len(piece)
+        self.ready = True
+        return samples
+
+    def kill(self) -> None:
+        self.ready = False
+        self._orders.transport.abort()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+    async def ended(self) -> str:
+        """How the process ended. It is killed if it has not."""
+        try:
+            async with asyncio.timeout(END_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.kill()
+        code = await self.process.wait()
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
