@@ -90,16 +90,20 @@ class TranscriptionRequest(Request):
         if body is None:
             return
         with self._place(facts), self._key_place(facts, IN_FLIGHT):
-            clean = await asyncio.get_running_loop().run_in_executor(self.guard.threads, chat.read, body, facts.rules)
+            run = asyncio.get_running_loop().run_in_executor
+            asked = await run(self.guard.threads, chat.read, body, facts.rules)
             del body
             if not facts.chats:
                 raise RefusedError(
                     400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
                 )
-            self._accept(facts, clean.seconds, "chat")
+            clips = await run(self.guard.threads, chat.decoded, asked, facts.rules)
+            self._accept(facts, sum(clip.seconds for clip in clips), "chat")
+            content = await run(self.guard.threads, chat.written, asked, clips)
+            del asked, clips
             # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
-            request = asgi.request(self.scope, chat.CONTENT_TYPE, clean.content, self.id, self.receive)
-            del clean
+            request = asgi.request(self.scope, chat.CONTENT_TYPE, content, self.id, self.receive)
+            del content
             await self.guard.app(*request, self.send)
 
     async def _upload(self, facts: ServerFacts) -> None:
