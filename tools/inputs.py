@@ -410,6 +410,9 @@ def requests_of_other_kinds(samples: np.ndarray) -> Iterator[Input]:
     yield Input("realtime without WebSocket", method="GET", path="/v1/realtime", status=404, pattern="there is no")
 
 
+NO_CHAT = "this model does not chat: send audio to"  # said before audio is decoded
+
+
 def chats(samples: np.ndarray) -> Iterator[Input]:
     def raw(name: str, body: bytes, pattern: str, status: int = 400) -> Input:
         return Input(
@@ -432,13 +435,17 @@ def chats(samples: np.ndarray) -> Iterator[Input]:
 
     yield raw("no JSON", b"{", "not valid JSON")
     yield raw("empty", b"", "not valid JSON")
-    yield raw("a list", b"[]", "messages")
+    yield raw("a list", b"[]", "not a JSON object")
     yield raw("no messages", b'{"model": "voxtral"}', "messages")
     yield raw("binary", b"\xff\xfe\x00", "not valid JSON")
     yield raw("NaN", b'{"messages": [], "temperature": NaN}', "NaN")
     yield raw("nested 100000 deep", b"[" * 100_000, "not valid JSON")
     yield raw("half a surrogate pair", rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "Unicode")
-    yield raw("no messages in the list", b'{"model": "voxtral", "messages": []}', "non-empty list")
+    yield raw(
+        "no messages in the list",
+        b'{"model": "voxtral", "messages": []}',
+        "messages has 0 items: expected a list of 1 to",
+    )
     for address in (
         "http://169.254.169.254/latest/meta-data/",
         "http://localhost:8000/x",
@@ -472,29 +479,31 @@ def chats(samples: np.ndarray) -> Iterator[Input]:
         "url in a text part", {"type": "text", "text": "a", "audio_url": "http://127.0.0.1/"}, "accepts data: URLs"
     )
     for kind in ("image_url", "video_url"):
-        yield parts(kind, {"type": kind, kind: {"url": "http://127.0.0.1/a"}}, f"has {kind}: this server accepts")
+        yield parts(
+            kind,
+            {"type": kind, kind: {"url": "http://127.0.0.1/a"}},
+            f"type is '{kind}': expected one of text, audio_url, input_audio",
+        )
         inline = f"data:{kind[:5]}/png;base64,AAAA"
-        yield parts(f"{kind} inline", {"type": kind, kind: {"url": inline}}, f"has {kind}: this server accepts")
+        yield parts(f"{kind} inline", {"type": kind, kind: {"url": inline}}, f"type is '{kind}': expected")
     for kind in ("audio_embeds", "image_embeds", "input_image", "file"):
-        yield parts(kind, {"type": kind, kind: "AAAA"}, f"has {kind}: this server accepts")
+        yield parts(kind, {"type": kind, kind: "AAAA"}, f"type is '{kind}': expected")
     yield parts(
         "no base64", {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,!!"}}, "not valid base64"
     )
     yield parts("plain data url", {"type": "audio_url", "audio_url": {"url": "data:audio/wav,abc"}}, "in base64")
     html = base64.b64encode(b"<html>" * 100).decode()
-    yield parts("HTML", {"type": "audio_url", "audio_url": {"url": f"DATA:audio/wav;base64,{html}"}}, "no audio")
-    yield parts(
-        "HTML as input_audio", {"type": "input_audio", "input_audio": {"data": html, "format": "wav"}}, "no audio"
-    )
+    yield parts("HTML", {"type": "audio_url", "audio_url": {"url": f"DATA:audio/wav;base64,{html}"}}, NO_CHAT)
+    yield parts("HTML as input_audio", {"type": "input_audio", "input_audio": {"data": html, "format": "wav"}}, NO_CHAT)
     long = base64.b64encode(encoded(np.zeros(3600 * RATE, np.int16), RATE, "FLAC")).decode()
-    yield parts("an hour", {"type": "input_audio", "input_audio": {"data": long, "format": "flac"}}, "at most 37.00 s")
-    yield parts("processing", {"type": "text", "text": "a"}, "media_io_kwargs", media_io_kwargs={"audio": {}})
-    yield parts("n", {"type": "text", "text": "a"}, "expected 1 to 16", n=16384)
+    yield parts("an hour", {"type": "input_audio", "input_audio": {"data": long, "format": "flac"}}, NO_CHAT)
+    yield parts("processing", {"type": "text", "text": "a"}, NO_CHAT, media_io_kwargs={"audio": {}})
+    yield parts("n", {"type": "text", "text": "a"}, "expected a whole number from 1 to 16", n=16384)
     # vLLM would end its engine over these: the model needs audio, and in its own prompt.
     inline = base64.b64encode(encoded(samples)).decode()
-    yield parts("text", {"type": "text", "text": "hello"}, "this model does not chat: send audio to")
+    yield parts("text", {"type": "text", "text": "hello"}, NO_CHAT)
     clip = {"type": "input_audio", "input_audio": {"data": inline, "format": "wav"}}
-    yield parts("audio", clip, "this model does not chat: send audio to")
-    yield parts("a part that is a number", 7, "not an object")
+    yield parts("audio", clip, NO_CHAT)
+    yield parts("a part that is a number", 7, "expected text or an object")
     asked = {"model": "voxtral", "messages": [{"role": "user", "content": [clip] * 20}]}
-    yield raw("20 clips", json.dumps(asked).encode(), r"takes at most 0\.24 s \(of 37\.00 s per chat\)")
+    yield raw("20 clips", json.dumps(asked).encode(), NO_CHAT)

@@ -6,6 +6,7 @@ It is one body or a stream of events, made of the chunks of the clip's pieces, w
 import contextlib
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from voxtral_serve.guard.asgi import Message, Send
@@ -56,6 +57,21 @@ async def answered(
         if writer is None or not writer.started:
             raise
         return writer.failed(error)
+
+
+def naming(ignored: Sequence[str], send: Send) -> Send:
+    """`send`, with the names of fields that had no effect among the headers of an answer."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *_ignored(ignored)]
+        await send(message)
+
+    return sent
+
+
+def _ignored(names: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    return [(IGNORED_HEADER, ", ".join(names).encode())] if names else []
 
 
 class Answer:
@@ -135,9 +151,7 @@ class Answer:
         return self._start([(b"content-type", EVENTS), (b"cache-control", b"no-cache")])
 
     def _start(self, headers: list[tuple[bytes, bytes]]) -> Message:
-        if self.request.ignored:
-            headers.append((IGNORED_HEADER, ", ".join(self.request.ignored).encode()))
-        return {"type": "http.response.start", "status": 200, "headers": headers}
+        return {"type": "http.response.start", "status": 200, "headers": [*headers, *_ignored(self.request.ignored)]}
 
     def _all_logprobs(self) -> dict[str, Any]:
         return {} if self._logprobs is None else {"logprobs": self._logprobs.finish()}

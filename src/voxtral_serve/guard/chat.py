@@ -1,113 +1,163 @@
-"""Check the JSON of a chat (https://platform.openai.com/docs/api-reference/chat), decode its audio and check its URLs.
+"""Read the JSON of a chat (https://platform.openai.com/docs/api-reference/chat): an allow-list of typed fields.
 
-vLLM gets every clip as a WAV file in base64, and only URLs of the hosts that the server allows.
+vLLM gets these fields only, with every clip as a WAV file in base64, and only URLs of the hosts that the server allows.
 """
 
 import base64
 import binascii
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from voxtral_serve.audio.decode import wav
-from voxtral_serve.guard import json_body
-from voxtral_serve.guard.clip import decoded
-from voxtral_serve.guard.errors import RefusedError, too_large
-from voxtral_serve.guard.limits import Rules, check_sequences
+from pydantic import BaseModel, ConfigDict, Field
 
-PARTS = {"type", "text", "audio_url", "input_audio"}
-PROCESSING = ("media_io_kwargs", "mm_processor_kwargs")
+from voxtral_serve.audio.decode import Bounds, Clip, wav
+from voxtral_serve.guard import json_body
+from voxtral_serve.guard.errors import RefusedError, too_large
+from voxtral_serve.guard.fields import INT32, NAME_LENGTH, Sampling
+from voxtral_serve.guard.limits import FIELDS_BYTES, SEQUENCES, Rules
+from voxtral_serve.guard.typed import checked, named
+
+AUDIO = {"audio_url": "url", "input_audio": "data"}  # parts with audio, and the field that has its text
+PARTS = 100  # of a message
+MESSAGES = 1000
+CLIPS = 100  # of a chat
 CONTENT_TYPE = b"application/json"
 
 
-class ChatRequest(NamedTuple):
-    """The JSON for vLLM, and the seconds of audio in it."""
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
 
-    content: bytes
-    seconds: float
+
+class AudioUrl(Strict):
+    url: str
+
+
+class InputAudio(Strict):
+    data: str
+    format: str | None = Field(None, max_length=64)
+
+
+class Part(Strict):
+    type: Literal["text", "audio_url", "input_audio"] | None = None
+    text: str | None = None
+    audio_url: str | AudioUrl | None = None
+    input_audio: str | InputAudio | None = None
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str | Annotated[list[str | Part], Field(max_length=PARTS)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class ChatFields(Sampling):
+    """The fields of a chat that have an effect."""
+
+    model_config = ConfigDict(strict=True)
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MESSAGES)
+    model: str | None = Field(None, max_length=NAME_LENGTH)
+    max_tokens: int | None = Field(None, ge=1, le=INT32)
+    stop: Annotated[str, Field(max_length=256)] | Annotated[list[str], Field(max_length=16)] | None = None
+    n: int = Field(1, ge=1, le=SEQUENCES)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+
+class ChatAudio(NamedTuple):
+    """A file of audio in a chat: its bytes, the path of the field that has it, and the part whose field it is."""
+
+    data: bytes
+    where: str
+    part: dict[str, Any]
+
+
+class ChatRequest(NamedTuple):
+    """A chat without its audio, the files of audio that it had, in order, and the names of fields without effect."""
+
+    content: dict[str, Any]
+    audio: tuple[ChatAudio, ...]
+    ignored: tuple[str, ...]
 
 
 def read(body: bytes, rules: Rules) -> ChatRequest:
     """The chat in a request's body. Raises RefusedError. For a thread: it takes milliseconds."""
-    chat = _parsed(body)
-    for name in PROCESSING:
-        if chat.get(name) is not None:
-            raise RefusedError(
-                400, f"`{name}` is not supported: the server sets how audio is processed", "invalid_value", name
-            )
-    check_sequences(chat.get("n"))
-    seconds = Fraction(0)
-    for index, message in enumerate(chat["messages"]):
-        content = message.get("content") if isinstance(message, dict) else message
-        if content is not None and not isinstance(content, str | list):
-            raise RefusedError(
-                400, f"messages[{index}].content must be text or a list", "invalid_json", f"messages[{index}].content"
-            )
-        for part in content if isinstance(content, list) else ():
-            seconds += _clean_part(part, f"messages[{index}].content", rules, seconds)
-    return ChatRequest(json_body.written(chat), float(seconds))
-
-
-def _parsed(body: bytes) -> dict[str, Any]:
-    """A JSON object with a list `messages` that is not empty."""
-    chat = json_body.parsed(body)
-    if not isinstance(chat, dict) or not isinstance(chat.get("messages"), list) or not chat["messages"]:
-        raise RefusedError(400, "the body must be a chat with a non-empty list `messages`", "invalid_json")
-    return chat
-
-
-def _clean_part(part: Any, where: str, rules: Rules, before: Fraction) -> Fraction:
-    """Check one part of a message at `where` and replace its audio in place; return the seconds of this audio.
-
-    `before` is the seconds of audio in the parts before.
-    """
-    if isinstance(part, str):
-        return Fraction(0)
-    if not isinstance(part, dict):
-        raise RefusedError(400, f"{where} has a part that is not an object", "invalid_json", where)
-    if other := sorted(part.keys() - PARTS):
+    given = json_body.parsed(body)
+    fields = checked(ChatFields, given)
+    ignored = named(name for name in given if name not in ChatFields.model_fields)
+    content = fields.model_dump(exclude_unset=True, exclude_none=True)
+    audio = tuple(_audio(content["messages"], rules))
+    if len(audio) > CLIPS:
         raise RefusedError(
-            400,
-            f"{where} has {ascii(other[0])[1:-1][:40]}: this server accepts {', '.join(sorted(PARTS - {'type'}))}",
-            "invalid_value",
-            where,
+            400, f"the chat has {len(audio)} clips: expected at most {CLIPS}", "invalid_value", "messages"
         )
-    seconds = Fraction(0)
-    for name, key in (("audio_url", "url"), ("input_audio", "data")):
-        if part.get(name) is None:
-            if part.get("type") == name:
-                raise RefusedError(
-                    400, f"{where} has a part of type {name} without {name}", "invalid_value", f"{where}.{name}"
-                )
-            continue
-        data = _audio_bytes(part[name], name, key, where, rules)
-        if data is None:
-            continue
-        bounds = rules.chat_bounds
-        if before + seconds:
-            left = max(Fraction(0), bounds.seconds - before - seconds)
-            bounds = bounds._replace(seconds=left, because=f"of {float(bounds.seconds):.2f} s per chat")
-        clip = decoded(data, bounds, rules.rate, f"{where}.{name}")
-        seconds += Fraction(len(clip.samples), clip.rate)
-        clean = base64.b64encode(wav(clip)).decode()
-        part[name] = {"url": f"data:audio/wav;base64,{clean}"} if key == "url" else {"data": clean, "format": "wav"}
-    return seconds
+    if (size := len(json_body.written(content))) > FIELDS_BYTES:
+        raise RefusedError(
+            413, f"the chat has {size} bytes besides its audio: expected at most {FIELDS_BYTES}", "chat_too_large"
+        )
+    return ChatRequest(content, audio, ignored)
 
 
-def _audio_bytes(media: Any, name: str, key: str, where: str, rules: Rules) -> bytes | None:
-    """The audio file in the field `name` of a part, from the base64 in `key`. None for a URL that vLLM may fetch."""
-    field = f"{where}.{name}"
-    text = media.get(key) if isinstance(media, dict) else media
-    if not isinstance(text, str):
-        raise RefusedError(400, f"{field} must have text in `{key}`", "invalid_value", field)
-    if key == "url" and (text := from_data_url(text, field, rules.hosts)) is None:
+def bounds(rules: Rules, before_s: Fraction) -> Bounds:
+    """The limits for a clip of a chat after clips of `before_s` seconds: all clips share one limit."""
+    whole = rules.chat_bounds
+    left = max(Fraction(0), whole.seconds - before_s)
+    return whole._replace(seconds=left, because=f"of {float(whole.seconds):.2f} s per chat") if before_s else whole
+
+
+def written(request: ChatRequest, clips: Sequence[Clip]) -> bytes:
+    """The JSON for vLLM, with the clips of the request's audio as WAV files. For a thread."""
+    for audio, samples in zip(request.audio, clips, strict=True):
+        clean = base64.b64encode(wav(samples)).decode()
+        name = audio.where.rpartition(".")[2]
+        audio.part[name] = (
+            {"url": f"data:audio/wav;base64,{clean}"} if name == "audio_url" else {"data": clean, "format": "wav"}
+        )
+    return json_body.written(request.content)
+
+
+def _audio(messages: Sequence[dict[str, Any]], rules: Rules) -> Iterator[ChatAudio]:
+    """The audio in messages. Its parts have nothing in its place."""
+    parts = (
+        (f"messages[{number}].content[{index}]", part)
+        for number, message in enumerate(messages)
+        for index, part in enumerate(message["content"])
+        if isinstance(part, dict)
+    )
+    for where, part in parts:
+        kind = part.get("type")
+        if kind is not None and kind not in part:
+            raise RefusedError(400, f"{where} is of type {kind} and has no {kind}", "invalid_value", f"{where}.{kind}")
+        for name in (name for name in AUDIO if name in part):
+            data = _bytes(part[name], name, f"{where}.{name}", rules)
+            if data is not None:
+                part[name] = None
+                yield ChatAudio(data, f"{where}.{name}", part)
+
+
+def _bytes(media: str | dict[str, str], name: str, where: str, rules: Rules) -> bytes | None:
+    """The audio file in base64 in the field `name` of a part. None for a URL that vLLM may fetch."""
+    text: str | None = media if isinstance(media, str) else media[AUDIO[name]]
+    if name == "audio_url" and (text := from_data_url(str(text), where, rules.hosts)) is None:
         return None
     try:
-        data = base64.b64decode(text, validate=True)
+        data = base64.b64decode(str(text), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RefusedError(400, f"{field} is not valid base64: {error}", "invalid_value", field) from error
+        raise RefusedError(400, f"{where} is not valid base64: {error}", "invalid_value", where) from error
     if len(data) > rules.file_bytes:
-        raise too_large(field, len(data), rules.file_bytes)
+        raise too_large(where, len(data), rules.file_bytes)
     return data
 
 

@@ -15,7 +15,7 @@ describes the environment variables.
 
 import asyncio
 
-from voxtral_serve.guard.asgi import App, Message, Receive, Send
+from voxtral_serve.guard.asgi import App, GoneError, Message, Receive, Send
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.request import Facts, Frontend, Request
 from voxtral_serve.guard.server import attach, drifted
@@ -53,6 +53,8 @@ class Guard(Frontend):
             await request.serve()
         except RefusedError as error:
             await request.refuse(error)
+        except GoneError:
+            pass
         except asyncio.CancelledError:  # by uvicorn, once the grace period is over
             if request.answering:
                 raise

@@ -3,17 +3,17 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+from voxtral_serve.audio.decode import Clip
 from voxtral_serve.guard import asgi, chat, fields, form, page, pieces
-from voxtral_serve.guard.answer import answered
+from voxtral_serve.guard.answer import answered, naming
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.budget import Reservation
-from voxtral_serve.guard.clip import decoded
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.keyring import IN_FLIGHT, LIVE, KeyAudio
-from voxtral_serve.guard.limits import LIMITS, Rules
+from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
 from voxtral_serve.guard.live.service import LATER, REFUSED, Ending
 from voxtral_serve.guard.live.socket import LiveSocket
@@ -98,14 +98,28 @@ class TranscriptionRequest(Request):
         body = await self._body(facts.rules.chat_bytes, facts)
         if body is None:
             return
-        with self._place(facts), self._key_place(facts, IN_FLIGHT):
-            clean = await asyncio.get_running_loop().run_in_executor(self.guard.threads, chat.read, body, facts.rules)
+        with self._place(facts), self._key_place(facts, IN_FLIGHT), facts.budget.hold() as held:
+            async with asgi.connected(self.receive):
+                ignored, content = await self._read_chat(body, facts, held)
             del body
-            self._accept(facts, clean.seconds, "chat")
             # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
-            request = asgi.request(self.scope, chat.CONTENT_TYPE, clean.content, self.id, self.receive)
-            del clean
-            await self.guard.app(*request, self.send)
+            request = asgi.request(self.scope, chat.CONTENT_TYPE, content, self.id, self.receive)
+            del content
+            await self.guard.app(*request, naming(ignored, self.send))
+
+    async def _read_chat(self, body: bytes, facts: ServerFacts, held: Reservation) -> tuple[tuple[str, ...], bytes]:
+        """(names of fields without effect, the JSON for vLLM) of a chat. Raises RefusedError."""
+        run = functools.partial(asyncio.get_running_loop().run_in_executor, self.guard.threads)
+        await held.add_body(len(body))
+        request = await run(chat.read, body, facts.rules)
+        clips, seconds = list[Clip](), Fraction(0)
+        for audio in request.audio:
+            bounds = chat.bounds(facts.rules, seconds)
+            clip = await facts.decoders.decode(audio.data, bounds, facts.rules.rate, audio.where, held, last=False)
+            clips.append(clip)
+            seconds += Fraction(len(clip.samples), clip.rate)
+        self._accept(facts, float(seconds), "chat")
+        return request.ignored, await run(chat.written, request, clips)
 
     async def _upload(self, facts: ServerFacts) -> None:
         task = TASKS[self.path]
@@ -113,31 +127,28 @@ class TranscriptionRequest(Request):
         body = await self._body(facts.rules.upload_bytes, facts)
         if body is None:
             return
-        with (
-            self._place(facts),
-            self._key_place(facts, IN_FLIGHT),
-            facts.budget.hold() as held,
-            contextlib.suppress(asgi.GoneError),
-        ):
+        content_type = self.headers.get(b"content-type", b"").decode("latin-1")
+        with self._place(facts), self._key_place(facts, IN_FLIGHT), facts.budget.hold() as held:
             async with asgi.connected(self.receive):
-                last = await self._transcribe(body, task, facts, held)
+                await held.add_body(len(body))
+                read = functools.partial(_read_form, body, content_type, task, facts)
+                request, file = await asyncio.get_running_loop().run_in_executor(self.guard.threads, read)
+                del body, read  # the decoder releases `file`, the last view of it
+                last = await self._transcribe(request, file, facts, held)
             for message in last:
                 await self.send(message)
 
-    async def _transcribe(self, body: bytes, task: str, facts: ServerFacts, held: Reservation) -> list[Message]:
+    async def _transcribe(
+        self, request: fields.TranscriptRequest, file: Any, facts: ServerFacts, held: Reservation
+    ) -> list[Message]:
         """The messages that end the answer to an upload; those before are sent. Raises RefusedError."""
-        run = functools.partial(asyncio.get_running_loop().run_in_executor, self.guard.threads)
-        await held.add_body(len(body))
-        content_type = self.headers.get(b"content-type", b"").decode("latin-1")
-        transcriber = facts.transcriber
-        request, file = await run(_read_form, body, content_type, task, facts.rules, transcriber.serves)
-        del body
-        language = transcriber.check(request)
-        clip = await decoded(facts.decoders, file, facts.rules.bounds, facts.rules.rate, "file", held)
-        del file
-        audio = await run(pieces.split, clip, request.form.name, facts.rules, facts.detector)
+        language = facts.transcriber.check(request)
+        clip = await facts.decoders.decode(file, facts.rules.bounds, facts.rules.rate, "file", held)
+        audio = await asyncio.get_running_loop().run_in_executor(
+            self.guard.threads, pieces.split, clip, request.form.name, facts.rules, facts.detector
+        )
         self._accept(facts, clip.seconds, "upload")
-        return await answered(transcriber, request, audio, language, facts.stream, self.id, self.send)
+        return await answered(facts.transcriber, request, audio, language, facts.stream, self.id, self.send)
 
     def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
         """Count the audio before vLLM gets it. Raises RefusedError if the key has not so much left."""
@@ -148,7 +159,7 @@ class TranscriptionRequest(Request):
 
 
 def _read_form(
-    body: bytes, content_type: str, task: str, rules: Rules, serves: Callable[[str], bool]
-) -> tuple[fields.TranscriptRequest, Any]:
+    body: bytes, content_type: str, task: str, facts: ServerFacts
+) -> tuple[fields.TranscriptRequest, bytes | memoryview]:
     """(request, audio file) in the body of an upload. Raises RefusedError. For a thread: it takes milliseconds."""
-    return fields.read(form.parse(body, content_type), task, rules, serves)
+    return fields.read(form.parse(body, content_type), task, facts.rules, facts.transcriber.serves)
