@@ -8,6 +8,7 @@ import pytest
 
 from voxtral_serve.guard import body, limits
 from voxtral_serve.guard.body import CREDIT_S, PACE_BYTES_S, OpenBodies, OpenBody
+from voxtral_serve.guard.budget import Budget, Reservation
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.limits import OpenLimits
 
@@ -18,10 +19,12 @@ ROOMY = OpenLimits(100, 1 << 30)
 class Client:
     """Sends pieces when it is told to, in the form of ASGI's messages."""
 
-    def __init__(self, bodies: OpenBodies, bounds: OpenLimits, most: int = MOST) -> None:
+    def __init__(
+        self, bodies: OpenBodies, bounds: OpenLimits, most: int = MOST, held: Reservation | None = None
+    ) -> None:
         self.waiting: asyncio.Queue[Any] = asyncio.Queue()
         self.counted = 0
-        self.task = asyncio.create_task(bodies.read(self.waiting.get, most, bounds, self.count))
+        self.task = asyncio.create_task(bodies.read(self.waiting.get, most, bounds, self.count, held=held))
 
     def count(self, size: int) -> None:
         self.counted += size
@@ -115,14 +118,16 @@ def test_the_newcomer_is_kept_and_the_oldest_that_sends_nothing_is_ended() -> No
     run(test)
 
 
-def test_bytes_over_the_bound_end_those_that_stopped() -> None:
-    """Whatever they sent before; the body that the bytes are of goes on."""
+def test_bytes_over_the_bound_end_those_that_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they sent before, and at once; the body that the bytes are of goes on."""
+    monkeypatch.setattr(body, "CREDIT_S", 0.05)
 
     async def test(bodies: OpenBodies) -> None:
         bounds = OpenLimits(10, 1000)
         stopped = [Client(bodies, bounds) for _ in range(3)]
         for client in stopped:
             await client.send(b"a" * 300)
+        await asyncio.sleep(0.1)
         newcomer = Client(bodies, bounds)
         await newcomer.send(b"b" * 600)
         assert [await client.outcome() for client in stopped[:2]] == [408, 408]
@@ -131,6 +136,58 @@ def test_bytes_over_the_bound_end_those_that_stopped() -> None:
         await stopped[2].send(b"a", more=False)
         assert await newcomer.outcome() == b"b" * 601
         assert await stopped[2].outcome() == b"a" * 301
+
+    run(test)
+
+
+def test_bytes_over_the_bound_are_waited_for_among_bodies_at_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body is read no further until another one is complete."""
+    monkeypatch.setattr(body, "PAUSE_S", 60)
+
+    async def test(bodies: OpenBodies) -> None:
+        bounds = OpenLimits(10, 1000)
+        first, second = Client(bodies, bounds), Client(bodies, bounds)
+        await first.send(b"a" * 600)
+        await second.send(b"b" * 600)
+        await second.send(b"b", more=False)
+        assert (len(bodies.bodies), bodies.size, second.waiting.qsize()) == (2, 1200, 1)  # it is not read
+        await first.send(b"a", more=False)
+        assert await first.outcome() == b"a" * 600 + b"a"
+        assert await second.outcome() == b"b" * 600 + b"b"
+
+    run(test)
+
+
+def test_after_a_pause_the_slowest_body_at_the_pace_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "PAUSE_S", 0.05)
+
+    async def test(bodies: OpenBodies) -> None:
+        bounds = OpenLimits(10, 1000)
+        first, second = Client(bodies, bounds), Client(bodies, bounds)
+        await first.send(b"a" * 600)
+        await second.send(b"b" * 600)
+        with pytest.raises(RefusedError, match="as many bytes as this server takes") as caught:
+            await asyncio.wait_for(first.task, 5)
+        assert (caught.value.status, caught.value.code) == (429, "overloaded")
+        await second.send(b"b", more=False)
+        assert await second.outcome() == b"b" * 600 + b"b"
+
+    run(test)
+
+
+def test_a_complete_body_counts_until_the_budget_has_room_and_is_not_ended() -> None:
+    async def test(bodies: OpenBodies) -> None:
+        bounds, budget = OpenLimits(10, 1000), Budget(1000, 1000)
+        with budget.hold() as before, budget.hold() as held:
+            await before.add_body(600)
+            waiting = Client(bodies, bounds, held=held)
+            await waiting.send(b"a" * 600, more=False)
+            assert bodies.size == 600 and not waiting.task.done()
+            bodies._make_room(OpenLimits(0, 0), pace=False)
+            assert bodies.size == 600
+            before.drop_body()
+            assert await waiting.outcome() == b"a" * 600
+            assert (held.body, budget.used) == (600, 600)
 
     run(test)
 
@@ -197,6 +254,17 @@ def test_the_rest_of_a_refused_body_is_received_while_it_keeps_the_pace(monkeypa
 
     assert asyncio.run(sent(20, PACE_BYTES_S)) == 20
     assert asyncio.run(sent(20, 1)) < 10
+
+
+def test_the_rest_of_a_refused_body_is_received_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast it arrives."""
+    monkeypatch.setattr(body, "DISCARD_S", 0.2)
+
+    async def endless() -> Any:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": bytes(PACE_BYTES_S), "more_body": True}
+
+    asyncio.run(asyncio.wait_for(body.discard(endless), 2))
 
 
 def test_an_answer_is_held_until_the_body_is_whole_or_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

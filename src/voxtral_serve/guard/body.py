@@ -1,13 +1,18 @@
 """Request bodies while they arrive: limits on their number and bytes, and which body is ended at a limit.
 
 A request enters the queue only when its body is complete, so a slow client occupies an open body but no place in the
-queue. Open bodies have their own limits (`OpenLimits`). If a new body or new bytes exceed a limit, the slowest open
-body is ended with status 408, and the new one is kept.
+queue. Open bodies have their own limits (`OpenLimits`). If a new body exceeds the limit on their number, the slowest
+open body is ended with status 408, and the new one is kept. If new bytes exceed the limit on bytes, bodies behind the
+pace are ended in this way, the slowest first. If all are at the pace, the body whose bytes they are is read no further
+until there is room. If there is none for PAUSE_S, the slowest is ended with status 429.
+
+A complete body counts among the bytes until the request has room for it in the budget (guard.budget). It is not ended.
 
 The slowest body is the one whose credit ends first. A body starts with CREDIT_S seconds of credit. Each PACE_BYTES_S
-bytes add one second, up to CREDIT_S seconds from now. Therefore no body ranks above one that has just started, a body
-that stops ranks below all later ones, and a body at this pace or faster keeps its rank. Ranking by the average rate
-would let a client send one burst and then outrank all new bodies for minutes.
+bytes add one second, up to CREDIT_S seconds from now. A body whose credit has ended is behind the pace. Therefore no
+body ranks above one that has just started, a body that stops ranks below all later ones, and a body at this pace or
+faster keeps its rank. Ranking by the average rate would let a client send one burst and then outrank all new bodies for
+minutes.
 """
 
 import asyncio
@@ -16,22 +21,25 @@ import operator
 from collections.abc import Callable
 
 from voxtral_serve.guard.asgi import Receive
+from voxtral_serve.guard.budget import Reservation
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.limits import OpenLimits
 
 STALL_S = 30  # the longest wait for the next bytes of a body
 CREDIT_S = 5.0  # a pause of this length costs no rank
 PACE_BYTES_S = 16 << 10  # a slow mobile connection; a 10 s clip in Opus takes 2 s at this pace
+PAUSE_S = 2.0  # the longest time for which a body at the pace is not read
 # Seconds before a refused slow client gets its response. Clients that retry at once would otherwise take all of the
 # event loop's time.
 HOLD_S = 2.0
 LINGER_S = 1.0  # the wait for the rest of a body that is refused, so that the client reads the answer
+DISCARD_S = 10.0  # the longest time that is spent on the rest of a refused body
 
 
 class OpenBody:
     """A body that is still arriving. `clock` is the timeout of the task that reads it, `now` the event loop's time.
 
-    `ended` is True after the body was ended to make room.
+    `refusal` is why the body was ended to make room, once it was. A complete body is not ended.
     """
 
     def __init__(self, clock: asyncio.Timeout, now: float) -> None:
@@ -39,20 +47,28 @@ class OpenBody:
         self.pieces: list[bytes] = []
         self.size = 0  # bytes
         self.credit_end = now + CREDIT_S  # on the event loop's clock
-        self.ended = False
+        self.complete = False
+        self.refusal: RefusedError | None = None
 
     def add(self, piece: bytes, now: float) -> None:
         self.pieces.append(piece)
         self.size += len(piece)
         self.credit_end = min(self.credit_end + len(piece) / PACE_BYTES_S, now + CREDIT_S)
 
+    def end(self, refusal: RefusedError) -> None:
+        self.refusal = refusal
+        self.pieces.clear()
+        if not self.clock.expired():
+            self.clock.reschedule(0)  # its task wakes with TimeoutError
+
 
 class OpenBodies:
-    """The bodies that are arriving at one API process."""
+    """The bodies that are arriving at one API process, and those that wait for room in the budget."""
 
     def __init__(self) -> None:
         self.bodies: set[OpenBody] = set()
         self.size = 0  # bytes of all of them
+        self._smaller = asyncio.Event()  # set when `size` shrinks
 
     async def read(
         self,
@@ -61,60 +77,97 @@ class OpenBodies:
         limits: OpenLimits,
         count: Callable[[int], None],
         large: Callable[[str, int | str, int], RefusedError] = too_large,
+        held: Reservation | None = None,
     ) -> bytes | None:
-        """A complete body; None if the client has disconnected. `count` is called with the size of each piece, `large`
-        for the error of a body of more than `most` bytes.
+        """A complete body, whose bytes `held` then has; None if the client has disconnected.
 
-        Raises RefusedError for a body of more than `most` bytes, one that stalls, and one that is ended to make room.
+        `count` is called with the size of each piece, `large` for the error of a body of more than `most` bytes.
+
+        Raises RefusedError for a body of more than `most` bytes, one that stalls, one that is ended to make room, and
+        one for which there is no room in the budget.
         """
         now = asyncio.get_running_loop().time
-        ended = False
+        body = None
         try:
             async with asyncio.timeout(STALL_S) as clock:
                 body = OpenBody(clock, now())
                 try:
                     self.bodies.add(body)
                     self._make_room(limits)
-                    while (message := await receive())["type"] != "http.disconnect" and not body.ended:
+                    while (message := await receive())["type"] != "http.disconnect" and body.refusal is None:
                         piece = message.get("body", b"")
                         count(len(piece))
                         if body.size + len(piece) > most:
                             raise large("the body", f"more than {most}", most)
-                        if not message.get("more_body", False):
-                            return b"".join([*body.pieces, piece])
-                        clock.reschedule(now() + STALL_S)
                         body.add(piece, now())
                         self.size += len(piece)
-                        self._make_room(limits)
+                        if not message.get("more_body", False):
+                            return await self._completed(body, held)
+                        await self._wait_for_room(body, limits)
+                        clock.reschedule(now() + STALL_S)
                 finally:
-                    ended = body.ended
                     self._remove(body)
         except TimeoutError:
-            if not ended:
+            if body is None or body.refusal is None:
                 raise RefusedError(408, f"no data of the body arrived for {STALL_S} s", "stalled") from None
-        if ended:
-            raise RefusedError(
-                408,
-                "too many bodies are still arriving at the server, and this one was the slowest: send it again over a "
-                "faster connection",
-                "too_slow",
-            )
+        if body.refusal is not None:
+            raise body.refusal
         return None
 
-    def _make_room(self, limits: OpenLimits) -> None:
-        """End the slowest bodies until the others are within the limits."""
-        while self.bodies and (len(self.bodies) > limits.bodies or self.size > limits.size):
-            slowest = min(self.bodies, key=operator.attrgetter("credit_end"))
+    async def _completed(self, body: OpenBody, held: Reservation | None) -> bytes:
+        body.complete = True
+        body.clock.reschedule(None)
+        if held is not None:
+            await held.add_body(body.size)
+        return b"".join(body.pieces)
+
+    async def _wait_for_room(self, body: OpenBody, limits: OpenLimits) -> None:
+        """Wait until the bytes are within the limit, after `body` has got some. After PAUSE_S, end the slowest."""
+        now = asyncio.get_running_loop().time
+        self._make_room(limits)
+        start = now()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE_S):
+                while self.size > limits.size:
+                    self._smaller.clear()
+                    await self._smaller.wait()
+        body.credit_end += now() - start  # its client was kept from sending
+        self._make_room(limits, pace=False)
+
+    def _make_room(self, limits: OpenLimits, *, pace: bool = True) -> None:
+        """End the slowest bodies until the others are within the limits; with `pace`, none at the pace for bytes."""
+        now = asyncio.get_running_loop().time()
+        while len(self.bodies) > limits.bodies or self.size > limits.size:
+            arriving = [body for body in self.bodies if not body.complete]
+            slowest = min(arriving, key=operator.attrgetter("credit_end"), default=None)
+            if slowest is None:
+                return
+            slow = len(self.bodies) > limits.bodies or slowest.credit_end < now
+            if pace and not slow:
+                return
             self._remove(slowest)
-            slowest.ended = True
-            slowest.pieces.clear()
-            if not slowest.clock.expired():
-                slowest.clock.reschedule(0)  # its task wakes with TimeoutError
+            slowest.end(_too_slow() if slow else _too_many_bytes())
 
     def _remove(self, body: OpenBody) -> None:
         if body in self.bodies:
             self.bodies.remove(body)
             self.size -= body.size
+            self._smaller.set()
+
+
+def _too_slow() -> RefusedError:
+    return RefusedError(
+        408,
+        "too many bodies are still arriving at the server, and this one was the slowest: send it again over a faster "
+        "connection",
+        "too_slow",
+    )
+
+
+def _too_many_bytes() -> RefusedError:
+    return RefusedError(
+        429, "the bodies that are arriving have as many bytes as this server takes: try again soon", "overloaded"
+    )
 
 
 async def hold(receive: Receive) -> bool:
@@ -128,13 +181,15 @@ async def hold(receive: Receive) -> bool:
 
 
 async def discard(receive: Receive) -> None:
-    """Receive the rest of a refused body after the response, for LINGER_S, and longer while it arrives at the pace.
+    """Receive the rest of a refused body after the response: for LINGER_S, longer while it arrives at the pace, and for
+    DISCARD_S at most.
 
     Closing a connection while the client still sends resets it, and the client may lose the response.
     """
     now = asyncio.get_running_loop().time
+    end = now() + DISCARD_S
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S) as clock:
             while (message := await receive()).get("more_body", False):
                 credit_end = (clock.when() or now()) + len(message.get("body", b"")) / PACE_BYTES_S
-                clock.reschedule(min(credit_end, now() + CREDIT_S))
+                clock.reschedule(min(credit_end, now() + CREDIT_S, end))
