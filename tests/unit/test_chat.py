@@ -1,20 +1,42 @@
 """The JSON of a chat: its audio made clean, and URLs that vLLM must not fetch."""
 
 import base64
+import io
 import json
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from guarding import RULES, SAMPLES, heard, refusal
+import soundfile
+from guarding import RATE, RULES, SAMPLES, refusal
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
 from tools import inputs
+from voxtral_serve.audio.decode import AudioError, Clip, decode
 from voxtral_serve.guard import chat
+from voxtral_serve.guard.errors import RefusedError
 
 
 def chat_of(part: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode()
+
+
+def decoded(request: chat.ChatRequest) -> list[Clip]:
+    """In this process, where the server has others for it."""
+    clips, seconds = list[Clip](), Fraction(0)
+    for audio in request.audio:
+        try:
+            clips.append(decode(audio.data, chat.bounds(RULES, seconds), RATE))
+        except AudioError as error:
+            raise RefusedError(400, f"{audio.where}: {error}", error.code, audio.where) from error
+        seconds += Fraction(len(clips[-1].samples), RATE)
+    return clips
+
+
+def heard(file: bytes) -> tuple[Any, int]:
+    samples, rate = soundfile.read(io.BytesIO(file), dtype="float32")
+    return samples, rate
 
 
 def url(address: str) -> bytes:
@@ -78,7 +100,7 @@ def test_audio_in_a_data_url_is_made_clean(scheme: str) -> None:
         {"type": "audio_url", "audio_url": scheme + text},
     ):
         request = chat.read(chat_of(part), RULES)
-        clips = chat.decoded(request, RULES)
+        clips = decoded(request)
         assert [clip.seconds for clip in clips] == [2]
         clean = json.loads(chat.written(request, clips))["messages"][0]["content"][0]["audio_url"]["url"]
         assert clean.startswith("data:audio/wav;base64,")
@@ -92,12 +114,12 @@ def test_clips_of_one_chat_share_the_limit() -> None:
     asked = {"messages": [{"role": "user", "content": [part, part]}]}
     request = chat.read(json.dumps(asked).encode(), RULES)
     assert [audio.where for audio in request.audio] == [f"messages[0].content[{n}].input_audio" for n in range(2)]
-    clips = chat.decoded(request, RULES)
+    clips = decoded(request)
     assert [clip.seconds for clip in clips] == [2, 2]
     parts = json.loads(chat.written(request, clips))["messages"][0]["content"]
     assert [heard(base64.b64decode(part["input_audio"]["data"]))[0].size for part in parts] == [SAMPLES.size] * 2
     asked["messages"].append(asked["messages"][0])
-    error = refusal(chat.decoded, chat.read(json.dumps(asked).encode(), RULES), RULES)
+    error = refusal(decoded, chat.read(json.dumps(asked).encode(), RULES))
     assert (error.code, error.param) == ("clip_too_long", "messages[1].content[0].input_audio")
     assert "takes at most 0.00 s (of 4.00 s per chat)" in str(error)
 

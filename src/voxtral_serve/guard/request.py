@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from voxtral_serve.guard import page
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.body import OpenBodies, discard, hold
+from voxtral_serve.guard.budget import Reservation
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.keyring import IN_FLIGHT
 from voxtral_serve.guard.metrics import code_counted, key_metrics, metrics
@@ -268,10 +269,15 @@ class Request:
         await self.send({"type": "http.response.body", "body": body})
 
     async def _body(
-        self, most: int, facts: Facts, large: Callable[[str, int | str, int], RefusedError] = too_large
+        self,
+        most: int,
+        facts: Facts,
+        large: Callable[[str, int | str, int], RefusedError] = too_large,
+        held: Reservation | None = None,
     ) -> bytes | None:
-        """The body; None if the client has disconnected. Raises RefusedError, if the queue is full now as well: there
-        is no use in receiving the body then. `large` makes the error of a body of more than `most` bytes."""
+        """The body, whose bytes `held` then has; None if the client has disconnected. Raises RefusedError, if the queue
+        is full now as well: there is no use in receiving the body then. `large` makes the error of a body of more than
+        `most` bytes."""
         declared = self.headers.get(b"content-length", b"").decode("latin-1")
         if declared.isdigit() and int(declared[:18]) > most:
             raise large("the body", int(declared[:18]), most)
@@ -281,7 +287,7 @@ class Request:
         if facts.keys is not None and self.key is not None:
             facts.keys.check_place(self.key, IN_FLIGHT)
             facts.keys.check_audio(self.key)
-        body = await self.guard.bodies.read(self.receive, most, facts.open, self._count, large)
+        body = await self.guard.bodies.read(self.receive, most, facts.open, self._count, large, held)
         self.arriving = False
         return body
 

@@ -95,22 +95,22 @@ class TranscriptionRequest(Request):
             raise RefusedError(
                 400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
             )
-        body = await self._body(facts.rules.chat_bytes, facts)
-        if body is None:
-            return
-        with self._place(facts), self._key_place(facts, IN_FLIGHT), facts.budget.hold() as held:
-            async with asgi.connected(self.receive):
-                ignored, content = await self._read_chat(body, facts, held)
-            del body
-            # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
-            request = asgi.request(self.scope, chat.CONTENT_TYPE, content, self.id, self.receive)
-            del content
-            await self.guard.app(*request, naming(ignored, self.send))
+        with facts.budget.hold() as held:
+            body = await self._body(facts.rules.chat_bytes, facts, held=held)
+            if body is None:
+                return
+            with self._place(facts), self._key_place(facts, IN_FLIGHT):
+                async with asgi.connected(self.receive):
+                    ignored, content = await self._read_chat(body, facts, held)
+                del body
+                # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
+                request = asgi.request(self.scope, chat.CONTENT_TYPE, content, self.id, self.receive)
+                del content
+                await self.guard.app(*request, naming(ignored, self.send))
 
     async def _read_chat(self, body: bytes, facts: ServerFacts, held: Reservation) -> tuple[tuple[str, ...], bytes]:
         """(names of fields without effect, the JSON for vLLM) of a chat. Raises RefusedError."""
         run = functools.partial(asyncio.get_running_loop().run_in_executor, self.guard.threads)
-        await held.add_body(len(body))
         request = await run(chat.read, body, facts.rules)
         clips, seconds = list[Clip](), Fraction(0)
         for audio in request.audio:
@@ -124,19 +124,19 @@ class TranscriptionRequest(Request):
     async def _upload(self, facts: ServerFacts) -> None:
         task = TASKS[self.path]
         fields.check_task(task, facts.rules.can)
-        body = await self._body(facts.rules.upload_bytes, facts)
-        if body is None:
-            return
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
-        with self._place(facts), self._key_place(facts, IN_FLIGHT), facts.budget.hold() as held:
-            async with asgi.connected(self.receive):
-                await held.add_body(len(body))
-                read = functools.partial(_read_form, body, content_type, task, facts)
-                request, file = await asyncio.get_running_loop().run_in_executor(self.guard.threads, read)
-                del body, read  # the decoder releases `file`, the last view of it
-                last = await self._transcribe(request, file, facts, held)
-            for message in last:
-                await self.send(message)
+        with facts.budget.hold() as held:
+            body = await self._body(facts.rules.upload_bytes, facts, held=held)
+            if body is None:
+                return
+            with self._place(facts), self._key_place(facts, IN_FLIGHT):
+                async with asgi.connected(self.receive):
+                    read = functools.partial(_read_form, body, content_type, task, facts)
+                    request, file = await asyncio.get_running_loop().run_in_executor(self.guard.threads, read)
+                    del body, read  # the decoder releases `file`, the last view of it
+                    last = await self._transcribe(request, file, facts, held)
+                for message in last:
+                    await self.send(message)
 
     async def _transcribe(
         self, request: fields.TranscriptRequest, file: Any, facts: ServerFacts, held: Reservation
