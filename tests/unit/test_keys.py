@@ -240,6 +240,7 @@ def file(tmp_path: Path) -> Path:
 def ring(file: Path) -> Iterator[KeyRing]:
     made = KeyRing(file, Usage())
     yield made
+    made.close()
     made.usage.close()
 
 
@@ -360,9 +361,16 @@ def test_the_limit_of_requests_is_each_key_s_own(tmp_path: Path) -> None:
     ring = made.facts.keys if made.facts else None
     assert ring is not None
     count = Count()
-    with ring.place(ring.keys["billing"], "in_flight"):
-        refused = posted(made, bearer(BILLING))
-        assert posted(made, bearer(CALLS)).status == 200
+
+    async def both() -> tuple[Answer, Answer]:
+        refused, other = Answer(), Answer()
+        async with ring.place(ring.keys["billing"], "in_flight"):
+            await post(made, refused, *CLIP, bearer(BILLING))
+            await post(made, other, *CLIP, bearer(CALLS))
+        return refused, other
+
+    refused, other = asyncio.run(both())
+    assert other.status == 200
     assert (refused.status, refused.error["code"], refused.error["type"]) == (
         *(429, "rate_limit_exceeded"),
         "rate_limit_error",
@@ -371,6 +379,7 @@ def test_the_limit_of_requests_is_each_key_s_own(tmp_path: Path) -> None:
     assert refused.answer[b"retry-after"] == b"1"
     assert count.grown("key_refused_total") == {"{key=billing,limit=in_flight}": 1}
     assert posted(made, bearer(BILLING)).status == 200
+    ring.close()
     assert ring.usage.held("billing", "in_flight") == 0
     assert count.grown("key_requests_in_flight") == {}
     assert len(app.bodies) == 2
@@ -468,6 +477,7 @@ def test_a_session_over_its_allowance_is_told_and_closed(tmp_path: Path) -> None
         "_total{reason=rate_limited}": 1,
         "{key=billing,kind=live}": pytest.approx(4, abs=0.6),
     }
+    ring.close()
     assert ring.usage.held("billing", "live_sessions") == 0
 
 
@@ -477,7 +487,7 @@ def test_live_sessions_of_a_key(path: str, tmp_path: Path) -> None:
         made, _ = keyed(tmp_path, text(live_sessions=1), sessions=service(FakeEngine()))
         assert made.facts is not None and made.facts.keys is not None
         ring, count = made.facts.keys, Count()
-        with ring.place(ring.keys["billing"], "live_sessions"):
+        async with ring.place(ring.keys["billing"], "live_sessions"):
             refused = await handshaken(made, path, "model=voxtral", authorization=f"Bearer {BILLING}")
             other = await handshaken(made, path, "model=voxtral", authorization=f"Bearer {CALLS}")
         return refused, other, count.grown("key_refused_total") | count.grown("live_refused_total")

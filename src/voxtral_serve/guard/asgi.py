@@ -12,6 +12,17 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 REPLACED = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"x-request-id")
 
 
+def without_body(after: Receive) -> Receive:
+    """The `receive` of a request without a body, and then what `after` returns: a body that the client sends is not
+    waited for."""
+    waiting: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Message:
+        return waiting.pop() if waiting else await after()
+
+    return receive
+
+
 def request(
     scope: Message, content_type: bytes, content: bytes, request_id: str, after: Receive
 ) -> tuple[Message, Receive]:

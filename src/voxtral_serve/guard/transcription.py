@@ -40,12 +40,11 @@ class TranscriptionRequest(Request):
         return super()._described() if self.live is None else (self.live.report(), self.live.fields())
 
     def _check_handshake(self) -> None:
-        handshake.check_origin(self.headers, LIMITS.live_origins)
         handshake.key_as_header(self.scope, self.headers)
 
     async def _answer(self, facts: ServerFacts) -> None:
         if self.path in self.SOCKETS:
-            with self._place(facts):
+            async with self._place(facts):
                 await self._live(facts)
         elif self.path == CHAT:
             await self._chat(facts)
@@ -54,17 +53,17 @@ class TranscriptionRequest(Request):
 
     async def _live(self, facts: ServerFacts) -> None:
         if facts.sessions is None:
-            with self._key_place(facts, LIVE):
+            async with self._key_place(facts, LIVE):
                 await self._vllms_live(facts)
             return
         made = handshake.read(self.path, self.scope, self.headers)
         self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol)
-        with contextlib.ExitStack() as places:
+        async with contextlib.AsyncExitStack() as places:
             if facts.keys is not None and self.key is not None:
                 self.live.audio = KeyAudio(facts.keys, self.key)
                 try:
-                    places.enter_context(facts.keys.place(self.key, LIVE))
-                    facts.keys.check_audio(self.key)
+                    await places.enter_async_context(facts.keys.place(self.key, LIVE))
+                    await facts.keys.check_audio(self.key)
                 except RefusedError as error:  # a browser does not show a page the answer to a handshake
                     self.live.refusal = Ending(REFUSED, LATER, str(error), error.code)
             await self.live.serve()
@@ -89,14 +88,14 @@ class TranscriptionRequest(Request):
         body = await self._body(facts.rules.chat_bytes, facts)
         if body is None:
             return
-        with self._place(facts), self._key_place(facts, IN_FLIGHT):
+        async with self._place(facts), self._key_place(facts, IN_FLIGHT):
             clean = await asyncio.get_running_loop().run_in_executor(self.guard.threads, chat.read, body, facts.rules)
             del body
             if not facts.chats:
                 raise RefusedError(
                     400, "this model does not chat: send audio to /v1/audio/transcriptions", "no_chat", "model"
                 )
-            self._accept(facts, clean.seconds, "chat")
+            await self._accept(facts, clean.seconds, "chat")
             # After the body, the client's own messages: vLLM waits for its http.disconnect, to abort the request.
             request = asgi.request(self.scope, chat.CONTENT_TYPE, clean.content, self.id, self.receive)
             del clean
@@ -107,17 +106,17 @@ class TranscriptionRequest(Request):
         if body is None:
             return
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
-        with self._place(facts), self._key_place(facts, IN_FLIGHT):
+        async with self._place(facts), self._key_place(facts, IN_FLIGHT):
             ready = await asyncio.get_running_loop().run_in_executor(
                 self.guard.threads, upload.read, body, content_type, TASKS[self.path], facts.rules, facts.detector
             )
             del body
-            self._accept(facts, ready.audio.clip.seconds, "upload")
+            await self._accept(facts, ready.audio.clip.seconds, "upload")
             await upload.answer(ready, self.guard.app, self.scope, self.receive, self.send, self.id, facts.stream)
 
-    def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
+    async def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
         """Count the audio before vLLM gets it. Raises RefusedError if the key has not so much left."""
         if facts.keys is not None and self.key is not None:
-            facts.keys.spend(self.key, seconds, kind)
+            await facts.keys.spend(self.key, seconds, kind)
         self.seconds = seconds
         self.guard.metrics.audio.labels(kind).inc(seconds)
