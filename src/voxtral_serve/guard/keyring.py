@@ -2,7 +2,8 @@
 
 Each API process reads the file every CHECK_S. A changed file takes over for new requests once it has been the same
 twice, so that one that is being written is not taken; requests and sessions that run keep the limits they began with,
-but for seconds of audio. One that is not valid is an error in the log, and the keys stay as they are.
+but for seconds of audio, and live connections of a key that is gone are closed. One that is not valid is an error in
+the log, and the keys stay as they are.
 """
 
 import asyncio
@@ -55,9 +56,8 @@ class KeyRing:
         return found if scheme.lower() == b"bearer" else None
 
     def valid(self, key: Key) -> bool:
-        """Whether the file in force has this key under this name."""
-        now = self.keys.get(key.name)
-        return now is not None and now.digest == key.digest
+        """Whether a key that was found is still in the file, by whatever name."""
+        return any(other.digest == key.digest for other in self.keys.values())
 
     def close(self) -> None:
         """Wait until all is counted. Nothing may be counted afterwards."""

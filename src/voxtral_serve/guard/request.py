@@ -4,6 +4,7 @@ Its path, its key, the limits of the queue and of bodies, and errors in OpenAI's
 `speech.request` have the paths of each kind of server, and what vLLM gets of them.
 """
 
+import asyncio
 import contextlib
 import json
 import re
@@ -28,12 +29,14 @@ from voxtral_serve.logs import SERVED, fields
 from voxtral_serve.patches.live_server import log
 
 HELD = (401, 408)  # refusals of a body that is arriving that are held back (body.HOLD_S)
+SEND_S = 60  # the longest wait for a client that does not read its answer, as deploy/nginx has it
 THREADS = 4  # for decoding; ten minutes of audio occupy one thread for a second
 DISCONNECTED = 499  # in the log, as nginx has it
 FAILED = 500
 MODELS, MODEL = "/v1/models", "/v1/models/"  # the list; one of it, whose name follows and may have slashes
 SERVER = "/v1/server"  # guard.about
 METRICS = "/metrics"
+PREFLIGHT = {b"origin", b"access-control-request-method"}  # headers of a request that vLLM's CORS middleware answers
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 Facts = ServerFacts | SpeechFacts
 
@@ -93,9 +96,11 @@ class Request:
             self.status, self.answering = 101, True
         elif message["type"] == "websocket.close" and not self.answering:
             self.status = 403
+        websocket = self.scope["type"] == "websocket"  # LiveService.sweep has its deadline
         try:
-            await self.client(message)
-        except OSError:  # uvicorn's ClientDisconnected
+            async with asyncio.timeout(None if websocket else SEND_S):
+                await self.client(message)
+        except OSError:  # uvicorn's ClientDisconnected, and TimeoutError
             self.gone = True
             raise
 
@@ -178,8 +183,8 @@ class Request:
             raise RefusedError(503, "the server is starting or stopping", "not_ready")
         websocket = self.scope["type"] == "websocket"
         self._check_path(websocket)
-        if self.method == "OPTIONS":  # of a browser, which asks before it sends the key
-            await self.guard.app(self.scope, self.receive, self.send)
+        if self.method == "OPTIONS" and self.headers.keys() >= PREFLIGHT:  # of a browser, before it sends the key
+            await self.guard.app(self.scope, asgi.without_body(self.receive), self.send)
             return
         if not websocket and self.method not in self._methods():
             raise self._wrong_method()

@@ -7,10 +7,10 @@ from typing import Any
 from voxtral_serve.guard import asgi, chat, page, upload
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.errors import RefusedError
-from voxtral_serve.guard.keyring import IN_FLIGHT, LIVE, KeyAudio
+from voxtral_serve.guard.keyring import CHECK_S, IN_FLIGHT, LIVE, KeyAudio
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
-from voxtral_serve.guard.live.service import LATER, REFUSED, Ending
+from voxtral_serve.guard.live.service import LATER, POLICY, REFUSED, Ending
 from voxtral_serve.guard.live.socket import LiveSocket
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.guard.request import MODELS, SERVER, Frontend, Request
@@ -82,7 +82,16 @@ class TranscriptionRequest(Request):
         if not facts.live:
             code_counted(True, whole_clips.ERROR["code"])
         app = self.guard.app if facts.live else whole_clips.WholeClipsOnly(self.guard.app)
-        await app(self.scope, self.receive, self.send)
+        session = asyncio.ensure_future(app(self.scope, self.receive, self.send))
+        try:
+            while not (await asyncio.wait({session}, timeout=CHECK_S))[0]:
+                if facts.keys is not None and self.key is not None and not facts.keys.valid(self.key):
+                    reason = "the key is no longer valid"
+                    await self.send({"type": "websocket.close", "code": POLICY, "reason": reason})
+                    return
+            await session
+        finally:
+            session.cancel()
 
     async def _chat(self, facts: ServerFacts) -> None:
         body = await self._body(facts.rules.chat_bytes, facts)
