@@ -46,8 +46,15 @@ PHASES = (
 )
 PATCHES = re.compile(r'voxtral-serve patches: ([^"\n]+)')  # up to the quote, where the log is JSON
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "voxtral-serve")
-# The line of a Python traceback with the exception, behind vLLM's process prefix
-CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", re.MULTILINE)
+# A line with an exception: the last of a Python traceback, behind vLLM's process and what its logger adds at `ERROR`. A
+# warning that quotes an exception is none.
+EXCEPTION = re.compile(
+    r"^(?:\((\w+) pid=\d+\) )?(?:ERROR:? +(?:\d\d-\d\d [\d:]+ \[[^\]]+\] )?)?"
+    r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .+)$",
+    re.MULTILINE,
+)
+ENGINE = ("EngineCore", "Worker")  # how the names of the engine's processes begin
+POINTER = "root cause"  # in exceptions that say no more than that the log has another one
 
 
 def free_port() -> int:
@@ -73,9 +80,9 @@ def server(
     """Run `vllm serve --config CONFIG` in `directory`, where the config's `model: .` points; yields when it responds.
 
     The server listens on 127.0.0.1 only; its output goes to `log`. At the end, all its processes are stopped. Raises
-    BenchError if the server does not start, with the last lines of the log and its first exception. `command` replaces
-    `vllm`. `model` is for a config that does not name it. `environment` is added to this process's environment. Without
-    `wait`, the caller waits for the server.
+    BenchError if the server does not start, with the last lines of the log and the exception that ended it. `command`
+    replaces `vllm`. `model` is for a config that does not name it. `environment` is added to this process's
+    environment. Without `wait`, the caller waits for the server.
     """
     vllm = list(command) or _command()
     for path, kind in ((config, "a vLLM config file"), (directory, "the checkpoint's directory")):
@@ -197,12 +204,29 @@ def is_own(command: Sequence[str] = ()) -> bool:
 
 
 def _tail(log: Path) -> str:
-    """The last lines of the log, and the first exception in it, which usually causes the later ones."""
+    """The last lines of the log, and the exception that ended the server."""
     text = log.read_text(errors="replace")
-    causes = CAUSE.findall(text)
     last = "\n".join(f"  {line}" for line in text.splitlines()[-SHOWN_LINES:])
-    cause = f"cause: {causes[0]}" if causes else "The log has no exception."
-    return f"The last lines of {log}:\n{last}\n{cause}"
+    told = cause(text)
+    return f"The last lines of {log}:\n{last}\n{'The log has no exception.' if told is None else f'cause: {told}'}"
+
+
+def cause(log: str) -> str | None:
+    """The exception that ended a `vllm serve`, from its log, in one line; None if there is none.
+
+    It is the last one of the engine's processes: they end at it. Without one it is the first, because the API server's
+    later exceptions follow from it.
+    """
+    found = [match for match in EXCEPTION.finditer(log) if POINTER not in match[2]]
+    engine = [match for match in found if (match[1] or "").startswith(ENGINE)]
+    if not found:
+        return None
+    last = engine[-1] if engine else found[0]
+    told = last[2]
+    if "validation error" in told:  # pydantic's: the next line says what is wrong, and then all arguments
+        line = log[last.end() :].split("\n", 2)[1:2]
+        told += ": " + re.sub(r"^\(\w+ pid=\d+\) (?:ERROR .*?\] )?", "", "".join(line)).partition(" [type=")[0]
+    return " ".join(told.split())
 
 
 @contextlib.contextmanager

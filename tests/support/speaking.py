@@ -139,12 +139,12 @@ def guarded(app: Any = None, **more: Any) -> tuple[Guard, OmniApp]:
 
 
 class Answer:
-    """What a client of the guard got. `raised`: what the server would close the connection for."""
+    """What a client of the guard got. `complete`: whether its end came, without which uvicorn closes the connection."""
 
     def __init__(self) -> None:
         self.status, self.headers, self.body = 0, dict[str, str](), b""
         self.parts: list[bytes] = []
-        self.raised: BaseException | None = None
+        self.complete = False
 
     async def send(self, message: Any) -> None:
         if message["type"].endswith("response.start"):
@@ -153,6 +153,7 @@ class Answer:
         else:
             self.parts.append(message.get("body", b""))
             self.body = b"".join(self.parts)
+            self.complete = not message.get("more_body", False)
 
     @property
     def error(self) -> dict[str, Any]:
@@ -182,10 +183,7 @@ async def ask(
         **{"type": "http", "method": method or ("GET" if content is None else "POST"), "path": path},
         "headers": [(b"content-type", b"application/json"), *headers],
     }
-    try:
-        await made(scope, receive, answer.send)
-    except RuntimeError as error:
-        answer.raised = error
+    await made(scope, receive, answer.send)
     return answer
 
 

@@ -254,6 +254,40 @@ def test_a_death_at_the_start_names_its_cause(vllm: Vllm) -> None:
     assert vllm.left() == set()  # the child, too, which outlived its parent
 
 
+AT = "11-24 12:36:04"
+WARNED = f"(EngineCore pid=7) WARNING {AT} [cpu.py:9] RuntimeError: could not create a primitive descriptor"
+DIED = f"""\
+{WARNED}
+(APIServer pid=6) WARNING {AT} [audio.py:478] torchcodec unavailable (ImportError('torchcodec: none'))
+(APIServer pid=6) ERROR {AT} [a.py:1] ValueError: of one request
+(EngineCore pid=7) ERROR {AT} [core.py:1512] Traceback (most recent call last):
+(EngineCore pid=7) ERROR {AT} [core.py:1512] KeyError: 'x'
+(EngineCore pid=7) ERROR {AT} [core.py:1512] During handling of the above exception, another exception occurred:
+(EngineCore pid=7) ERROR {AT} [core.py:1512] TypeError: unhashable type: 'list'
+(APIServer pid=6) ERROR {AT} [async_llm.py:906] vllm.v1.EngineDeadError: See stack trace (above) for the root cause.
+voxtral_serve.patches.live_server.EngineDeadError: vLLM's engine has died, so the server stops
+"""
+OF_A_WORKER = f"""\
+(Worker_TP0 pid=8) ERROR {AT} [w.py:1] torch.OutOfMemoryError: 3 GiB are missing
+(EngineCore_DP0 pid=7) ERROR {AT} [c.py:1] RuntimeError: Worker failed, please see the stack trace for the root cause
+"""
+OF_THE_API = "(APIServer pid=6) ERROR:    PatchError: it has drifted\n(APIServer pid=6) RuntimeError: no start\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (DIED, "TypeError: unhashable type: 'list'"),
+        (OF_A_WORKER, "torch.OutOfMemoryError: 3 GiB are missing"),
+        (OF_THE_API, "PatchError: it has drifted"),
+        (WARNED, None),
+    ],
+)
+def test_the_cause_of_a_death(log: str, cause: str | None) -> None:
+    """The engine's last exception: no warning that quotes one, no request's, and none that points to another."""
+    assert serve.cause(log) == cause
+
+
 def test_a_death_without_an_exception(vllm: Vllm) -> None:
     vllm.does(dies="error: no such option")
     with pytest.raises(BenchError, match=r"status 3(.|\n)*  error: no such option\nThe log has no exception\."):

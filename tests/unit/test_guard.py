@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from engines import EngineClient, transcriber
 from guarding import BOUNDS, RATE, RULES, SAMPLES, form
-from voxtral_serve.guard.budget import Budget
-from voxtral_serve.guard.decoders import Decoders
 
 from tools import inputs
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import limits, middleware
+from voxtral_serve.guard import request as guard_request
+from voxtral_serve.guard.budget import Budget
+from voxtral_serve.guard.decoders import Decoders
 from voxtral_serve.guard.server import ServerFacts
 from voxtral_serve.patches.live_server import log
 
@@ -314,3 +315,85 @@ def test_a_server_of_whole_clips_says_so_to_a_client_with_live_audio() -> None:
     assert ErrorEvent.model_validate(event).model_dump() == event
     assert "POST /v1/audio/transcriptions" in event["error"] and "max_live_sessions" in event["error"]
     assert (close["code"], close["reason"]) == (1008, "whole clips only")
+
+
+# ---- Crashes
+
+
+class Broken(FakeApp):
+    """Raises after `begun` messages of an answer."""
+
+    def __init__(self, begun: int) -> None:
+        super().__init__()
+        self.begun = begun
+        self.sent: list[Any] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        for message in ({"type": "http.response.start", "status": 200, "headers": []},)[: self.begun]:
+            await send(message)
+        raise ZeroDivisionError("a secret of the server")
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+def crashed(begun: int, caplog: pytest.LogCaptureFixture) -> tuple[list[Any], Any]:
+    """(messages to the client, the counts of its status)"""
+    from test_guard_metrics import Count
+
+    app, count = Broken(begun), Count()
+    made, _ = guarded()
+    made.app = app
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [(b"x-request-id", b"mine")]}
+    log.propagate = True
+    with caplog.at_level("INFO", log.name):
+        asyncio.run(made(scope, asyncio.Event().wait, app.send))
+    assert caplog.text.count("ZeroDivisionError: a secret of the server") == 1
+    assert "a request failed, id mine" in caplog.text and "GET /v1/models 500" in caplog.text
+    return app.sent, count.grown("requests_total")
+
+
+def test_a_crash_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+    (start, answer), counted = crashed(0, caplog)
+    error = json.loads(answer["body"])["error"]
+    assert (start["status"], error["code"], error["type"]) == (500, "internal_error", "server_error")
+    assert "mine" in error["message"] and "secret" not in answer["body"].decode()
+    assert counted == {"{path=/v1/models,status=500}": 1}
+
+
+def test_a_crash_within_an_answer_leaves_it_incomplete(caplog: pytest.LogCaptureFixture) -> None:
+    """For which uvicorn closes the connection."""
+    (start,), counted = crashed(1, caplog)
+    assert start["status"] == 200
+    assert counted == {"{path=/v1/models,status=500}": 1}
+
+
+# ---- Clients that hold on to what they have
+
+
+def test_a_client_that_does_not_read_its_answer_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_request, "SEND_S", 0.05)
+    lines: list[str] = []
+    monkeypatch.setattr(log, "info", lambda line, *values, extra: lines.append(line % values))
+    monkeypatch.setattr(log, "exception", lambda *line: lines.append("a crash"))
+    made, app = guarded()
+    app.send = lambda message: asyncio.Event().wait()  # type: ignore[method-assign, assignment, return-value]
+    body, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)))
+    asyncio.run(asyncio.wait_for(post(made, app, body, kind), 30))
+    assert made.in_flight == 0
+    assert len(lines) == 1 and "a crash" not in lines
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/v1/models/voxtral"])
+def test_a_body_that_nobody_asked_for_is_not_waited_for(path: str) -> None:
+    made, app = guarded()
+
+    async def models(scope: Any, receive: Any, send: Any) -> None:
+        assert await receive() == {"type": "http.request", "body": b"", "more_body": False}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps({"data": MODELS}).encode()})
+
+    made.app = models
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"content-length", b"9")]}
+    asyncio.run(asyncio.wait_for(made(scope, asyncio.Event().wait, app.send), 30))
+    assert app.status == 200

@@ -1,10 +1,12 @@
 """VOXTRAL_SERVE_KEYS: the file, what its keys may use, reloads, and the guard with it."""
 
 import asyncio
+import gzip
 import hashlib
 import json
 import logging
 import multiprocessing
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from test_logs import Lines
 from tools import inputs
 from voxtral_serve import keys
 from voxtral_serve.deploy import probe
-from voxtral_serve.guard import access, keyring, middleware, server
+from voxtral_serve.guard import access, keyring, middleware, server, transcription
 from voxtral_serve.guard.keyring import KeyRing
 from voxtral_serve.guard.usage import DIRECTORY, Usage, shared_file
 from voxtral_serve.keys import Key, KeysError
@@ -40,6 +42,10 @@ def sha256(key: str) -> str:
 def text(**limits: int) -> str:
     more = "".join(f"\n  {name}: {value}" for name, value in limits.items())
     return f"- name: billing\n  key: {BILLING}{more}\n- name: calls\n  sha256: {sha256(CALLS)}\n"
+
+
+def bearer(key: str) -> tuple[bytes, bytes]:
+    return b"authorization", f"Bearer {key}".encode()
 
 
 # ---- The file
@@ -240,6 +246,7 @@ def file(tmp_path: Path) -> Path:
 def ring(file: Path) -> Iterator[KeyRing]:
     made = KeyRing(file, Usage())
     yield made
+    made.close()
     made.usage.close()
 
 
@@ -293,6 +300,92 @@ def test_the_file_is_watched(file: Path, ring: KeyRing, monkeypatch: pytest.Monk
     assert len(lines) == 1 and "cannot be read (No such file or directory): the keys stay" in lines[0]
 
 
+def test_a_key_that_is_gone_or_changed(ring: KeyRing) -> None:
+    billing, calls = ring.keys["billing"], ring.keys["calls"]
+    for _ in range(2):
+        ring.take(text(in_flight=1).replace("calls", "talks").encode())
+    assert ring.valid(billing) and ring.valid(calls)  # with another limit, and by another name
+    for _ in range(2):
+        ring.take(text().replace(BILLING, f"{BILLING}-2").encode())
+    assert not ring.valid(billing) and ring.valid(calls)
+
+
+# ---- Counts are made in a thread
+
+
+def test_the_event_loop_does_not_wait_for_the_database(file: Path, tmp_path: Path) -> None:
+    """Which another process has locked for longer than a request takes."""
+    database = str(tmp_path / "usage.sqlite")
+    ring = KeyRing(file, Usage(database))
+    key = ring.keys["billing"]._replace(in_flight=1)
+    other = sqlite3.connect(database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    async def run() -> tuple[int, float]:
+        turns, worst_s = 0, 0.0
+
+        async def hold() -> None:
+            async with ring.place(key, "in_flight"):
+                pass
+
+        holding = asyncio.create_task(hold())
+        while not holding.done():
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            turns, worst_s = turns + 1, max(worst_s, time.monotonic() - before)
+            if turns == 300:
+                other.execute("ROLLBACK")
+        await holding
+        return turns, worst_s
+
+    turns, worst_s = asyncio.run(run())
+    assert turns >= 300 and worst_s < 1  # SQLite waits for up to 5 s
+    ring.close()
+    assert ring.usage.held("billing", "in_flight") == 0
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("most", [None, 1])
+def test_a_place_of_a_cancelled_request_is_given_back(
+    most: int | None, locked: bool, file: Path, tmp_path: Path
+) -> None:
+    """Whether it waits for the place or has it."""
+    database = str(tmp_path / "usage.sqlite")
+    ring = KeyRing(file, Usage(database))
+    key = ring.keys["billing"]._replace(in_flight=most)
+    other = sqlite3.connect(database, isolation_level=None)
+
+    async def run() -> None:
+        if locked:
+            other.execute("BEGIN IMMEDIATE")
+
+        async def hold() -> None:
+            async with ring.place(key, "in_flight"):
+                await asyncio.Event().wait()
+
+        holding = [asyncio.create_task(hold()) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        for task in holding:
+            task.cancel()
+        await asyncio.gather(*holding, return_exceptions=True)
+        if locked:
+            other.execute("ROLLBACK")
+
+    asyncio.run(run())
+    ring.close()
+    assert ring.usage.held("billing", "in_flight") == 0
+
+
+def test_a_count_that_fails_and_that_nobody_waits_for(ring: KeyRing, caplog: pytest.LogCaptureFixture) -> None:
+    log.propagate = True
+    key = ring.keys["billing"]._replace(audio_seconds_per_minute=1)
+    ring.keys["billing"] = key
+    ring.usage.close()
+    ring.spend_anyway(key, 1.0, "speech")
+    ring.close()
+    assert "what a key uses was not counted" in caplog.text
+
+
 # ---- The guard
 
 
@@ -300,10 +393,6 @@ def keyed(tmp_path: Path, content: str | None = None, **more: Any) -> tuple[midd
     file = tmp_path / "keys.yaml"
     file.write_text(content or text())
     return guarded(keys=KeyRing(file, Usage()), **more)
-
-
-def bearer(key: str) -> tuple[bytes, bytes]:
-    return b"authorization", f"Bearer {key}".encode()
 
 
 class Answer(FakeApp):
@@ -360,9 +449,16 @@ def test_the_limit_of_requests_is_each_key_s_own(tmp_path: Path) -> None:
     ring = made.facts.keys if made.facts else None
     assert ring is not None
     count = Count()
-    with ring.place(ring.keys["billing"], "in_flight"):
-        refused = posted(made, bearer(BILLING))
-        assert posted(made, bearer(CALLS)).status == 200
+
+    async def both() -> tuple[Answer, Answer]:
+        refused, other = Answer(), Answer()
+        async with ring.place(ring.keys["billing"], "in_flight"):
+            await post(made, refused, *CLIP, bearer(BILLING))
+            await post(made, other, *CLIP, bearer(CALLS))
+        return refused, other
+
+    refused, other = asyncio.run(both())
+    assert other.status == 200
     assert (refused.status, refused.error["code"], refused.error["type"]) == (
         *(429, "rate_limit_exceeded"),
         "rate_limit_error",
@@ -371,6 +467,7 @@ def test_the_limit_of_requests_is_each_key_s_own(tmp_path: Path) -> None:
     assert refused.answer[b"retry-after"] == b"1"
     assert count.grown("key_refused_total") == {"{key=billing,limit=in_flight}": 1}
     assert posted(made, bearer(BILLING)).status == 200
+    ring.close()
     assert ring.usage.held("billing", "in_flight") == 0
     assert count.grown("key_requests_in_flight") == {}
     assert len(app.engine.ids) == 2
@@ -413,6 +510,47 @@ def test_the_probe_s_key() -> None:
     given = {"VLLM_API_KEY": "a", "OPENAI_API_KEY": "b"}
     assert probe.api_key(given) == "a"
     assert probe.api_key({**given, "VOXTRAL_SERVE_KEYS": "keys.yaml"}) == "b"
+
+
+# ---- /metrics
+
+
+def scraped(made: middleware.Guard, *headers: tuple[bytes, bytes]) -> Answer:
+    from prometheus_client import make_asgi_app
+
+    made.app = make_asgi_app()
+    answer = Answer()
+    scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": headers, "query_string": b""}
+    asyncio.run(made(scope, asyncio.Event().wait, answer.send))
+    return answer
+
+
+OPEN_METRICS = (b"accept", b"application/openmetrics-text; version=1.0.0")
+
+
+@pytest.mark.parametrize("form", [(), (OPEN_METRICS,)])
+@pytest.mark.parametrize("key", [(), (bearer("unknown"),)])
+def test_metrics_without_a_key_name_nobody(
+    key: tuple[tuple[bytes, bytes], ...], form: tuple[tuple[bytes, bytes], ...], tmp_path: Path
+) -> None:
+    made, _ = keyed(tmp_path)
+    posted(made, bearer(BILLING))
+    answer = scraped(made, *key, *form, (b"accept-encoding", b"gzip"))
+    body = answer.body.decode()
+    assert answer.status == 200 and b"content-encoding" not in answer.answer
+    assert answer.answer[b"content-length"] == b"%d" % len(answer.body)
+    assert "billing" not in body and "voxtral_serve_key_" not in body
+    whole = scraped(made, bearer(CALLS), *form).body.decode()
+    assert 'voxtral_serve_key_requests_total{key="billing",status="200"}' in whole
+    families = [line for line in whole.splitlines() if line.startswith("# TYPE ") and "_serve_key_" not in line]
+    assert len(families) > 5
+    assert [line for line in body.splitlines() if line.startswith("# TYPE ")] == families
+
+
+def test_metrics_with_a_key_may_be_compressed(tmp_path: Path) -> None:
+    made, _ = keyed(tmp_path)
+    answer = scraped(made, bearer(BILLING), (b"accept-encoding", b"gzip"))
+    assert b"voxtral_serve_key_" in gzip.decompress(answer.body)
 
 
 # ---- Live clients
@@ -468,6 +606,7 @@ def test_a_session_over_its_allowance_is_told_and_closed(tmp_path: Path) -> None
         "_total{reason=rate_limited}": 1,
         "{key=billing,kind=live}": pytest.approx(4, abs=0.6),
     }
+    ring.close()
     assert ring.usage.held("billing", "live_sessions") == 0
 
 
@@ -477,7 +616,7 @@ def test_live_sessions_of_a_key(path: str, tmp_path: Path) -> None:
         made, _ = keyed(tmp_path, text(live_sessions=1), sessions=service(FakeEngine()))
         assert made.facts is not None and made.facts.keys is not None
         ring, count = made.facts.keys, Count()
-        with ring.place(ring.keys["billing"], "live_sessions"):
+        async with ring.place(ring.keys["billing"], "live_sessions"):
             refused = await handshaken(made, path, "model=voxtral", authorization=f"Bearer {BILLING}")
             other = await handshaken(made, path, "model=voxtral", authorization=f"Bearer {CALLS}")
         return refused, other, count.grown("key_refused_total") | count.grown("live_refused_total")
@@ -506,3 +645,32 @@ def test_audio_that_the_guard_cannot_count(tmp_path: Path) -> None:
     sent = asyncio.run(handshaken(made, REALTIME, authorization=f"Bearer {BILLING}"))
     assert sent[0]["status"] == 404
     assert "no live sessions for the key billing, which has audio_seconds_per_minute" in sent[1]["body"].decode()
+
+
+def test_a_revoked_key_loses_vllms_own_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a server with live sessions are LiveService.sweep's."""
+    monkeypatch.setattr(transcription, "CHECK_S", 0.01)
+    ended = []
+
+    async def session(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "websocket.accept"})
+            await asyncio.Event().wait()
+        finally:
+            ended.append(scope["path"])
+
+    async def run() -> list[Any]:
+        made, _ = keyed(tmp_path, live=True)
+        made.app = session
+        ring = made.facts.keys if made.facts else None
+        assert ring is not None
+        task = asyncio.create_task(handshaken(made, REALTIME, authorization=f"Bearer {BILLING}"))
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        for _ in range(2):
+            ring.take(text().replace(BILLING, f"{BILLING}-2").encode())
+        return await asyncio.wait_for(task, 30)
+
+    _, close = asyncio.run(run())
+    assert (close["type"], close["code"], close["reason"]) == ("websocket.close", 1008, "the key is no longer valid")
+    assert ended == [REALTIME]

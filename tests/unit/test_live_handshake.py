@@ -108,7 +108,7 @@ def test_the_web_page_that_a_client_comes_from(
     origin: str, allowed: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = limits.LIMITS._replace(live_origins=limits.origins(allowed))
-    monkeypatch.setattr("voxtral_serve.guard.transcription.LIMITS", found)
+    monkeypatch.setattr("voxtral_serve.guard.request.LIMITS", found)
     headers = {"authorization": f"Bearer {KEY}", "host": "voxtral.example:8000", "origin": origin}
     sent = asyncio.run(connected(REALTIME, **headers))
     assert status_of(sent) == status

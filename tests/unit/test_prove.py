@@ -1,6 +1,7 @@
 """`voxtral-serve prove` without a server: texts, outcomes, bounds, and what a report has and has not."""
 
 import html
+import inspect
 import json
 import re
 import socket
@@ -20,6 +21,7 @@ from conftest import DATA, PICO, ROOT
 
 from bench import dataset, lag, metrics, serve
 from voxtral_serve import cli
+from voxtral_serve.client import cause
 from voxtral_serve.client.errors import RequestError, UsageError
 from voxtral_serve.prove import clips, engine, facts, gpus, live, page, private, report, scoring, texts
 from voxtral_serve.prove.gpus import Gpus, Meter
@@ -282,10 +284,16 @@ def test_phases_of_a_start_are_those_of_the_benchmark() -> None:
     assert engine.phase("Resolved architecture …\nStarting to load model") == "loading the weights"
 
 
+def test_the_cause_is_the_benchmark_s() -> None:
+    assert inspect.getsource(engine.cause) == inspect.getsource(serve.cause)
+    for name in ("EXCEPTION", "ENGINE", "POINTER"):
+        assert getattr(cause, name) == getattr(serve, name)
+
+
 def test_the_cause_of_a_failed_start() -> None:
     log = "(EngineCore pid=1) ValueError: too  little memory\n(APIServer pid=2) RuntimeError: Engine failed\n"
     assert engine.cause(log) == "ValueError: too little memory"
-    assert engine.cause("nothing") == "its log has no exception"
+    assert engine.cause("nothing") is None
     log = (
         "(A pid=1) a.ValidationError: 1 validation error for C\n(A pid=1)   Value error, no (GPU) [type=value_error]\n"
     )

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import secrets
 import select
 import shutil
@@ -19,6 +18,7 @@ import requests
 
 from voxtral_serve.batch import leash
 from voxtral_serve.batch.job import JobError
+from voxtral_serve.client.cause import cause
 from voxtral_serve.client.server import Server
 
 START_S = 1800  # a first start compiles for minutes
@@ -26,8 +26,6 @@ POLL_S = 0.5
 FORK_S = 60  # of the process that starts the leash
 STOP_S = leash.GRACE_S + 5
 SHOWN_LINES = 15
-# The line of a Python traceback with the exception, behind vLLM's process prefix
-CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
 
 
 def health(server: Server) -> int | None:
@@ -94,11 +92,11 @@ class Engine:
         return health(Server(self.url, None)) == 200
 
     def last_words(self) -> str:
-        """The log's last lines, and the first exception in it, which usually causes the later ones."""
+        """The log's last lines, and the exception that ended the engine."""
         text = self._log.read_text(errors="replace")
-        causes = CAUSE.findall(text)
+        told = cause(text)
         lines = [f"  {line}" for line in text.splitlines()[-SHOWN_LINES:]]
-        return "\n".join([*lines, f"cause: {causes[0]}" if causes else "The log has no exception."])
+        return "\n".join([*lines, "The log has no exception." if told is None else f"cause: {told}"])
 
     def stop(self) -> None:
         """End it. It ends as well when this process does."""

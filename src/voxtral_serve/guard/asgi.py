@@ -17,25 +17,27 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 REPLACED = (b"content-type", b"content-length", b"transfer-encoding", b"content-encoding", b"x-request-id")
 
 
+def receiving(content: bytes, after: Receive) -> Receive:
+    """A `receive` that returns the whole body in its first message, and then what `after` returns."""
+    waiting: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive() -> Message:
+        return waiting.pop() if waiting else await after()
+
+    return receive
+
+
 def request(
     scope: Message, content_type: bytes, content: bytes, request_id: str, after: Receive
 ) -> tuple[Message, Receive]:
-    """(scope, receive) of the same request with another body and request id.
-
-    `receive` returns the whole body in its first message, and then what `after` returns.
-    """
+    """(scope, receive) of the same request with another body and request id; `receive` is that of `receiving`."""
     kept = [(header, value) for header, value in scope["headers"] if header.lower() not in REPLACED]
     ours = [
         (b"content-type", content_type),
         (b"content-length", b"%d" % len(content)),
         (b"x-request-id", request_id.encode()),
     ]
-    waiting: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
-
-    async def receive() -> Message:
-        return waiting.pop() if waiting else await after()
-
-    return {**scope, "headers": kept + ours}, receive
+    return {**scope, "headers": kept + ours}, receiving(content, after)
 
 
 class GoneError(Exception):

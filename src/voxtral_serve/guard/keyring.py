@@ -2,16 +2,19 @@
 
 Each API process reads the file every CHECK_S. A changed file takes over for new requests once it has been the same
 twice, so that one that is being written is not taken; requests and sessions that run keep the limits they began with,
-but for seconds of audio. One that is not valid is an error in the log, and the keys stay as they are.
+but for seconds of audio, and live connections of a key that is gone are closed. One that is not valid is an error in
+the log, and the keys stay as they are.
 """
 
 import asyncio
 import contextlib
 import hmac
 import math
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from voxtral_serve import keys
 from voxtral_serve.guard.errors import RefusedError
@@ -24,14 +27,19 @@ CHECK_S = 1.0
 CHARGED_S = 1.0  # of live audio that are counted together: a count takes tens of microseconds
 LEAST_S = 0.1  # of audio that a key must have left before more is received
 IN_FLIGHT, LIVE, AUDIO = keys.LIMITS
+Result = TypeVar("Result")
 
 
 class KeyRing:
-    """The only one of a process."""
+    """The only one of a process.
+
+    SQLite may wait for seconds for another process, so all of `usage` runs in one thread, in the order of the calls.
+    """
 
     def __init__(self, file: Path, usage: Usage) -> None:
         """Raises KeysError if the file cannot be used."""
         self.file, self.usage = file, usage
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="keys")
         self.metrics = key_metrics()
         content = keys.content(file)
         self.keys = {key.name: key for key in keys.parsed(content, str(file))}
@@ -47,43 +55,61 @@ class KeyRing:
                 found = key
         return found if scheme.lower() == b"bearer" else None
 
-    @contextlib.contextmanager
-    def place(self, key: Key, what: str) -> Iterator[None]:
-        """A place of the key's among `what`, IN_FLIGHT or LIVE. Raises RefusedError if there is none."""
-        if not self.usage.take(key.name, what, getattr(key, what)):
-            self._refuse(key, what, "Try again when one has ended")
-        gauge = (self.metrics.in_flight if what == IN_FLIGHT else self.metrics.live).labels(key.name)
-        gauge.inc()
-        try:
-            yield
-        finally:
-            self.usage.give(key.name, what)
-            gauge.dec()
+    def valid(self, key: Key) -> bool:
+        """Whether a key that was found is still in the file, by whatever name."""
+        return any(other.digest == key.digest for other in self.keys.values())
 
-    def check_place(self, key: Key, what: str) -> None:
+    def close(self) -> None:
+        """Wait until all is counted. Nothing may be counted afterwards."""
+        self._thread.shutdown()
+
+    @contextlib.asynccontextmanager
+    async def place(self, key: Key, what: str) -> AsyncIterator[None]:
+        """A place of the key's among `what`, IN_FLIGHT or LIVE. Raises RefusedError if there is none."""
+        most = getattr(key, what)
+        taken = self._thread.submit(self.usage.take, key.name, what, most)
+        try:
+            # Without a limit there is nothing to wait for.
+            if most is not None and not await asyncio.wrap_future(taken):
+                self._refuse(key, what, "Try again when one has ended")
+            with (
+                (self.metrics.in_flight if what == IN_FLIGHT else self.metrics.live).labels(key.name).track_inprogress()
+            ):
+                yield
+        finally:
+            self._thread.submit(_give, self.usage, taken, key.name, what)
+
+    async def check_place(self, key: Key, what: str) -> None:
         """Raises RefusedError if the key has no place now: before a body is received."""
         most = getattr(key, what)
-        if most is not None and self.usage.held(key.name, what) >= most:
+        if most is not None and await self._counted(self.usage.held, key.name, what) >= most:
             self._refuse(key, what, "Try again when one has ended")
 
-    def check_audio(self, key: Key) -> None:
+    async def check_audio(self, key: Key) -> None:
         """Raises RefusedError if the key has no audio left: before a body or a session is received."""
         a_minute = self._allowance(key)
-        if a_minute is not None and (wait_s := self.usage.wait_s(key.name, LEAST_S, a_minute)) > 0:
-            self._refuse_audio(key, a_minute, wait_s)
+        if a_minute is not None:
+            wait_s = await self._counted(self.usage.wait_s, key.name, LEAST_S, a_minute)
+            if wait_s > 0:
+                self._refuse_audio(key, a_minute, wait_s)
 
-    def spend(self, key: Key, seconds: float, kind: str) -> None:
+    async def spend(self, key: Key, seconds: float, kind: str) -> None:
         """Count seconds of audio of a key. Raises RefusedError, and counts nothing, if they are more than is left."""
         a_minute = self._allowance(key)
-        if a_minute is not None and (wait_s := self.usage.spend(key.name, seconds, a_minute)) > 0:
-            self._refuse_audio(key, a_minute, wait_s, seconds)
+        if a_minute is not None:
+            wait_s = await self._counted(self.usage.spend, key.name, seconds, a_minute)
+            if wait_s > 0:
+                self._refuse_audio(key, a_minute, wait_s, seconds)
         self.metrics.audio.labels(key.name, kind).inc(seconds)
 
     def spend_anyway(self, key: Key, seconds: float, kind: str) -> None:
         """Count seconds of audio that the engine has."""
         if (a_minute := self._allowance(key)) is not None:
-            self.usage.spend(key.name, seconds, a_minute, anyway=True)
+            self._thread.submit(_spend_anyway, self.usage, key.name, seconds, a_minute)
         self.metrics.audio.labels(key.name, kind).inc(seconds)
+
+    async def _counted(self, count: Callable[..., Result], *arguments: object) -> Result:
+        return await asyncio.wrap_future(self._thread.submit(count, *arguments))
 
     def _allowance(self, key: Key) -> int | None:
         """As the file has it now: of a session that was there before, too."""
@@ -142,6 +168,24 @@ class KeyRing:
         log.info("%d keys of %s are in force: %s", len(found), self.file, ", ".join(self.keys))
 
 
+def _give(usage: Usage, taken: Future[bool], name: str, what: str) -> None:
+    """Give back what `take` has taken before, in the same thread: nothing, if its request was refused or cancelled."""
+    if not taken.cancelled() and taken.exception() is None and taken.result():
+        _logged(usage.give, name, what)
+
+
+def _spend_anyway(usage: Usage, name: str, seconds: float, a_minute: int) -> None:
+    _logged(usage.spend, name, seconds, a_minute, anyway=True)
+
+
+def _logged(count: Callable[..., object], *arguments: object, **more: object) -> None:
+    """Count something that nobody waits for: an error is in the log."""
+    try:
+        count(*arguments, **more)
+    except sqlite3.Error:
+        log.exception("what a key uses was not counted")
+
+
 class KeyAudio:
     """The audio of one socket, counted against its key's limit."""
 
@@ -149,10 +193,10 @@ class KeyAudio:
         self._ring, self._key = ring, key
         self._uncounted_s = 0.0
 
-    def add(self, seconds: float) -> None:
+    async def add(self, seconds: float) -> None:
         """Raises RefusedError, and counts nothing of it, if the key has not so much left."""
         if self._uncounted_s + seconds >= CHARGED_S:
-            self._ring.spend(self._key, self._uncounted_s + seconds, "live")
+            await self._ring.spend(self._key, self._uncounted_s + seconds, "live")
             self._uncounted_s = 0.0
         else:
             self._uncounted_s += seconds

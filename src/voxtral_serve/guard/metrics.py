@@ -6,7 +6,11 @@ as constants.
 """
 
 import functools
+import re
 from typing import Any, NamedTuple
+
+OF_KEYS = "voxtral_serve_key_"
+_OF_KEYS = re.compile(rf"^(?:# \w+ )?{OF_KEYS}.*\n".encode(), re.MULTILINE)
 
 
 class Metrics(NamedTuple):
@@ -88,7 +92,7 @@ def key_metrics() -> KeyMetrics:
     """Those of a server with VOXTRAL_SERVE_KEYS, registered at the first call. `key` is the key's name."""
     from prometheus_client import Counter, Gauge
 
-    prefix = "voxtral_serve_key_"
+    prefix = OF_KEYS
     return KeyMetrics(
         Counter(f"{prefix}requests", "Requests and live connections of a key that have ended.", ["key", "status"]),
         Counter(f"{prefix}refused", "Requests and live clients that a limit of their key refused.", ["key", "limit"]),
@@ -101,6 +105,11 @@ def key_metrics() -> KeyMetrics:
         Gauge(f"{prefix}live_connections", "Live connections of a key.", ["key"], multiprocess_mode="livesum"),
         Counter(f"{prefix}audio_seconds", "Seconds of audio of a key that were accepted.", ["key", "kind"]),
     )
+
+
+def without_keys(text: bytes) -> bytes:
+    """The text of /metrics without the lines of KeyMetrics."""
+    return _OF_KEYS.sub(b"", text)
 
 
 def code_counted(live: bool, code: str) -> None:

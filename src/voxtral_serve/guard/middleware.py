@@ -17,6 +17,7 @@ import asyncio
 
 from voxtral_serve.guard.asgi import App, GoneError, Message, Receive, Send
 from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.origins import own_names
 from voxtral_serve.guard.request import Facts, Frontend, Request
 from voxtral_serve.guard.server import attach, drifted
 from voxtral_serve.guard.speech.facts import SpeechFacts
@@ -38,6 +39,8 @@ class Guard(Frontend):
         """Serve: vLLM has started."""
         self.requests = SpeechRequest if isinstance(facts, SpeechFacts) else TranscriptionRequest
         self.facts = facts
+        if facts.verify is None and facts.keys is None:
+            own_names()  # asked for now, as it may take seconds
         self.metrics.most.set(facts.most_in_flight)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -60,6 +63,9 @@ class Guard(Frontend):
                 raise
             request.arriving = False  # there is no time to receive the rest
             await request.refuse(RefusedError(503, "the server is stopping: send this again", "stopping"))
+        except Exception:
+            if not request.gone:  # its client has left: what follows of that is no failure
+                await request.crash()
         finally:
             request.report()
             served.clear()

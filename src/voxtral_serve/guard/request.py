@@ -4,22 +4,24 @@ Its path, its key, the limits of the queue and of bodies, and errors in OpenAI's
 `speech.request` have the paths of each kind of server, and what vLLM gets of them.
 """
 
+import asyncio
 import contextlib
 import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
-from voxtral_serve.guard import page
+from voxtral_serve.guard import asgi, origins, page
 from voxtral_serve.guard.asgi import App, Message, Receive, Send
 from voxtral_serve.guard.body import OpenBodies, discard, hold
 from voxtral_serve.guard.budget import Reservation
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.keyring import IN_FLIGHT
-from voxtral_serve.guard.metrics import code_counted, key_metrics, metrics
+from voxtral_serve.guard.limits import LIMITS
+from voxtral_serve.guard.metrics import code_counted, key_metrics, metrics, without_keys
 from voxtral_serve.guard.page import PageFile
 from voxtral_serve.guard.server import ServerFacts
 from voxtral_serve.guard.speech.facts import SpeechFacts
@@ -28,10 +30,14 @@ from voxtral_serve.logs import SERVED, fields
 from voxtral_serve.patches.live_server import log
 
 HELD = (401, 408)  # refusals of a body that is arriving that are held back (body.HOLD_S)
+SEND_S = 60  # the longest wait for a client that does not read its answer, as deploy/nginx has it
 THREADS = 4  # for decoding; ten minutes of audio occupy one thread for a second
 DISCONNECTED = 499  # in the log, as nginx has it
+FAILED = 500
 MODELS, MODEL = "/v1/models", "/v1/models/"  # the list; one of it, whose name follows and may have slashes
 SERVER = "/v1/server"  # guard.about
+METRICS = "/metrics"
+PREFLIGHT = {b"origin", b"access-control-request-method"}  # headers of a request that vLLM's CORS middleware answers
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 Facts = ServerFacts | SpeechFacts
 
@@ -75,6 +81,7 @@ class Request:
         self.status = DISCONNECTED
         self.bytes, self.seconds = 0, 0.0
         self.answering = False
+        self.gone = False  # whether the client has left, as `send` has found
         self.key: Key | None = None
         # Whether the client may still be sending a body
         self.arriving = self.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self.headers
@@ -90,7 +97,13 @@ class Request:
             self.status, self.answering = 101, True
         elif message["type"] == "websocket.close" and not self.answering:
             self.status = 403
-        await self.client(message)
+        websocket = self.scope["type"] == "websocket"  # LiveService.sweep has its deadline
+        try:
+            async with asyncio.timeout(None if websocket else SEND_S):
+                await self.client(message)
+        except OSError:  # uvicorn's ClientDisconnected, and TimeoutError
+            self.gone = True
+            raise
 
     @property
     def endpoint(self) -> str | None:
@@ -145,6 +158,18 @@ class Request:
             await discard(self.receive)
             await self.send({"type": f"{kind}.body", "body": b""})
 
+    async def crash(self) -> None:
+        """Answer with status 500 what ended with an exception that is none of the client's; it is in the log.
+
+        An answer that has begun stays incomplete: the server closes its connection.
+        """
+        log.exception("a request failed, id %s", self.id)
+        if self.answering:
+            self.status = FAILED
+        else:
+            message = f"the server failed at this request: its log has the reason, with the id {self.id}"
+            await self.refuse(RefusedError(FAILED, message, "internal_error"))
+
     async def serve(self) -> None:
         """Answer the request or have vLLM answer it. Raises RefusedError."""
         if self.path in self.PAGES and self.scope["type"] == "http":
@@ -155,16 +180,21 @@ class Request:
             raise RefusedError(503, "the server is starting or stopping", "not_ready")
         websocket = self.scope["type"] == "websocket"
         self._check_path(websocket)
-        if self.method == "OPTIONS":  # of a browser, which asks before it sends the key
-            await self.guard.app(self.scope, self.receive, self.send)
+        if self.method == "OPTIONS" and self.headers.keys() >= PREFLIGHT:  # of a browser, before it sends the key
+            await self.guard.app(self.scope, asgi.receiving(b"", self.receive), self.send)
             return
         if not websocket and self.method not in self._methods():
             raise self._wrong_method()
+        keyless = facts.verify is None and facts.keys is None
+        if websocket or keyless:
+            origins.check(self.headers, LIMITS.live_origins, keyless)
         if websocket:
             self._check_handshake()
         self._check_key(facts)
-        if self.path in self.READ:
-            await self.guard.app(self.scope, self.receive, self.send)
+        if self.path == METRICS and facts.keys is not None and self.key is None:
+            await self._metrics()
+        elif self.path in self.READ:
+            await self.guard.app(self.scope, asgi.receiving(b"", self.receive), self.send)
         elif self.path == SERVER:
             await self._json(facts.about)
         elif self.path.startswith(MODEL):
@@ -201,12 +231,12 @@ class Request:
             raise RefusedError(404, f"there is no {path} here: this server has {', '.join(self.METHODS)}", "not_found")
 
     def _check_key(self, facts: Facts) -> None:
-        if self.path in self.KEYLESS or (facts.verify is None and facts.keys is None):
-            return
         if facts.keys is not None:
             self.key = facts.keys.find(self.headers.get(b"authorization", b""))
             if self.key is not None and (served := SERVED.get()) is not None:
                 served["key"] = self.key.name
+        if self.path in self.KEYLESS or (facts.verify is None and facts.keys is None):
+            return
         if self.key is None and not self._is_vllms_key(facts):
             what = "a key that this server does not know" if b"authorization" in self.headers else "no key"
             raise RefusedError(401, f"the request has {what}: expected Authorization: Bearer KEY", "invalid_api_key")
@@ -225,8 +255,8 @@ class Request:
                 "overloaded",
             )
 
-    @contextlib.contextmanager
-    def _place(self, facts: Facts) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _place(self, facts: Facts) -> AsyncIterator[None]:
         """A place among the requests in flight. Raises RefusedError if there is none."""
         self._check_queue(facts)
         self.guard.in_flight += 1
@@ -237,7 +267,7 @@ class Request:
             self.guard.in_flight -= 1
             self.guard.metrics.in_flight.dec()
 
-    def _key_place(self, facts: Facts, what: str) -> contextlib.AbstractContextManager[None]:
+    def _key_place(self, facts: Facts, what: str) -> contextlib.AbstractAsyncContextManager[None]:
         """A place among those of the request's key. Raises RefusedError if there is none."""
         if facts.keys is None or self.key is None:
             return contextlib.nullcontext()
@@ -246,14 +276,8 @@ class Request:
     async def _model(self) -> None:
         """Answer `GET /v1/models/{id}`, which vLLM does not have, from its list of models."""
         name = self.path.removeprefix(MODEL)
-        messages: list[Message] = []
-
-        async def keep(message: Message) -> None:
-            messages.append(message)
-
-        path = self.scope.get("root_path", "") + MODELS
-        await self.guard.app({**self.scope, "path": path, "raw_path": path.encode()}, self.receive, keep)
-        models = json.loads(b"".join(message.get("body", b"") for message in messages[1:]))["data"]
+        _, body = await self._vllms(MODELS)
+        models = json.loads(body)["data"]
         found = next((model for model in models if model["id"] == name), None)
         if found is None:
             names = ", ".join(model["id"] for model in models)
@@ -261,6 +285,28 @@ class Request:
                 404, f"the model {ascii(name)[:80]} does not exist: this server has {names}", "model_not_found", "model"
             )
         await self._json(found)
+
+    async def _metrics(self) -> None:
+        """Answer `GET /metrics` to a client without a key: with no series of a key, whose label is its name."""
+        start, body = await self._vllms(METRICS)
+        body = without_keys(body)
+        kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+        await self.send({**start, "headers": [*kept, (b"content-length", b"%d" % len(body))]})
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def _vllms(self, path: str) -> tuple[Message, bytes]:
+        """vLLM's answer to a GET of this path: its start and its body, which is not compressed."""
+        messages: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            messages.append(message)
+
+        path = self.scope.get("root_path", "") + path
+        headers = [(name, value) for name, value in self.scope["headers"] if name.lower() != b"accept-encoding"]
+        scope = {**self.scope, "path": path, "raw_path": path.encode(), "headers": headers}
+        await self.guard.app(scope, asgi.receiving(b"", self.receive), keep)
+        start, *rest = messages
+        return start, b"".join(message.get("body", b"") for message in rest)
 
     async def _json(self, content: Mapping[str, Any]) -> None:
         body = json.dumps(dict(content), ensure_ascii=False).encode()
@@ -285,8 +331,8 @@ class Request:
             raise RefusedError(415, "the body is compressed (Content-Encoding): send it as it is", "invalid_form")
         self._check_queue(facts)
         if facts.keys is not None and self.key is not None:
-            facts.keys.check_place(self.key, IN_FLIGHT)
-            facts.keys.check_audio(self.key)
+            await facts.keys.check_place(self.key, IN_FLIGHT)
+            await facts.keys.check_audio(self.key)
         body = await self.guard.bodies.read(self.receive, most, facts.open, self._count, large, held)
         self.arriving = False
         return body

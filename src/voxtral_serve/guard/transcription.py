@@ -12,10 +12,10 @@ from voxtral_serve.guard.answer import answered, naming
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.budget import Reservation
 from voxtral_serve.guard.errors import RefusedError
-from voxtral_serve.guard.keyring import IN_FLIGHT, LIVE, KeyAudio
+from voxtral_serve.guard.keyring import CHECK_S, IN_FLIGHT, LIVE, KeyAudio
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
-from voxtral_serve.guard.live.service import LATER, REFUSED, Ending
+from voxtral_serve.guard.live.service import LATER, POLICY, REFUSED, Ending
 from voxtral_serve.guard.live.socket import LiveSocket
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.guard.request import MODELS, SERVER, Frontend, Request
@@ -45,12 +45,11 @@ class TranscriptionRequest(Request):
         return super()._described() if self.live is None else (self.live.report(), self.live.fields())
 
     def _check_handshake(self) -> None:
-        handshake.check_origin(self.headers, LIMITS.live_origins)
         handshake.key_as_header(self.scope, self.headers)
 
     async def _answer(self, facts: ServerFacts) -> None:
         if self.path in self.SOCKETS:
-            with self._place(facts):
+            async with self._place(facts):
                 await self._live(facts)
         elif self.path == CHAT:
             await self._chat(facts)
@@ -59,17 +58,17 @@ class TranscriptionRequest(Request):
 
     async def _live(self, facts: ServerFacts) -> None:
         if facts.sessions is None:
-            with self._key_place(facts, LIVE):
+            async with self._key_place(facts, LIVE):
                 await self._vllms_live(facts)
             return
         made = handshake.read(self.path, self.scope, self.headers)
         self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol)
-        with contextlib.ExitStack() as places:
+        async with contextlib.AsyncExitStack() as places:
             if facts.keys is not None and self.key is not None:
                 self.live.audio = KeyAudio(facts.keys, self.key)
                 try:
-                    places.enter_context(facts.keys.place(self.key, LIVE))
-                    facts.keys.check_audio(self.key)
+                    await places.enter_async_context(facts.keys.place(self.key, LIVE))
+                    await facts.keys.check_audio(self.key)
                 except RefusedError as error:  # a browser does not show a page the answer to a handshake
                     self.live.refusal = Ending(REFUSED, LATER, str(error), error.code)
             await self.live.serve()
@@ -88,7 +87,16 @@ class TranscriptionRequest(Request):
         if not facts.live:
             code_counted(True, whole_clips.ERROR["code"])
         app = self.guard.app if facts.live else whole_clips.WholeClipsOnly(self.guard.app)
-        await app(self.scope, self.receive, self.send)
+        session = asyncio.ensure_future(app(self.scope, self.receive, self.send))
+        try:
+            while not (await asyncio.wait({session}, timeout=CHECK_S))[0]:
+                if facts.keys is not None and self.key is not None and not facts.keys.valid(self.key):
+                    reason = "the key is no longer valid"
+                    await self.send({"type": "websocket.close", "code": POLICY, "reason": reason})
+                    return
+            await session
+        finally:
+            session.cancel()
 
     async def _chat(self, facts: ServerFacts) -> None:
         if not facts.chats:
@@ -99,7 +107,7 @@ class TranscriptionRequest(Request):
             body = await self._body(facts.rules.chat_bytes, facts, held=held)
             if body is None:
                 return
-            with self._place(facts), self._key_place(facts, IN_FLIGHT):
+            async with self._place(facts), self._key_place(facts, IN_FLIGHT):
                 async with asgi.connected(self.receive):
                     ignored, content = await self._read_chat(body, facts, held)
                 del body
@@ -118,7 +126,7 @@ class TranscriptionRequest(Request):
             clip = await facts.decoders.decode(audio.data, bounds, facts.rules.rate, audio.where, held, last=False)
             clips.append(clip)
             seconds += Fraction(len(clip.samples), clip.rate)
-        self._accept(facts, float(seconds), "chat")
+        await self._accept(facts, float(seconds), "chat")
         return request.ignored, await run(chat.written, request, clips)
 
     async def _upload(self, facts: ServerFacts) -> None:
@@ -129,7 +137,7 @@ class TranscriptionRequest(Request):
             body = await self._body(facts.rules.upload_bytes, facts, held=held)
             if body is None:
                 return
-            with self._place(facts), self._key_place(facts, IN_FLIGHT):
+            async with self._place(facts), self._key_place(facts, IN_FLIGHT):
                 async with asgi.connected(self.receive):
                     read = functools.partial(_read_form, body, content_type, task, facts)
                     request, file = await asyncio.get_running_loop().run_in_executor(self.guard.threads, read)
@@ -147,13 +155,13 @@ class TranscriptionRequest(Request):
         audio = await asyncio.get_running_loop().run_in_executor(
             self.guard.threads, pieces.split, clip, request.form.name, facts.rules, facts.detector
         )
-        self._accept(facts, clip.seconds, "upload")
+        await self._accept(facts, clip.seconds, "upload")
         return await answered(facts.transcriber, request, audio, language, facts.stream, self.id, self.send)
 
-    def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
+    async def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
         """Count the audio before vLLM gets it. Raises RefusedError if the key has not so much left."""
         if facts.keys is not None and self.key is not None:
-            facts.keys.spend(self.key, seconds, kind)
+            await facts.keys.spend(self.key, seconds, kind)
         self.seconds = seconds
         self.guard.metrics.audio.labels(kind).inc(seconds)
 

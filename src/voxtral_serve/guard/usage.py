@@ -30,12 +30,13 @@ def shared_file(processes: int) -> str:
 
 
 class Usage:
-    """`what` is the name of a limit on what is held at a time. To be used by one thread."""
+    """`what` is the name of a limit on what is held at a time. To be used by one thread at a time."""
 
     def __init__(self, file: str = MEMORY, process: int = 0) -> None:
         """`process` is the number of this API process."""
         self._process = process
-        self._database = sqlite3.connect(file, isolation_level=None)  # its statements begin and end transactions
+        # Its statements begin and end transactions.
+        self._database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         for statement in ("PRAGMA journal_mode = MEMORY", "PRAGMA synchronous = OFF", *TABLES):
             self._database.execute(statement)
         # A directory that the user has set may have the file of a former server.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import requests
 
+from voxtral_serve.client.cause import cause
 from voxtral_serve.client.errors import RequestError, UsageError
 
 START_S = 1800  # a first start compiles for minutes
@@ -30,16 +31,12 @@ PHASES = (
     ("starting the API", "init engine"),
 )
 PATCHES = re.compile(r'voxtral-serve patches: ([^"\n]+)')  # up to the quote, where the log is JSON
-# The line of a Python traceback with the exception, behind vLLM's process prefix
-CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
-VALIDATION = "validation error"
-LINE = re.compile(r"^\(\w+ pid=\d+\) ")
 # They would give the server other keys than the run's, or another way to ask for them.
 OTHER_KEYS = ("VLLM_API_KEY_FILE", "VOXTRAL_SERVE_KEYS")
 
 
 class StartError(RequestError):
-    """vllm serve did not start. The message is one line, with the first exception of its log."""
+    """vllm serve did not start. The message is one line, with the exception that ended it."""
 
 
 class Engine:
@@ -86,7 +83,7 @@ class Engine:
         return found[1].strip() if found else None
 
     def cause(self) -> str:
-        return cause(self._text())
+        return cause(self._text()) or "its log has no exception"
 
     def tell_to_stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -131,18 +128,6 @@ def vllm() -> str:
 def phase(log: str) -> str:
     """The last phase of PHASES that the log has reached."""
     return [name for name, line in PHASES if line in log][-1]
-
-
-def cause(log: str) -> str:
-    """The first exception in a log, which usually causes the later ones, in one line."""
-    found = CAUSE.search(log)
-    if not found:
-        return "its log has no exception"
-    told = found[1]
-    if VALIDATION in told:  # pydantic's: the next line says what is wrong, behind vLLM's prefix, and then all arguments
-        line = [*log[found.end() :].split("\n"), ""][1]
-        told += ": " + LINE.sub("", line).partition(" [type=")[0]
-    return " ".join(told.split())
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the handshake of a live WebSocket says: its protocol, its key, and the web page that it comes from.
+"""What the handshake of a live WebSocket says: its protocol and its key.
 
 A browser cannot set the header `Authorization`, so a key may come as a subprotocol, as OpenAI has it. It never comes in
 the URL, which proxies write to their logs.
@@ -6,10 +6,9 @@ the URL, which proxies write to their logs.
 
 from collections.abc import Callable
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from voxtral_serve.guard.asgi import Message
-from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.live.mistral_dialect import MistralDialect
 from voxtral_serve.guard.live.openai_dialect import BETA_UPDATE, UPDATE, OpenAiDialect, created
 from voxtral_serve.guard.live.openai_settings import OpenAiSettings
@@ -22,7 +21,6 @@ KEY, BETA_SUBPROTOCOL = "openai-insecure-api-key.", "openai-beta.realtime-v1"
 AUTHORIZATION = b"authorization"
 MISTRAL_PATH = "/v1/audio/transcriptions/realtime"
 PATHS = (PATH, MISTRAL_PATH)
-OWN_PORTS = {"http": 80, "https": 443}
 
 
 class Handshake(NamedTuple):
@@ -88,20 +86,3 @@ def key_as_header(scope: Message, headers: dict[bytes, bytes]) -> None:
     if given and AUTHORIZATION not in headers:
         headers[AUTHORIZATION] = value = f"Bearer {given[-1]}".encode("latin-1", "replace")
         scope["headers"] = [*scope["headers"], (AUTHORIZATION, value)]
-
-
-def check_origin(headers: dict[bytes, bytes], allowed: frozenset[str]) -> None:
-    """Raises RefusedError for a web page that is neither of this server's host nor allowed."""
-    origin = headers.get(b"origin", b"").decode("latin-1").lower()
-    if not origin or "*" in allowed or origin in allowed:
-        return
-    page, host = urlsplit(origin), headers.get(b"host", b"").decode("latin-1").lower()
-    # Browsers leave out a scheme's own port; some proxies add it.
-    if page.netloc and host.removesuffix(f":{OWN_PORTS.get(page.scheme)}") == page.netloc:
-        return
-    raise RefusedError(
-        403,
-        f"the web page {ascii(origin)[1:-1][:80]} may not open live sessions at {ascii(host)[1:-1][:80]}: this server "
-        "allows its own pages, if a proxy before it passes Host on, and those of VOXTRAL_SERVE_LIVE_ORIGINS",
-        "origin_not_allowed",
-    )

@@ -107,7 +107,7 @@ class LiveSession:
         self._parts: list[Part] = []  # those that are not done, and the last one
         self._done_samples = self._requests = 0
         # Told the samples that `feed` gets; false ends the session, and these are not fed
-        self.allowed: Callable[[int], bool] = lambda samples: True
+        self.allowed: Callable[[int], Awaitable[bool]] | None = None
         self.logprobs = False  # whether the next request asks for them
         self.turn = 0
         self._room: asyncio.Future[None] | None = None
@@ -128,7 +128,7 @@ class LiveSession:
     async def feed(self, pcm: bytes) -> None:
         """Mono PCM16 of any length, at the shape's rate. It waits while the backlog is full, in seconds or in turns."""
         arrived = time.monotonic()
-        if self.ended or not self.allowed(len(pcm) // SAMPLE_BYTES):
+        if self.ended or not (self.allowed is None or await self.allowed(len(pcm) // SAMPLE_BYTES)):
             return
         while pcm and not self.ended:
             room, later = (self._most - self.backlog) * SAMPLE_BYTES, b""

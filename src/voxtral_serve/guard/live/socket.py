@@ -194,10 +194,10 @@ class LiveSocket:
             return False
         return True
 
-    def _allowed(self, samples: int) -> bool:
+    async def _allowed(self, samples: int) -> bool:
         if self.audio is not None:
             try:
-                self.audio.add(samples / self.service.link.shape.rate_hz)
+                await self.audio.add(samples / self.service.link.shape.rate_hz)
             except RefusedError as error:
                 self.drain(Ending("rate_limited", LATER, str(error), error.code))
                 return False

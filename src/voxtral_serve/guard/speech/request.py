@@ -54,7 +54,7 @@ class SpeechRequest(Request):
         body = await self._body(BODY_BYTES, facts, _too_large)
         if body is None:
             return
-        with self._place(facts), self._key_place(facts, IN_FLIGHT):
+        async with self._place(facts), self._key_place(facts, IN_FLIGHT):
             parameters = fields.read(body, facts.voices, facts.models)
             metrics().characters.inc(parameters.characters)
             answer = SpeechAnswer(parameters, self.start, self.send, self.guard.threads)
