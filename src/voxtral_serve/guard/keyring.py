@@ -47,6 +47,10 @@ class KeyRing:
                 found = key
         return found if scheme.lower() == b"bearer" else None
 
+    def valid(self, key: Key) -> bool:
+        """Whether a key that was found is still in the file, by whatever name."""
+        return any(other.digest == key.digest for other in self.keys.values())
+
     @contextlib.contextmanager
     def place(self, key: Key, what: str) -> Iterator[None]:
         """A place of the key's among `what`, IN_FLIGHT or LIVE. Raises RefusedError if there is none."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from typing import Any
 
 from voxtral_serve.guard import asgi, chat, page, upload
@@ -15,6 +16,7 @@ from voxtral_serve.guard.live.socket import LiveSocket
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.guard.request import MODELS, SERVER, Frontend, Request
 from voxtral_serve.guard.server import ServerFacts
+from voxtral_serve.patches.live_server import ClientWatch
 
 KEYLESS = frozenset({"/health", "/load", "/metrics", "/ping", "/version"})
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*sorted(KEYLESS), MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
@@ -45,8 +47,7 @@ class TranscriptionRequest(Request):
 
     async def _answer(self, facts: ServerFacts) -> None:
         if self.path in self.SOCKETS:
-            with self._place(facts):
-                await self._live(facts)
+            await self._live(facts)
         elif self.path == CHAT:
             await self._chat(facts)
         else:
@@ -54,14 +55,17 @@ class TranscriptionRequest(Request):
 
     async def _live(self, facts: ServerFacts) -> None:
         if facts.sessions is None:
-            with self._key_place(facts, LIVE):
+            with self._place(facts), self._key_place(facts, LIVE):
                 await self._vllms_live(facts)
             return
+        facts.sessions.make_room()
         made = handshake.read(self.path, self.scope, self.headers)
-        self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol)
+        wire = self.scope.get("extensions", {}).get(ClientWatch.EXTENSION)
+        self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol, wire)
         with contextlib.ExitStack() as places:
             if facts.keys is not None and self.key is not None:
                 self.live.audio = KeyAudio(facts.keys, self.key)
+                self.live.valid = functools.partial(facts.keys.valid, self.key)
                 try:
                     places.enter_context(facts.keys.place(self.key, LIVE))
                     facts.keys.check_audio(self.key)

@@ -17,10 +17,11 @@ from voxtral_serve.patches.config_hooks import ConfigHooks, ConfigParsers
 from voxtral_serve.patches.drain import ApiProcessDrain
 from voxtral_serve.patches.live_audio import LiveAudio
 from voxtral_serve.patches.live_server import (
+    ClientWatch,
     ConnectionHeaders,
     FileLimit,
     GracefulStop,
-    PongDeadline,
+    NoCompression,
     TokenRecording,
 )
 from voxtral_serve.patches.ngram_pads import NgramPads
@@ -29,7 +30,10 @@ from voxtral_serve.patches.step_graphs import StepGraphs
 # Every start needs these two: they find out which patches a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
 RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio(), StepGraphs())
-SERVER_RECORDS = (TokenRecording(), FileLimit(), GracefulStop(), ConnectionHeaders(), PongDeadline())
+SERVER_RECORDS = (
+    *(TokenRecording(), FileLimit(), GracefulStop()),
+    *(ConnectionHeaders(), ClientWatch(), NoCompression()),
+)
 
 
 def every() -> Iterator[shims.Patch]:
