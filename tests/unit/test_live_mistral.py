@@ -10,7 +10,7 @@ from livefakes import SHAPE, FakeClient, FakeEngine, service
 from test_live_openai import Sentences, with_pauses, with_sentences
 from test_live_session import RATE, noise, tokens_of
 
-from voxtral_serve.guard.live.mistral_dialect import MistralDialect, TurnSigns
+from voxtral_serve.guard.live.mistral_dialect import MistralDialect, TurnDetection, TurnSigns
 
 pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
@@ -220,13 +220,7 @@ def test_turns_are_told() -> None:
 
 
 def test_a_turn_that_may_be_over_ends_with_its_timeout() -> None:
-    signs = TurnSigns(
-        {
-            **{"start_threshold": 0.5, "eager_end_threshold": 0.5, "end_threshold": 0.3},
-            **{"min_silence_ms": 64, "end_timeout_ms": 96},
-        },
-        RATE,
-    )
+    signs = TurnSigns(TurnDetection(end_threshold=0.3, min_silence_ms=64, end_timeout_ms=96), RATE)
     found = [signs.step(p, 512 * n, 512 * (n + 1)) for n, p in enumerate([0.9, 0.4, 0.4, 0.4, 0.4, 0.4])]
     assert [each and (each.kind, each.reason) for each in found] == [
         *(("start", None), ("eager_end", None), None, None, ("end", "timeout"), None),

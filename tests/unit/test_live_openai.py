@@ -305,7 +305,7 @@ def test_a_field_that_is_left_out_stays_and_null_switches_off() -> None:
         (None, "session", "invalid_value"),
         ({"type": "realtime"}, "session.type", "invalid_value"),
         ({"voice": "alloy"}, "session.voice", "unknown_parameter"),
-        ({"include": ["text"]}, "session.include", "invalid_value"),
+        ({"include": ["text"]}, "session.include[0]", "invalid_value"),
         ({"audio": []}, "session.audio", "invalid_value"),
         ({"audio": {"output": {}}}, "session.audio.output", "unknown_parameter"),
         ({"audio": {"input": {"format": {"type": "audio/opus"}}}}, "session.audio.input.format.type", "invalid_value"),

@@ -75,7 +75,8 @@ TARGETS: dict[str, Declared] = {
     "FileLimit": "state",
     "GracefulStop": "",  # uvicorn's
     "ConnectionHeaders": "",
-    "PongDeadline": "",
+    "ClientWatch": "",
+    "NoCompression": "",
 }
 
 # Classes of voxtral_serve that are put before a class of vLLM at run time

@@ -24,15 +24,16 @@ from voxtral_serve.guard.keyring import KeyRing
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules, most_in_flight
 from voxtral_serve.guard.live.cuts import ContextError
 from voxtral_serve.guard.live.link import Engine
-from voxtral_serve.guard.live.service import LiveService
+from voxtral_serve.guard.live.service import LiveService, most_sockets
 from voxtral_serve.guard.speech import facts as speech_facts
 from voxtral_serve.guard.speech.facts import KindError, SpeechFacts
 from voxtral_serve.guard.transcriber import Transcriber
 from voxtral_serve.patches.live_server import (
+    ClientWatch,
     ConnectionHeaders,
     FileLimit,
     GracefulStop,
-    PongDeadline,
+    NoCompression,
 )
 from voxtral_serve.transcript.words import TokenStream
 
@@ -118,7 +119,8 @@ def _attach_transcription(state: Any, app: Any, threads: Executor) -> ServerFact
     else:
         GracefulStop(engine, facts.sessions.drain).settle_on(state.server)
         ConnectionHeaders().settle_on(state.server.config)
-        PongDeadline().settle_on(state.server.config)
+        ClientWatch().settle_on(state.server.config)
+    NoCompression().settle_on(state.server.config)
     if facts.chats:
         FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)
     if engine.vllm_config.parallel_config._api_process_count > 1:
@@ -189,6 +191,7 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
         models.base_model_paths[0].name,
         TokenStream.of_tokenizer(engine.input_processor.tokenizer),
         LIMITS.live_session_s,
+        most_sockets(_options(config)[OPTION]),
     )
     service.voices.prepare()
     return service

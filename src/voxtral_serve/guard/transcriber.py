@@ -8,7 +8,7 @@ renderer, and `generate`.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -230,7 +230,7 @@ class Transcriber:
             parsed = parse_model_prompt(self.client.vllm_config.model_config, prompt)
             # No clip comes twice, so vLLM's cache of processed audio would only take memory.
             (rendered,) = await self.client.renderer.render_cmpl_async([parsed], skip_mm_cache=True)
-            outputs: AsyncIterator[Any] = self.client.generate(rendered, params, request_id, lora_request=adapter)
+            outputs: AsyncGenerator[Any, None] = self.client.generate(rendered, params, request_id, lora_request=adapter)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     if output.outputs[0].finish_reason in FAILED_REASONS:

@@ -20,6 +20,7 @@ from voxtral_serve.guard.live.socket import LiveSocket
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.guard.request import MODELS, SERVER, Frontend, Request
 from voxtral_serve.guard.server import ServerFacts
+from voxtral_serve.patches.live_server import ClientWatch
 
 KEYLESS = frozenset({"/health", "/load", "/metrics", "/ping", "/version"})
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*sorted(KEYLESS), MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
@@ -49,8 +50,7 @@ class TranscriptionRequest(Request):
 
     async def _answer(self, facts: ServerFacts) -> None:
         if self.path in self.SOCKETS:
-            async with self._place(facts):
-                await self._live(facts)
+            await self._live(facts)
         elif self.path == CHAT:
             await self._chat(facts)
         else:
@@ -58,14 +58,17 @@ class TranscriptionRequest(Request):
 
     async def _live(self, facts: ServerFacts) -> None:
         if facts.sessions is None:
-            async with self._key_place(facts, LIVE):
+            async with self._place(facts), self._key_place(facts, LIVE):
                 await self._vllms_live(facts)
             return
+        facts.sessions.make_room()
         made = handshake.read(self.path, self.scope, self.headers)
-        self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol)
+        wire = self.scope.get("extensions", {}).get(ClientWatch.EXTENSION)
+        self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol, wire)
         async with contextlib.AsyncExitStack() as places:
             if facts.keys is not None and self.key is not None:
                 self.live.audio = KeyAudio(facts.keys, self.key)
+                self.live.valid = functools.partial(facts.keys.valid, self.key)
                 try:
                     await places.enter_async_context(facts.keys.place(self.key, LIVE))
                     await facts.keys.check_audio(self.key)

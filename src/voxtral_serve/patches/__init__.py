@@ -17,10 +17,11 @@ from voxtral_serve.patches.config_hooks import ConfigHooks, ConfigParsers
 from voxtral_serve.patches.drain import ApiProcessDrain
 from voxtral_serve.patches.live_audio import LiveAudio
 from voxtral_serve.patches.live_server import (
+    ClientWatch,
     ConnectionHeaders,
     FileLimit,
     GracefulStop,
-    PongDeadline,
+    NoCompression,
 )
 from voxtral_serve.patches.ngram_pads import NgramPads
 from voxtral_serve.patches.step_graphs import StepGraphs
@@ -28,7 +29,7 @@ from voxtral_serve.patches.step_graphs import StepGraphs
 # Every start needs these two: they find out which patches a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
 RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio(), StepGraphs())
-SERVER_RECORDS = (FileLimit(), GracefulStop(), ConnectionHeaders(), PongDeadline())
+SERVER_RECORDS = (FileLimit(), GracefulStop(), ConnectionHeaders(), ClientWatch(), NoCompression())
 
 
 def every() -> Iterator[shims.Patch]:

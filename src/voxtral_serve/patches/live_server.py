@@ -7,7 +7,9 @@ import asyncio
 import inspect
 import logging
 import os
+import select
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
@@ -168,20 +170,104 @@ class ConnectionHeaders(ServerPatch):
         module.http_protocol_class = type(stock.__name__, (stock,), {"_get_upgrade": joined})
 
 
-class PongDeadline(ServerPatch):
-    """Object: uvicorn's Config. uvicorn still sends its pings; who is gone is found as idle, or does not read."""
+class Wire:
+    """The TCP connection under a WebSocket: what ASGI does not say of it.
 
-    name = "pong_deadline"
-    does = "keeps live clients whose audio waits for room: no pong is demanded of them"
-    target = "uvicorn.Config.ws_ping_timeout"
-    breaks = "close code 1011, keepalive ping timeout, of clients that have sent a pong"
-    upstream = "uvicorn reads nothing, pongs included, while the application has not taken a message"
-    until = "vLLM has an option for it, or uvicorn reads pongs while messages wait"
+    heard     time.monotonic() of the last bytes from the client, pongs included
+    arriving  bytes since the last whole message, which uvicorn holds
+    """
+
+    PONG = b"\x8a\x00"  # a frame that RFC 6455 lets either side send unasked, and that nobody answers
+    # Milliseconds in which the client's system acknowledges nothing, longer than a client may leave its text unread.
+    # With uvicorn's ping each 20 s, a system that is gone is found within 55 s.
+    UNACKNOWLEDGED_MS = 35_000
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.transport, self.heard, self.arriving = transport, time.monotonic(), 0
+        self._poll = select.poll()
+        found = transport.get_extra_info("socket")
+        self._poll.register(found.fileno(), select.POLLRDHUP)
+        if found.family in (socket.AF_INET, socket.AF_INET6):
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self.UNACKNOWLEDGED_MS)
+
+    def gone(self) -> bool:
+        """Whether the client has closed or reset the connection, although not all that it sent is read.
+
+        A FIN that has come is seen behind unread bytes. One that the client's system holds back, because there is no
+        room for the bytes before it, is not; but that system answers `beat` with a reset, since nobody reads there.
+        """
+        return self.transport.is_closing() or bool(self._poll.poll(0))
+
+    def beat(self) -> None:
+        """Send what a system answers with a reset if its program has closed the connection."""
+        self.transport.write(self.PONG)
+
+
+class ClientWatch(ServerPatch):
+    """Object: uvicorn's Config, once it is loaded.
+
+    uvicorn still sends its pings. While a client's audio waits for room it may read nothing, so it cannot demand a
+    pong: the live sockets look at their `Wire`, whatever waits.
+    """
+
+    name = "client_watch"
+    does = (
+        "tells live sockets of the connection under them, which shows a client that has gone while its audio waits "
+        "for room; no pong is demanded meanwhile"
+    )
+    target = "uvicorn.Config.ws_protocol_class, ws_ping_timeout"
+    breaks = (
+        "a client that closes while its audio waits keeps its session for minutes, and one that has sent a pong is "
+        "closed with 1011, keepalive ping timeout"
+    )
+    upstream = "uvicorn reads nothing, closes and pongs included, while the application has not taken a message"
+    until = "uvicorn tells the application of a close, and reads pongs, while messages wait"
     expires = "tests/patches/test_live_server.py::test_uvicorn_reads_no_pong_while_a_message_waits"
     used_by = ConnectionHeaders.used_by
 
+    EXTENSION = "voxtral_serve.wire"  # of the ASGI scope
+
     def probe(self, module: Any) -> bool:
-        return module.ws_ping_timeout is not None
+        if not inspect.iscoroutinefunction(module.ws_protocol_class.run_asgi):
+            raise TypeError("run_asgi is no coroutine function")
+        return module.ws_ping_timeout is not None or not hasattr(module.ws_protocol_class, "tells_of_the_wire")
 
     def apply(self, module: Any) -> None:
-        module.ws_ping_timeout = None
+        stock, extension = module.ws_protocol_class, self.EXTENSION
+
+        class Watched(stock):  # type: ignore[misc,valid-type]
+            tells_of_the_wire = True
+
+            def connection_made(self, transport: asyncio.Transport) -> None:
+                self.wire = Wire(transport)
+                super().connection_made(transport)
+
+            def data_received(self, data: bytes) -> None:
+                self.wire.heard = time.monotonic()
+                self.wire.arriving += len(data)
+                super().data_received(data)
+
+            async def run_asgi(self) -> None:
+                self.scope["extensions"][extension] = self.wire
+                await super().run_asgi()
+
+        module.ws_protocol_class, module.ws_ping_timeout = Watched, None
+
+
+class NoCompression(ServerPatch):
+    """Object: uvicorn's Config."""
+
+    name = "no_compression"
+    does = "has WebSockets without compression, so that a message is not larger in memory than what a client sent"
+    target = "uvicorn.Config.ws_per_message_deflate"
+    breaks = "2.4 MB of compressed messages take 1 GB of memory and all of the event loop's time for seconds"
+    upstream = "uvicorn offers permessage-deflate unless it is told not to; vLLM has no option for it"
+    until = "vLLM has an option for it, or does not offer it"
+    expires = "tests/patches/test_live_server.py::test_uvicorn_inflates_messages"
+    used_by = ConnectionHeaders.used_by
+
+    def probe(self, module: Any) -> bool:
+        return bool(module.ws_per_message_deflate)
+
+    def apply(self, module: Any) -> None:
+        module.ws_per_message_deflate = False

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import parse_qs
 
+from msgspec import UNSET
+
 from voxtral_serve.guard.asgi import Message
+from voxtral_serve.guard.live.events import Event, EventError, is_object
 from voxtral_serve.guard.live.mistral_dialect import MistralDialect
 from voxtral_serve.guard.live.openai_dialect import BETA_UPDATE, UPDATE, OpenAiDialect, created
 from voxtral_serve.guard.live.openai_settings import OpenAiSettings
-from voxtral_serve.guard.live.socket import Dialect, EventError, LiveSocket
+from voxtral_serve.guard.live.socket import Dialect, LiveSocket
 from voxtral_serve.guard.live.vllm_dialect import VllmDialect
 from voxtral_serve.guard.live.whole_clips import PATH
 
@@ -57,17 +60,17 @@ class Undecided(VllmDialect):
     async def greet(self) -> None:
         await self.socket.say("session.created", **created(self.socket, OpenAiSettings(self.service)))
 
-    async def event(self, event: dict[str, object], large: bool) -> None:
-        kind = event.get("type")
+    async def event(self, event: Event, large: bool) -> None:
+        kind, named = event.type, event.model is not UNSET
         if not self._decided and self.session is None:
-            nested = kind == UPDATE and "model" not in event and isinstance(event.get("session"), dict)
+            nested = kind == UPDATE and not named and is_object(event.session)
             if nested or kind == BETA_UPDATE:
                 await self._become_openai(event, large)
                 return
-            self._decided = kind == UPDATE and "model" in event
+            self._decided = kind == UPDATE and named
         await super().event(event, large)
 
-    async def _become_openai(self, event: dict[str, object], large: bool) -> None:
+    async def _become_openai(self, event: Event, large: bool) -> None:
         dialect = self.socket.dialect = OpenAiDialect(self.socket, self._beta)
         dialect.draining = self.draining
         if self._beta:

@@ -5,14 +5,15 @@ transcription.done; input_audio.end does so, too, and ends the connection. An `e
 HTTP status. `diarize`, `speaker_references`, `context_bias` and `language` have no effect: session.updated says so.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from voxtral_serve.audio.stream import RATES_HZ, WIDTHS, StreamFormat
+from pydantic import Field, model_validator
+
+from voxtral_serve.audio.stream import RATES_HZ, StreamFormat
+from voxtral_serve.guard.live.events import Event, EventError, Name, Names, Settings, read, settings
 from voxtral_serve.guard.live.items import TurnText
-from voxtral_serve.guard.live.openai_settings import Check, choice, flag, merged, number, refusal, text, texts
 from voxtral_serve.guard.live.service import POLICY, REFUSED, Ending
-from voxtral_serve.guard.live.socket import EventError, LiveSocket
+from voxtral_serve.guard.live.socket import LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turn_dialect import NO_ERRORS, TurnDialect
 from voxtral_serve.transcript.turns import TimedSegment
@@ -31,17 +32,42 @@ STATUSES = {
     **{"processing_error": 500, "engine_dead": 503, "engine_stalled": 504, "stopping": 503},
 }
 BAD_REQUEST = 400
-LONGEST_MS = 60_000  # of a time in turn_detection
-TURNS: dict[str, Check] = {
-    **dict.fromkeys(("start_threshold", "eager_end_threshold", "end_threshold"), number(0, 1)),
-    **dict.fromkeys(("min_silence_ms", "end_timeout_ms"), number(0, LONGEST_MS, whole=True)),
-}
-# The defaults of Mistral's client
-DEFAULTS = {"start_threshold": 0.5, "eager_end_threshold": 0.5, "end_threshold": 0.33, "min_silence_ms": 500}
+Probability = Annotated[float, Field(ge=0, le=1)]
+Time = Annotated[int, Field(ge=0, le=60_000)]  # ms
 
 
-def anything(value: Any, path: str) -> Any:
-    return value
+class AudioFormat(Settings):
+    encoding: Literal["pcm_s16le", "pcm_s32le", "pcm_f16le", "pcm_f32le", "pcm_mulaw", "pcm_alaw"] | None = None
+    sample_rate: Annotated[int, Field(ge=RATES_HZ[0], le=RATES_HZ[1])] | None = None
+
+
+class TurnDetection(Settings):
+    """The defaults are those of Mistral's client."""
+
+    start_threshold: Probability = 0.5
+    eager_end_threshold: Probability = 0.5
+    end_threshold: Probability = 0.33
+    min_silence_ms: Time = 500
+    end_timeout_ms: Time | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        return {name: value for name, value in content.items() if value is not None or name not in cls.model_fields}
+
+
+class Update(Settings):
+    """The `session` of an update. The last four are without effect."""
+
+    audio_format: AudioFormat | None = None
+    target_streaming_delay_ms: Time | None = None
+    turn_detection: TurnDetection | None = None
+    diarize: bool | None = None
+    language: Name | None = None
+    context_bias: Names | None = None
+    speaker_references: Any = None
 
 
 class TurnSign(NamedTuple):
@@ -60,10 +86,10 @@ class TurnSigns:
     `end_timeout_ms` after it may be over.
     """
 
-    def __init__(self, settings: Mapping[str, Any], rate_hz: int) -> None:
+    def __init__(self, settings: TurnDetection, rate_hz: int) -> None:
         self._settings = settings
-        self._silence = settings["min_silence_ms"] * rate_hz // 1000
-        timeout = settings.get("end_timeout_ms")
+        self._silence = settings.min_silence_ms * rate_hz // 1000
+        timeout = settings.end_timeout_ms
         self._timeout = None if timeout is None else timeout * rate_hz // 1000
         self.reset(0)
 
@@ -74,16 +100,16 @@ class TurnSigns:
 
     def step(self, probability: float, start: int, end: int) -> TurnSign | None:
         settings = self._settings
-        if probability >= settings["eager_end_threshold"]:
+        if probability >= settings.eager_end_threshold:
             self._loud = end
-        if probability >= settings["end_threshold"]:
+        if probability >= settings.end_threshold:
             self._voice = end
         if self._state == "speaking":
             if end - self._loud >= self._silence / 2:
                 self._state, self._eager_at = "eager", end
                 return TurnSign("eager_end", end)
         elif self._state == "eager":
-            if probability >= settings["start_threshold"]:
+            if probability >= settings.start_threshold:
                 self._state = "speaking"
                 return TurnSign("resume", start)
             if end - self._voice >= self._silence:
@@ -92,7 +118,7 @@ class TurnSigns:
             if self._timeout is not None and end - self._eager_at >= self._timeout:
                 self._state = "silent"
                 return TurnSign("end", end, "timeout")
-        elif probability >= settings["start_threshold"]:
+        elif probability >= settings.start_threshold:
             self._state, self._loud, self._voice = "speaking", end, end
             return TurnSign("start", start)
         return None
@@ -112,7 +138,7 @@ class MistralDialect(TurnDialect):
     def __init__(self, socket: LiveSocket, model: str | None) -> None:
         super().__init__(socket, StreamFormat("pcm_s16le", socket.service.link.shape.rate_hz))
         self._model = model if model is not None else self.service.model
-        self._turns: dict[str, Any] | None = None
+        self._turns: TurnDetection | None = None
         self._delay_ms: int | None = None
         self._ended = False
 
@@ -123,10 +149,10 @@ class MistralDialect(TurnDialect):
             return
         await self.socket.say("session.created", session=self._described())
 
-    async def event(self, event: dict[str, Any], large: bool) -> None:
-        kind = event.get("type")
+    async def event(self, event: Event, large: bool) -> None:
+        kind = event.type
         if kind == UPDATE:
-            await self._update(event.get("session"))
+            await self._update(read(Update, settings(event.session)))
         elif kind not in (APPEND, FLUSH, END):
             expected = ", ".join((UPDATE, APPEND, FLUSH, END))
             raise EventError(f"type is {ascii(kind)[:80]}: expected one of {expected}", "invalid_value", "type")
@@ -140,7 +166,7 @@ class MistralDialect(TurnDialect):
             if kind == END:
                 await self._end()
 
-    async def refuse(self, error: EventError, event: dict[str, Any] | None) -> None:
+    async def refuse(self, error: EventError, event: Event | None) -> None:
         await self._error(str(error), BAD_REQUEST)
 
     async def last_error(self, ending: Ending) -> None:
@@ -160,29 +186,31 @@ class MistralDialect(TurnDialect):
 
     # ---- Settings
 
-    async def _update(self, given: Any) -> None:
-        checks: dict[str, Check] = {
-            **{"audio_format": self._format, "target_streaming_delay_ms": self._delay, "turn_detection": self._detect},
-            **{"diarize": flag, "language": text, "context_bias": texts, "speaker_references": anything},
-        }
-        new = merged({}, given, checks, "session")
-        if new.get("audio_format") is not None:
-            self.set_format(new["audio_format"])
-        self._delay_ms = new.get("target_streaming_delay_ms", self._delay_ms)
-        if "turn_detection" in new:
-            self._turns = new["turn_detection"]
+    async def _update(self, new: Update) -> None:
+        form = self._format(new.audio_format)
+        delay_ms = self._delay(new.target_streaming_delay_ms)
+        if "target_streaming_delay_ms" in new.model_fields_set:
+            self._delay_ms = delay_ms
+        if form != self.decoder.form:
+            self.set_format(form)
+        if "turn_detection" in new.model_fields_set:
+            self._turns = new.turn_detection
             self.find()
         await self.socket.say("session.updated", session=self._described())
 
-    def _format(self, given: Any, path: str) -> StreamFormat:
-        new = merged({}, given, {"encoding": choice(*WIDTHS), "sample_rate": number(*RATES_HZ, whole=True)}, path)
-        form = StreamFormat(new.get("encoding") or "pcm_s16le", new.get("sample_rate") or self.rate_hz)
+    def _format(self, given: AudioFormat | None) -> StreamFormat:
+        if given is None:
+            return self.decoder.form
+        form = StreamFormat(given.encoding or "pcm_s16le", given.sample_rate or self.rate_hz)
         if self.audio is not None and form != self.decoder.form:
+            path = "session.audio_format"
             raise EventError(f"{path} cannot change once there is audio", "invalid_value", path)
         return form
 
-    def _delay(self, given: Any, path: str) -> int:
-        delay_ms: int = number(0, LONGEST_MS, whole=True)(given, path)
+    def _delay(self, delay_ms: int | None) -> int | None:
+        if delay_ms is None:
+            return None
+        path = "session.target_streaming_delay_ms"
         try:
             self.service.check_delay(delay_ms)
         except ValueError as error:
@@ -190,12 +218,6 @@ class MistralDialect(TurnDialect):
         if self.audio is not None and delay_ms != (self._delay_ms or self.service.delay_ms):
             raise EventError(f"{path} cannot change once there is audio", "invalid_value", path)
         return delay_ms
-
-    def _detect(self, given: Any, path: str) -> dict[str, Any]:
-        if not isinstance(given, dict):
-            raise refusal(path, given, "an object or null")
-        new = {**DEFAULTS, "end_timeout_ms": None, **merged({}, given, TURNS, path)}
-        return {name: DEFAULTS.get(name) if value is None else value for name, value in new.items()}
 
     def _described(self) -> dict[str, Any]:
         form = self.decoder.form
@@ -205,7 +227,7 @@ class MistralDialect(TurnDialect):
             "audio_format": {"encoding": form.encoding, "sample_rate": form.rate},
             "target_streaming_delay_ms": self._delay_ms or self.service.delay_ms,
             "diarize": False,
-            "turn_detection": self._turns,
+            "turn_detection": self._turns and self._turns.model_dump(),
         }
 
     def options(self) -> tuple[int | None, bool]:

@@ -9,10 +9,11 @@ import time
 import uuid
 from typing import Any
 
+from voxtral_serve.guard.live.events import Event, EventError, settings, value
 from voxtral_serve.guard.live.items import TurnText
 from voxtral_serve.guard.live.openai_settings import OpenAiSettings
 from voxtral_serve.guard.live.service import POLICY, REFUSED, Ending
-from voxtral_serve.guard.live.socket import EventError, LiveSocket
+from voxtral_serve.guard.live.socket import LiveSocket
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turn_dialect import NO_ERRORS, TurnDialect
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, SpeechStart, TurnFinder
@@ -66,8 +67,8 @@ class OpenAiDialect(TurnDialect):
             words = f"the model {ascii(self._model)[:80]} does not exist: expected {self.service.model}"
             self.socket.stop(Ending(REFUSED, POLICY, words, "model_not_found"))
 
-    async def event(self, event: dict[str, Any], large: bool) -> None:
-        kind = event.get("type")
+    async def event(self, event: Event, large: bool) -> None:
+        kind = event.type
         if kind == APPEND:
             await self.append(event, large)
         elif kind == COMMIT:
@@ -75,15 +76,15 @@ class OpenAiDialect(TurnDialect):
         elif kind == CLEAR:
             await self._clear()
         elif kind == UPDATE:
-            await self._update(event.get("session"))
+            await self._update(settings(event.session))
         elif kind == BETA_UPDATE:
             raise EventError(BETA_WORDS, BETA_CODE)
         else:
             expected = ", ".join((UPDATE, APPEND, COMMIT, CLEAR))
             raise EventError(f"type is {ascii(kind)[:80]}: expected one of {expected}", "invalid_value", "type")
 
-    async def refuse(self, error: EventError, event: dict[str, Any] | None) -> None:
-        caused = (event or {}).get("event_id")
+    async def refuse(self, error: EventError, event: Event | None) -> None:
+        caused = None if event is None else value(event.event_id)
         known = isinstance(caused, str) and len(caused) <= LONGEST_ID
         await self._error(str(error), error.code, error.param, caused if known else None, REQUEST_ERROR)
 
@@ -125,7 +126,7 @@ class OpenAiDialect(TurnDialect):
             await self.hear(self.decoder.flush())
             self.set_format(new.form)
         if self.audio is not None:
-            if new.input["turn_detection"] != old.input["turn_detection"]:
+            if new.input.turn_detection != old.input.turn_detection:
                 self.find()
             self.audio.session.logprobs = new.logprobs
         await self.say("session.updated", session=described(self.socket, new))

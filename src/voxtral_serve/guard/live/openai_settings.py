@@ -6,103 +6,151 @@ have no effect: Voxtral Realtime has no such input.
 """
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from voxtral_serve.audio.stream import StreamFormat
+from voxtral_serve.guard.live.events import Name, Names, Settings, read
 from voxtral_serve.guard.live.service import LiveService
-from voxtral_serve.guard.live.socket import EventError
 from voxtral_serve.guard.live.turns import TurnRule
 
-LOGPROBS = "item.input_audio_transcription.logprobs"
+Logprobs = Literal["item.input_audio_transcription.logprobs"]
+(LOGPROBS,) = get_args(Logprobs)
 DELAYS_MS = {"minimal": 160, "low": 240, "medium": 480, "high": 960, "xhigh": 2400}
 # Formats, with the rates in Hz that they may have; the first is the default.
 FORMATS = {"audio/pcm": (24000, 16000), "audio/pcmu": (8000,), "audio/pcma": (8000,)}
 ENCODINGS = {"audio/pcm": "pcm_s16le", "audio/pcmu": "pcm_mulaw", "audio/pcma": "pcm_alaw"}
-SERVER_VAD = {"threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": 500, "idle_timeout_ms": None}
-SEMANTIC_VAD = {"eagerness": "auto"}
 SILENCE_S = {"low": 8.0, "medium": 4.0, "auto": 4.0, "high": 2.0}  # OpenAI's limits of its semantic_vad
 # A sentence's end stands in the text this long after the model's delay: the token of the word, and the one after it.
 SENTENCE_S = 0.32
-LONGEST_MS = 60_000  # of a time in turn_detection
-Check = Callable[[Any, str], Any]
+THRESHOLD, PREFIX_MS = 0.5, 300
+TRANSCRIPTION = "session.audio.input.transcription"  # its path
+Prompt = Annotated[str, StringConstraints(max_length=4096)]
+Time = Annotated[int, Field(ge=0, le=60_000)]  # ms
 
 
-def refusal(path: str, value: Any, expected: str, code: str = "invalid_value") -> EventError:
-    return EventError(f"{path} is {ascii(value)[:60]}: expected {expected}", code, path)
+def _service(info: ValidationInfo) -> LiveService:
+    assert isinstance(info.context, LiveService)
+    return info.context
 
 
-def choice(*names: str) -> Check:
-    def check(value: Any, path: str) -> Any:
-        if value not in names:
-            raise refusal(path, value, f"one of {', '.join(names)}" if len(names) > 1 else repr(names[0]))
-        return value
+class Format(Settings):
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
+    rate: int | None = None
 
-    return check
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("type") == "audio/pcm" and content.get("rate") is None:
+            return {**content, "rate": FORMATS["audio/pcm"][0]}
+        return content
 
-
-def number(low: float, high: float, whole: bool = False) -> Check:
-    def check(value: Any, path: str) -> Any:
-        kinds = (int,) if whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-            raise refusal(path, value, f"a {'whole ' if whole else ''}number from {low} to {high}")
-        return value
-
-    return check
-
-
-def text(value: Any, path: str) -> Any:
-    if not isinstance(value, str):
-        raise refusal(path, value, "text")
-    return value
+    @field_validator("rate")
+    @classmethod
+    def _rate(cls, rate: int | None, info: ValidationInfo) -> int | None:
+        if (kind := info.data.get("type")) is None:  # which is refused
+            return rate
+        rates = FORMATS[kind]
+        if rate is not None and rate not in rates:
+            words = f"{' or '.join(map(str, rates))} Hz for {kind}"
+            raise PydanticCustomError("invalid_value", f"session.audio.input.format.rate is {rate}: expected {words}")
+        return rate
 
 
-def texts(value: Any, path: str) -> Any:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise refusal(path, value, "a list of texts")
-    return value
+class Transcription(Settings):
+    model: Name | None = None
+    language: Name | None = None
+    languages: Names | None = None
+    prompt: Prompt | None = None
+    keywords: Names | None = None
+    delay: Literal["minimal", "low", "medium", "high", "xhigh"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, content: Any, info: ValidationInfo) -> Any:
+        if isinstance(content, dict) and content.get("model") is None:
+            return {**content, "model": _service(info).model}
+        return content
+
+    @field_validator("model")
+    @classmethod
+    def _served(cls, model: str, info: ValidationInfo) -> str:
+        if not _service(info).serves(model):
+            words = f"a model of this server, such as {_service(info).model}"
+            name = f"{TRANSCRIPTION}.model is {ascii(model)[:60]}"
+            raise PydanticCustomError("model_not_found", "{words}", {"words": f"{name}: expected {words}"})
+        return model
+
+    @field_validator("delay")
+    @classmethod
+    def _possible(cls, delay: str | None, info: ValidationInfo) -> str | None:
+        if delay is not None:
+            try:
+                _service(info).check_delay(DELAYS_MS[delay])
+            except ValueError as error:
+                words = f"{TRANSCRIPTION}.delay is {delay!r}, {error}"
+                raise PydanticCustomError("invalid_value", "{words}", {"words": words}) from None
+        return delay
 
 
-def flag(value: Any, path: str) -> Any:
-    if not isinstance(value, bool):
-        raise refusal(path, value, "true or false")
-    return value
+class NoiseReduction(Settings):
+    type: Literal["near_field", "far_field"] | None = None
+    strength: float | None = Field(None, ge=0, le=1)
 
 
-def includes(value: Any, path: str) -> Any:
-    if not isinstance(value, list) or any(each != LOGPROBS for each in value):
-        raise refusal(path, value, f"a list of {LOGPROBS!r}")
-    return value
+class TurnDetection(Settings):
+    """`create_response` and `interrupt_response` are of conversations: without effect on a transcription."""
+
+    create_response: bool | None = None
+    interrupt_response: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        own = {name: field for name, field in cls.model_fields.items() if name not in TurnDetection.model_fields}
+        defaults = {name: field.default for name, field in own.items() if not field.is_required()}
+        return content | {name: value for name, value in defaults.items() if content.get(name) is None}
 
 
-NOISE_REDUCTION = {"type": choice("near_field", "far_field"), "strength": number(0, 1)}
-TRANSCRIPTION = {
-    **{"model": text, "language": text, "languages": texts, "prompt": text, "keywords": texts},
-    "delay": choice(*DELAYS_MS),
-}
-ANSWERS = {"create_response": flag, "interrupt_response": flag}  # of conversations: no effect on a transcription
-TURNS: dict[str, dict[str, Check]] = {
-    "server_vad": {
-        "threshold": number(0, 1),
-        **dict.fromkeys(("prefix_padding_ms", "silence_duration_ms"), number(0, LONGEST_MS, whole=True)),
-        "idle_timeout_ms": number(1, LONGEST_MS, whole=True),
-        **ANSWERS,
-    },
-    "semantic_vad": {"eagerness": choice(*SILENCE_S), **ANSWERS},
-}
+class ServerVad(TurnDetection):
+    type: Literal["server_vad"]
+    threshold: float = Field(THRESHOLD, ge=0, le=1)
+    prefix_padding_ms: Time = PREFIX_MS
+    silence_duration_ms: Time = 500
+    idle_timeout_ms: int | None = Field(None, ge=1, le=60_000)
 
 
-def merged(old: Mapping[str, Any], given: Any, fields: Mapping[str, Check], path: str) -> dict[str, Any]:
-    """`old` with the fields that are given. Raises EventError for others, and for values that are not valid."""
-    if not isinstance(given, dict):
-        raise refusal(path, given, "an object")
-    new = dict(old)
-    for name, value in given.items():
-        where = f"{path}.{name[:80]}"
-        if name not in fields:
-            raise EventError(f"{where} is no field here: expected {', '.join(fields)}", "unknown_parameter", where)
-        new[name] = value if value is None else fields[name](value, where)
-    return new
+class SemanticVad(TurnDetection):
+    type: Literal["semantic_vad"]
+    eagerness: Literal["low", "medium", "auto", "high"] = "auto"
+
+
+class Input(Settings):
+    format: Format
+    transcription: Transcription | None
+    noise_reduction: NoiseReduction | None
+    turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None
+
+
+class Audio(Settings):
+    input: Input
+
+
+class Session(Settings):
+    type: Literal["transcription"]
+    audio: Audio
+    include: Annotated[list[Logprobs], Field(max_length=10)] | None
+
+
+def merged(old: Any, given: Any) -> Any:
+    """`old` with the fields that are given; an object of another `type` takes the place of the old one."""
+    if not (isinstance(old, dict) and isinstance(given, dict)) or given.get("type", old.get("type")) != old.get("type"):
+        return given
+    return {**old, **{name: merged(old.get(name), value) for name, value in given.items()}}
 
 
 class OpenAiSettings:
@@ -110,127 +158,58 @@ class OpenAiSettings:
 
     def __init__(self, service: LiveService) -> None:
         self._service = service
-        self.session: dict[str, Any] = {
-            "type": "transcription",
-            "audio": {
-                "input": {
-                    "format": {"type": "audio/pcm", "rate": 24000},
-                    "transcription": {"model": service.model},
-                    "noise_reduction": None,
-                    "turn_detection": {"type": "server_vad", **SERVER_VAD},
-                }
-            },
-            "include": None,
+        audio = {
+            "format": {"type": "audio/pcm"},
+            **{"transcription": {}, "noise_reduction": None, "turn_detection": {"type": "server_vad"}},
         }
+        self._take({"type": "transcription", "audio": {"input": audio}, "include": None})
 
     def updated(self, given: Any) -> "OpenAiSettings":
         """New settings, with what an update gives. Raises EventError."""
         new = copy.copy(self)
-        new.session = copy.deepcopy(self.session)
-        checks = {"type": choice("transcription"), "audio": new._audio, "include": includes}
-        new.session = merged(new.session, given, checks, "session")
-        if new.session["type"] is None or new.session["audio"] is None:
-            raise EventError("session.type and session.audio cannot be null", "invalid_value", "session")
+        new._take(merged(self.session, given))
         return new
 
+    def _take(self, session: Any) -> None:
+        self.typed = read(Session, session, self._service)
+        self.session: dict[str, Any] = self.typed.model_dump(exclude_unset=True)
+
     @property
-    def input(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.session["audio"]["input"]
-        return found
+    def input(self) -> Input:
+        return self.typed.audio.input
 
     @property
     def form(self) -> StreamFormat:
-        form = self.input["format"]
-        return StreamFormat(ENCODINGS[form["type"]], form.get("rate") or FORMATS[form["type"]][0])
+        form = self.input.format
+        return StreamFormat(ENCODINGS[form.type], form.rate or FORMATS[form.type][0])
 
     @property
     def transcribes(self) -> bool:
-        return self.input["transcription"] is not None
+        return self.input.transcription is not None
 
     @property
     def logprobs(self) -> bool:
-        return LOGPROBS in (self.session["include"] or ())
+        return LOGPROBS in (self.typed.include or ())
 
     @property
     def delay_ms(self) -> int | None:
         """None for the checkpoint's."""
-        delay = (self.input["transcription"] or {}).get("delay")
-        return None if delay is None else DELAYS_MS[delay]
+        transcription = self.input.transcription
+        return DELAYS_MS[transcription.delay] if transcription is not None and transcription.delay else None
 
     def turn_rule(self, rate_hz: int) -> TurnRule | None:
         """For sessions at this rate; None where the client ends its turns."""
-        if (rule := self.input["turn_detection"]) is None:
+        if (rule := self.input.turn_detection) is None:
             return None
         per_ms = rate_hz // 1000
-        if rule["type"] == "semantic_vad":
+        if isinstance(rule, SemanticVad):
             short = round((self.delay_ms or self._service.delay_ms) * per_ms + SENTENCE_S * rate_hz)
-            silence = round(SILENCE_S[rule["eagerness"]] * rate_hz)
-            prefix = SERVER_VAD["prefix_padding_ms"] or 0
-            return TurnRule(SERVER_VAD["threshold"] or 0.5, silence, round(prefix * per_ms), None, short)
-        idle = rule["idle_timeout_ms"]
+            silence = round(SILENCE_S[rule.eagerness] * rate_hz)
+            return TurnRule(THRESHOLD, silence, PREFIX_MS * per_ms, None, short)
+        idle = rule.idle_timeout_ms
         return TurnRule(
-            rule["threshold"],
-            rule["silence_duration_ms"] * per_ms,
-            rule["prefix_padding_ms"] * per_ms,
+            rule.threshold,
+            rule.silence_duration_ms * per_ms,
+            rule.prefix_padding_ms * per_ms,
             None if idle is None else idle * per_ms,
         )
-
-    def _audio(self, given: Any, path: str) -> dict[str, Any]:
-        return merged(self.session["audio"], given, {"input": self._input}, path)
-
-    def _input(self, given: Any, path: str) -> dict[str, Any]:
-        checks = {
-            "format": self._format,
-            "transcription": self._transcription,
-            "noise_reduction": lambda value, where: merged(
-                self.input["noise_reduction"] or {}, value, NOISE_REDUCTION, where
-            ),
-            "turn_detection": self._turn_detection,
-        }
-        new = merged(self.input, given, checks, path)
-        if new["format"] is None:
-            raise refusal(f"{path}.format", None, "an object with `type`")
-        return new
-
-    def _format(self, given: Any, path: str) -> dict[str, Any]:
-        if not isinstance(given, dict):
-            raise refusal(path, given, "an object with `type`")
-        kind = given.get("type", self.input["format"]["type"])
-        choice(*FORMATS)(kind, f"{path}.type")
-        rates = FORMATS[kind]
-        rate = given.get("rate") or rates[0]
-        if rate not in rates:
-            raise refusal(f"{path}.rate", rate, f"{' or '.join(map(str, rates))} Hz for {kind}")
-        merged({}, given, {"type": text, "rate": number(1, 1 << 20, whole=True)}, path)
-        return {"type": kind, "rate": rate} if kind == "audio/pcm" else {"type": kind}
-
-    def _transcription(self, given: Any, path: str) -> dict[str, Any]:
-        new = merged(self.input["transcription"] or {}, given, TRANSCRIPTION, path)
-        if new.get("model") is None:
-            new["model"] = self._service.model
-        if not self._service.serves(new["model"]):
-            where = f"{path}.model"
-            raise refusal(
-                where, new["model"], f"a model of this server, such as {self._service.model}", "model_not_found"
-            )
-        if new.get("delay") is not None:
-            try:
-                self._service.check_delay(DELAYS_MS[new["delay"]])
-            except ValueError as error:
-                where = f"{path}.delay"
-                raise EventError(f"{where} is {new['delay']!r}, {error}", "invalid_value", where) from None
-        return new
-
-    def _turn_detection(self, given: Any, path: str) -> dict[str, Any]:
-        if not isinstance(given, dict):
-            raise refusal(path, given, "an object with `type`, or null")
-        old = self.input["turn_detection"] or {}
-        kind = str(given.get("type", old.get("type")))
-        choice(*TURNS)(kind, f"{path}.type")
-        if old.get("type") != kind:
-            old = {"type": kind, **(SERVER_VAD if kind == "server_vad" else SEMANTIC_VAD)}
-        new = merged(old, given, {"type": text, **TURNS[kind]}, path)
-        for name, default in (SERVER_VAD if kind == "server_vad" else SEMANTIC_VAD).items():
-            if new[name] is None and default is not None:
-                new[name] = default
-        return new

@@ -1,8 +1,8 @@
 """The live sessions of an API process: what they share, and what ends them from outside.
 
-Every SWEEP_S the sockets are looked at: a client that sends nothing and awaits nothing, one that does not read its
-text, one that has been here for too long, and an engine that does not answer or has died end a session. Nothing of that
-costs anything per event.
+Every SWEEP_S the sockets are looked at: a client that has gone, one that sends nothing and awaits nothing, one that
+does not read its text, one that has been here for too long, and an engine that does not answer or has died end a
+session. Nothing of that costs anything per event.
 """
 
 import asyncio
@@ -16,14 +16,21 @@ import numpy as np
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.session import SessionShape
+from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.live.cuts import CutPoints
 from voxtral_serve.guard.live.link import Engine, EngineLink
 from voxtral_serve.guard.live.metrics import Metrics, metrics
 from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.live.voices import VoicePool
+from voxtral_serve.patches.live_server import Wire
 from voxtral_serve.transcript.words import TokenStream
+from voxtral_serve.units import MIB
 
-SWEEP_S = 1.0
+SWEEP_S = 0.5
+LEAST_SOCKETS, SOCKETS_A_SESSION = 64, 4  # of a process, whether they have audio or not
+# Bytes of messages that wait for the engine, of one socket and of all of a process; and of those that are not whole.
+SOCKET_BYTES, PROCESS_BYTES, ARRIVING_BYTES = 32 * MIB, 256 * MIB, 256 * MIB
+SILENT_S = 50.0  # in which nothing comes from a client, no pong either: uvicorn sends a ping each 20 s
 UNREAD_S = 30.0  # in which a client takes none of its text, with the socket's buffers full
 STALLED_S = 60.0  # in which the engine does not answer a session
 PAUSE_S = 0.2  # of PAUSE frames: the detector says a little late that speech has ended
@@ -48,6 +55,9 @@ REFUSED = "refused"  # the reason of an ending for a client that the server does
 STOPPING = Ending("stopping", RESTART, "the server is stopping")
 DEAD = Ending("engine", FAILED, "the engine has died", "engine_dead")
 STALLED = Ending("stalled", FAILED, f"the engine has not answered for {STALLED_S:.0f} s", "engine_stalled")
+REVOKED = Ending("revoked", POLICY, "the key is no longer valid", "invalid_api_key")
+VANISHED = Ending("vanished", POLICY, f"nothing, and no pong, has come from the client for {SILENT_S:.0f} s")
+SWAMPED = Ending(REFUSED, LATER, "too many large messages are arriving: send less audio at once", "overloaded")
 UNREAD = Ending("unread", POLICY, f"the client has not read its text for {UNREAD_S:.0f} s", "unread")
 
 
@@ -57,20 +67,40 @@ class Socket(Protocol):
     listening_since: float | None  # since when it waits for the client's next event
     sending_since: float | None  # since when an event waits for the client to read
     opened: float  # when it was accepted
+    wire: Wire | None  # None if the server does not tell of it
+    valid: Callable[[], bool] | None  # whether its key is; None for a socket without one
+    waiting_bytes: int  # of messages that were read and whose turn has not come
+    paused: bool  # whether the socket is not read, because too many bytes wait
 
     @property
     def session(self) -> LiveSession | None:
         """The one that is open."""
 
     @property
+    def ending(self) -> Ending | None:
+        """Why it is being closed from this side."""
+
+    @property
+    def had_audio(self) -> bool:
+        """Whether there was a session, or audio waits for one."""
+
+    @property
     def awaits_text(self) -> bool:
         """Whether the client waits for text, and not the server for the client."""
+
+    def leave(self) -> None:
+        """The client has gone."""
 
     def stop(self, ending: Ending) -> None:
         """End it now."""
 
     def drain(self, ending: Ending) -> None:
         """End it with the text of the audio that has arrived."""
+
+
+def most_sockets(sessions: int) -> int:
+    """Of a process, on a server with so many live sessions. A socket without audio costs some 25 KB."""
+    return max(LEAST_SOCKETS, SOCKETS_A_SESSION * sessions)
 
 
 class LiveService:
@@ -90,9 +120,11 @@ class LiveService:
         model: str = "",
         stream: TokenStream | None = None,
         session_s: float | None = None,
+        most: int = LEAST_SOCKETS,
     ) -> None:
         """`serves` says whether a model of this name is served, `model` is the first such name, and `stream` says how
-        to read the model's tokens. The times are VOXTRAL_SERVE_LIVE_*; `session_s` is None for no such limit."""
+        to read the model's tokens. The times are VOXTRAL_SERVE_LIVE_*; `session_s` is None for no such limit. `most`
+        bounds the sockets."""
         self.model, self.stream = model, stream
         self.voices = VoicePool()
         self.link, self.detector, self.serves = EngineLink(engine, shape), detector, serves
@@ -101,6 +133,8 @@ class LiveService:
         self.idle_s, self.backlog_s, self.session_s = idle_s, backlog_s, session_s
         self.metrics: Metrics = metrics()
         self.sockets: dict[Socket, asyncio.Task[None]] = {}
+        self.most = most
+        self.waiting_bytes = 0  # those of all sockets
         self.stopping = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pauses")
         self._sweeper: asyncio.Task[None] | None = None
@@ -129,6 +163,27 @@ class LiveService:
         if shape not in self._points:
             self._points[shape] = CutPoints.of(shape, self.link.engine.positions)
         return self._points[shape]
+
+    def make_room(self) -> None:
+        """For another socket: if there are `most`, the one that has been idle for the longest ends, and one that had
+        audio after all others. Raises RefusedError if none is idle."""
+        staying = [socket for socket in self.sockets if socket.ending is None]
+        if len(staying) < self.most:
+            return
+        idle = [socket for socket in staying if socket.session is None and socket.listening_since is not None]
+        if not idle:
+            raise RefusedError(
+                429,
+                f"{self.most} live connections are open and none is idle, as many as this server takes: try again soon",
+                "too_many_connections",
+            )
+        longest = min(idle, key=lambda socket: (socket.had_audio, socket.listening_since))
+        longest.stop(Ending("idle", POLICY, "idle, and another connection needs the place", "idle_timeout"))
+
+    def has_room(self, waiting_bytes: int) -> bool:
+        """Whether a socket of which so many bytes wait is to be read: each has its share, however many others want."""
+        share = PROCESS_BYTES // max(1, len(self.sockets))
+        return waiting_bytes < SOCKET_BYTES and (self.waiting_bytes < PROCESS_BYTES or waiting_bytes < share)
 
     def add(self, socket: Socket, task: asyncio.Task[None]) -> None:
         """`task` ends with the socket."""
@@ -163,29 +218,45 @@ class LiveService:
 
     def sweep(self, now: float) -> None:
         """End the sockets that are to be ended at this time.monotonic()."""
-        dead, backlog = self.link.engine.dead(), 0
+        backlog = arriving = 0
         for socket in list(self.sockets):
-            session = socket.session
-            if session is not None:
+            if (session := socket.session) is not None:
                 backlog += session.backlog
                 session.count()
-            if dead:
-                socket.stop(DEAD)
-            elif socket.sending_since is not None and now - socket.sending_since > UNREAD_S:
-                socket.stop(UNREAD)
-            elif session is not None and session.stalled_s(now) > STALLED_S:
-                socket.stop(STALLED)
+            if socket.wire is not None:
+                arriving += socket.wire.arriving
+                if socket.paused and socket.wire.gone():
+                    socket.leave()
+                elif socket.paused:
+                    socket.wire.beat()
+            if (ending := self._due(socket, now)) is not None:
+                socket.stop(ending)
             elif self.session_s is not None and now - socket.opened > self.session_s:
                 words = f"the session has had its {self.session_s:g} s (VOXTRAL_SERVE_LIVE_SESSION_S): connect again"
                 socket.drain(Ending("expired", POLICY, words, "session_expired"))
-            elif (
-                socket.listening_since is not None
-                and now - socket.listening_since > self.idle_s
-                and not socket.awaits_text
-            ):
-                words = f"no audio and no event for {self.idle_s:g} s"
-                socket.stop(Ending("idle", POLICY, words, "idle_timeout"))
+        if arriving > ARRIVING_BYTES:
+            for socket in list(self.sockets):
+                if socket.wire is not None and socket.wire.arriving > ARRIVING_BYTES // len(self.sockets):
+                    socket.stop(SWAMPED)
         self.metrics.backlog.set(backlog / self.link.shape.rate_hz)
+
+    def _due(self, socket: Socket, now: float) -> Ending | None:
+        """Why a socket is to be ended at once."""
+        session, wire = socket.session, socket.wire
+        if self.link.engine.dead():
+            return DEAD
+        if socket.valid is not None and not socket.valid():
+            return REVOKED
+        if socket.sending_since is not None and now - socket.sending_since > UNREAD_S:
+            return UNREAD
+        if session is not None and session.stalled_s(now) > STALLED_S:
+            return STALLED
+        if wire is not None and not socket.paused and now - wire.heard > SILENT_S:
+            return VANISHED
+        since = socket.listening_since
+        if since is not None and now - since > self.idle_s and not socket.awaits_text:
+            return Ending("idle", POLICY, f"no audio and no event for {self.idle_s:g} s", "idle_timeout")
+        return None
 
     def _is_pause(self, pcm: bytes) -> Awaitable[bool]:
         return asyncio.get_running_loop().run_in_executor(self._thread, self._ends_in_pause, pcm)

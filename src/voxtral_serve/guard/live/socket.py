@@ -2,42 +2,42 @@
 
 `LiveSocket` accepts the connection, reads events, and closes it with a reason. A `Dialect` gives the events their
 meaning and has the live session; several of them may follow each other before the first audio (dialects).
+
+Three tasks: the reader takes messages off the connection, so that a close is seen at once; the one of `serve` gives
+them to the dialect, one after the other, and waits for the session's room; the writer sends text. Messages that wait
+are bounded in bytes (LiveService.has_room). At the bound the connection is not read, and LiveService.sweep asks the
+`Wire` under it whether the client has gone.
 """
 
 import asyncio
 import contextlib
 import json
+import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 import pybase64
 
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.keyring import KeyAudio
+from voxtral_serve.guard.live.events import Event, EventError, parsed
 from voxtral_serve.guard.live.link import EngineGoneError, LinkError
 from voxtral_serve.guard.live.service import DEAD, FAILED, LATER, REFUSED, STOPPING, Ending, LiveService
 from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.logs import SERVED
-from voxtral_serve.patches.live_server import log
+from voxtral_serve.patches.live_server import Wire, log
 from voxtral_serve.units import MIB
 
 MOST_APPEND = 15 * MIB  # bytes of one append's base64, as OpenAI has it; uvicorn takes messages of 16 MiB
 LARGE = 256 * 1024  # characters of an event that is decoded in a thread: more takes over a millisecond
 FULL = "too_many_sessions"  # the error's code
 LAST_WORD_S = 1.0  # for the error event and the close of a socket whose client may not read
-_decode = msgspec.json.Decoder().decode
-
-
-class EventError(Exception):
-    """An event is answered with an error event. `param` names the field that it is about."""
-
-    def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.param = code, param
+ROOM_S = 0.5  # between looks of a socket that is not read at the bytes that others have
+TURN_S = 0.002  # of a socket's events without a turn for others
 
 
 class Dialect:
@@ -52,11 +52,11 @@ class Dialect:
         """The first events of a connection."""
         raise NotImplementedError
 
-    async def event(self, event: dict[str, Any], large: bool) -> None:
+    async def event(self, event: Event, large: bool) -> None:
         """One event of the client's; `large` ones are decoded in a thread. Raises EventError."""
         raise NotImplementedError
 
-    async def refuse(self, error: EventError, event: dict[str, Any] | None) -> None:
+    async def refuse(self, error: EventError, event: Event | None) -> None:
         """Answer an event that was wrong; None for one that could not be read."""
         raise NotImplementedError
 
@@ -67,6 +67,11 @@ class Dialect:
     def drain(self) -> None:
         """End the text of the audio so far, and then the socket."""
         raise NotImplementedError
+
+    @property
+    def had_audio(self) -> bool:
+        """Whether there was a session, or audio waits for one."""
+        return self.session is not None
 
     @property
     def awaits_text(self) -> bool:
@@ -80,7 +85,12 @@ class Dialect:
 
 
 class LiveSocket:
-    """One WebSocket, from its acceptance to its close. `subprotocol` is the one to accept."""
+    """One WebSocket, from its acceptance to its close.
+
+    subprotocol  that is accepted
+    wire         the connection under it; None if the server does not tell of it
+    valid        whether its key is; None for a socket without one
+    """
 
     def __init__(
         self,
@@ -90,9 +100,11 @@ class LiveSocket:
         id: str,
         dialect: Callable[["LiveSocket"], Dialect],
         subprotocol: str | None = None,
+        wire: Wire | None = None,
+        valid: Callable[[], bool] | None = None,
     ) -> None:
         self.service, self.receive, self.client, self.id = service, receive, send, id
-        self.subprotocol = subprotocol
+        self.subprotocol, self.wire, self.valid = subprotocol, wire, valid
         self.dialect = dialect(self)
         self.listening_since: float | None = None
         self.sending_since: float | None = None
@@ -105,8 +117,13 @@ class LiveSocket:
         # Of all texts of the socket, for its line in the log
         self.texts = self.samples = self.tokens = self.rollovers = 0
         self.worst_lag_s = 0.0
-        self._ending: Ending | None = None
-        self._reader: asyncio.Task[Any] | None = None
+        self.ending: Ending | None = None
+        self.waiting_bytes, self.paused = 0, False
+        self._waiting: deque[tuple[str | bytes | None, int]] = deque()  # messages, with their bytes
+        self._news, self._room = asyncio.Event(), asyncio.Event()  # a message has come; one has had its turn
+        self._left = False
+        self._task: asyncio.Task[Any] | None = None  # of `serve`, while it may be cancelled
+        self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.Task[None] | None = None
 
     @property
@@ -117,38 +134,53 @@ class LiveSocket:
     def awaits_text(self) -> bool:
         return self.dialect.awaits_text
 
+    @property
+    def had_audio(self) -> bool:
+        return self.texts > 0 or self.dialect.had_audio
+
     async def serve(self) -> None:
         """Until the client leaves or is told to."""
-        task = self._reader = asyncio.current_task()
+        task = self._task = asyncio.current_task()
         assert task is not None
         self.service.add(self, task)
         try:
             with contextlib.suppress(OSError):  # uvicorn's ClientDisconnected
-                await self._read()
-            self.reason = "client" if self.dialect.unfinished else "done"
+                await self._open()
+                self._reader = asyncio.get_running_loop().create_task(self._read())
+                await self._work()
         except asyncio.CancelledError:
-            if self._ending is None:  # uvicorn's, once the grace period is over
-                self._ending = STOPPING
+            if self.ending is None and not self._left:  # uvicorn's, once the grace period is over
+                self.ending = STOPPING
                 raise
             task.uncancel()
         except Exception:
             log.exception("a live session failed, id %s", self.id)
-            self._ending = Ending("error", FAILED, "the session failed", "processing_error")
+            self.ending = Ending("error", FAILED, "the session failed", "processing_error")
         finally:
-            self._reader = None
-            self.reason = self._ending.reason if self._ending else self.reason or "error"
+            self._task = None
+            self.reason = self.ending.reason if self.ending else "client" if self._is_within_text else "done"
             await self._release()
             self.service.remove(self, self.reason)
-            if self._ending is not None and self._ending.reason == REFUSED and self._ending.code is not None:
-                code_counted(True, self._ending.code)
-        if self._ending is not None:
+            if self.ending is not None and self.ending.reason == REFUSED and self.ending.code is not None:
+                code_counted(True, self.ending.code)
+        if self.ending is not None:
             with contextlib.suppress(OSError, RuntimeError, TimeoutError):
-                await asyncio.wait_for(self._last_word(self._ending), LAST_WORD_S)
+                await asyncio.wait_for(self._last_word(self.ending), LAST_WORD_S)
+
+    @property
+    def _is_within_text(self) -> bool:
+        return self.dialect.unfinished or bool(self._waiting)
+
+    def leave(self) -> None:
+        """The client has gone: what waits has nobody to answer to."""
+        if self.ending is None and self._task is not None:
+            self._left = True
+            self._task.cancel()
 
     def stop(self, ending: Ending) -> None:
-        if self._ending is None and self._reader is not None:
-            self._ending = ending
-            self._reader.cancel()
+        if self.ending is None and self._task is not None:
+            self.ending = ending
+            self._task.cancel()
 
     def drain(self, ending: Ending) -> None:
         """End the text of the audio so far, and then the socket."""
@@ -232,7 +264,7 @@ class LiveSocket:
         await self.client(message)
         self.sending_since = None
 
-    async def _read(self) -> None:
+    async def _open(self) -> None:
         await self.receive()  # the handshake's `websocket.connect`
         accept: Message = {"type": "websocket.accept"}
         if self.subprotocol is not None:
@@ -241,21 +273,66 @@ class LiveSocket:
         await self.dialect.greet()
         if self.service.stopping or self.refusal is not None:
             self.stop(self.refusal or STOPPING)
-        while True:
-            self.listening_since = time.monotonic()
-            message = await self.receive()
-            if message["type"] != "websocket.receive":
-                return
-            self.listening_since = None
-            await self._take(message.get("text"))
 
-    async def _take(self, text: str | None) -> None:
+    async def _read(self) -> None:
+        """Take messages off the connection until it is closed, whatever the session does."""
+        try:
+            while (message := await self.receive())["type"] == "websocket.receive":
+                self._keep(message.get("text"))
+                if not self.service.has_room(self.waiting_bytes):
+                    await self._until_room()
+            self.leave()
+        except Exception as error:
+            log.exception("a live connection cannot be read, id %s", self.id)
+            self.failed(str(error))
+
+    def _keep(self, text: str | None) -> None:
+        if self.wire is not None:
+            self.wire.arriving = 0
+        # In Python, text with a single character beyond ASCII may take four bytes for each.
+        content = text if text is None or text.isascii() else text.encode()
+        size = sys.getsizeof(content)
+        self._waiting.append((content, size))
+        self.waiting_bytes += size
+        self.service.waiting_bytes += size
+        self._news.set()
+
+    async def _until_room(self) -> None:
+        self.paused = True
+        while not self.service.has_room(self.waiting_bytes):
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._room.wait(), ROOM_S)
+        self.paused = False
+        if self.wire is not None:
+            self.wire.heard = time.monotonic()  # what has come meanwhile is about to be read
+
+    async def _work(self) -> None:
+        """Give the messages to the dialect, one after the other."""
+        turn = time.monotonic()
+        while True:
+            while not self._waiting:
+                self.listening_since = turn = time.monotonic()
+                self._news.clear()
+                await self._news.wait()
+            self.listening_since = None
+            content, size = self._waiting[0]
+            await self._take(content)
+            self._waiting.popleft()
+            self.waiting_bytes -= size
+            self.service.waiting_bytes -= size
+            self._room.set()
+            if time.monotonic() - turn > TURN_S:  # neither receiving nor sending waits for others
+                await asyncio.sleep(0)
+                turn = time.monotonic()
+
+    async def _take(self, content: str | bytes | None) -> None:
         event = None
         try:
-            if text is None:
+            if content is None:
                 raise EventError("a binary message: expected events as JSON text", "invalid_event")
-            large = len(text) > LARGE
-            event = await asyncio.to_thread(parsed, text) if large else parsed(text)
+            large = len(content) > LARGE
+            event = await asyncio.to_thread(parsed, content) if large else parsed(content)
             await self.dialect.event(event, large)
         except EventError as error:
             self.service.metrics.errors.labels(error.code).inc()
@@ -274,10 +351,14 @@ class LiveSocket:
                 self.failed(str(error))
 
     async def _release(self) -> None:
-        if self._writer is not None:
-            self._writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._writer
+        for task in (self._reader, self._writer):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+        self._waiting.clear()
+        self.service.waiting_bytes -= self.waiting_bytes
+        self.waiting_bytes = 0
         if self.session is not None:
             self.count(self.session)
         if self.audio is not None:
@@ -294,23 +375,12 @@ def text_message(text: str) -> Message:
     return {"type": "websocket.send", "text": text}
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """Raises EventError for what is no event."""
+def decoded(event: Event) -> bytes:
+    """The bytes of an event's base64; b"" for what is none, or too long. Raises EventError."""
+    if event.audio is None:
+        raise EventError(f"{event.type} has no `audio`: expected base64 of PCM16", "processing_error", "audio")
     try:
-        event = _decode(text)
-    except (ValueError, RecursionError):  # msgspec's errors are of the first kind; too many levels of the second
-        raise EventError("Invalid JSON", "invalid_json") from None
-    if not isinstance(event, dict):
-        raise EventError("an event is a JSON object with `type`", "processing_error")
-    return event
-
-
-def decoded(audio: Any, kind: str) -> bytes:
-    """The bytes of base64 in an event of this kind; b"" for what is none, or too long. Raises EventError."""
-    if not isinstance(audio, str):
-        raise EventError(f"{kind} has no `audio`: expected base64 of PCM16", "processing_error", "audio")
-    try:
-        content: bytes = pybase64.b64decode(audio) if len(audio) <= MOST_APPEND else b""
+        content: bytes = pybase64.b64decode(event.audio) if len(event.audio) <= MOST_APPEND else b""
     except ValueError:
         content = b""
     return content

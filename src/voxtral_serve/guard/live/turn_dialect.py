@@ -6,9 +6,10 @@ import functools
 from typing import Any
 
 from voxtral_serve.audio.stream import StreamDecoder, StreamFormat
+from voxtral_serve.guard.live.events import Event, EventError
 from voxtral_serve.guard.live.items import TurnText
 from voxtral_serve.guard.live.session import LiveSession, TurnEnd
-from voxtral_serve.guard.live.socket import Dialect, EventError, LiveSocket, decoded
+from voxtral_serve.guard.live.socket import Dialect, LiveSocket, decoded
 from voxtral_serve.guard.live.turn_audio import Finder, TurnAudio
 from voxtral_serve.transcript.turns import TimedSegment
 
@@ -82,11 +83,10 @@ class TurnDialect(Dialect):
         """Samples of the turn that goes on."""
         return 0 if self.audio is None else self.audio.fed - self.audio.begin
 
-    async def append(self, event: dict[str, Any], large: bool) -> None:
+    async def append(self, event: Event, large: bool) -> None:
         """The audio of an event, which may be empty. Raises EventError."""
-        kind, audio = str(event.get("type")), event.get("audio")
-        content = await asyncio.to_thread(decoded, audio, kind) if large else decoded(audio, kind)
-        if not content and audio:
+        content = await asyncio.to_thread(decoded, event) if large else decoded(event)
+        if not content and event.audio:
             raise EventError("audio is not base64 of at most 15 MiB", "invalid_audio", "audio")
         await self.take(content, large)
 

@@ -15,12 +15,14 @@ from typing import Any
 
 from voxtral_serve.guard.asgi import Message
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES
+from voxtral_serve.guard.live.events import Event, EventError, value
 from voxtral_serve.guard.live.service import Ending
 from voxtral_serve.guard.live.session import LiveSession
-from voxtral_serve.guard.live.socket import Dialect, EventError, LiveSocket, decoded, text_message
+from voxtral_serve.guard.live.socket import Dialect, LiveSocket, decoded, text_message
 from voxtral_serve.units import MIB
 
 MOST_EARLY = 16 * MIB  # bytes of audio that wait for the commit that begins their text
+LONGEST_NAME = 200  # characters that an error repeats
 EMPTY: Message = {"type": "websocket.send", "text": '{"type":"transcription.delta","delta":""}'}
 NOT_VALIDATED = "Model not validated. Make sure to validate the model by sending a session.update event."
 
@@ -38,25 +40,28 @@ class VllmDialect(Dialect):
     async def greet(self) -> None:
         await self.socket.say("session.created", id=f"sess-{self.socket.id}", created=int(time.time()))
 
-    async def event(self, event: dict[str, Any], large: bool) -> None:
-        kind = event.get("type")
+    async def event(self, event: Event, large: bool) -> None:
+        kind = event.type
         if kind == "input_audio_buffer.append":
-            audio = event.get("audio")
-            await self._append(await asyncio.to_thread(pcm16, audio) if large else pcm16(audio))
+            await self._append(await asyncio.to_thread(pcm16, event) if large else pcm16(event))
         elif kind == "session.update":
-            self._update(event.get("model"))
+            self._update(value(event.model))
         elif kind == "input_audio_buffer.commit":
             if not self._model_known:
                 raise EventError(NOT_VALIDATED, "model_not_validated")
-            await self._commit(str(event.get("final", False)).lower() in ("true", "1"))
+            await self._commit(str(value(event.final)).lower() in ("true", "1"))
         else:
-            raise EventError(f"Unknown event type: {kind}", "unknown_event")
+            raise EventError(f"Unknown event type: {kind[:LONGEST_NAME]}", "unknown_event")
 
-    async def refuse(self, error: EventError, event: dict[str, Any] | None) -> None:
+    async def refuse(self, error: EventError, event: Event | None) -> None:
         await self.socket.say("error", error=str(error), code=error.code)
 
     async def last_error(self, ending: Ending) -> None:
         await self.socket.say("error", error=ending.words, code=ending.code)
+
+    @property
+    def had_audio(self) -> bool:
+        return super().had_audio or bool(self.early)
 
     def drain(self) -> None:
         assert self.session is not None
@@ -66,7 +71,7 @@ class VllmDialect(Dialect):
         if model is None:
             raise EventError("Missing required field: model", "invalid_event")
         if not self.service.serves(model):
-            raise EventError(f"The model `{model}` does not exist.", "model_not_found")
+            raise EventError(f"The model `{str(model)[:LONGEST_NAME]}` does not exist.", "model_not_found")
         self._model_known = True
 
     async def _append(self, pcm: bytes) -> None:
@@ -127,9 +132,9 @@ class VllmDialect(Dialect):
         socket.heed()
 
 
-def pcm16(audio: Any) -> bytes:
+def pcm16(event: Event) -> bytes:
     """PCM16 of an append's base64. Raises EventError."""
-    pcm = decoded(audio, "input_audio_buffer.append")
+    pcm = decoded(event)
     if not pcm or len(pcm) % SAMPLE_BYTES:
         raise EventError("Invalid audio data", "invalid_audio")
     return pcm
