@@ -13,11 +13,14 @@ import offline
 import pytest
 import sessions
 from conftest import PICO
+from vllm.exceptions import VLLMValidationError
 
 from bench.metrics import word_errors
 from mistral_layout import audio as layout
 from pico import model
 from pico.tokenizer import TextTokenizer
+from voxtral_serve.engine.session import SESSION
+from voxtral_serve.patches import clip_end
 
 MOST = 16
 FRAMES = 4  # of the encoder, in one token
@@ -104,19 +107,22 @@ def test_a_session_without_audio_costs_no_step(llm: Any, engine: sessions.Sessio
 
 
 def test_more_sessions_than_there_may_be(engine: sessions.Sessions) -> None:
-    names = [f"open {number}" for number in range(MOST + 1)]
+    names = [sessions.new_id() for _ in range(MOST + 1)]
+    goes_on = sessions.new_id()
     refused = engine.call(*(["open", name] for name in names))
     assert refused == {names[-1]: f"max_live_sessions is {MOST}"}
-    assert engine.call(["close", names[0]], ["open", "goes on"]) == {}
-    assert engine.call(*(["close", name] for name in [*names, "goes on"])) == {}
+    assert engine.call(["close", names[0]], ["open", goes_on]) == {}
+    assert engine.call(*(["close", name] for name in [*names, goes_on])) == {}
     assert engine.call(["open", names[-1]], ["close", names[-1]]) == {}
 
 
 def test_messages_that_are_refused(engine: sessions.Sessions) -> None:
     assert engine.call(["audio", "nobody", b"12"]) == {"nobody": "unknown session"}
     assert engine.call(["close", "nobody"]) == {}
-    assert engine.call(["open", "odd"], ["audio", "odd", b"123"]) == {"odd": "3 bytes: expected an even number"}
-    assert engine.call(["end", "odd"], ["audio", "odd", b"12"], ["close", "odd"]) == {"odd": "audio after the end"}
+    odd = sessions.new_id()
+    assert engine.call(["open", odd], ["audio", odd, b"123"]) == {odd: "3 bytes: expected an even number"}
+    assert engine.call(["end", odd], ["audio", odd, b"12"], ["close", odd]) == {odd: "audio after the end"}
+    assert "a session named 'odd': expected" in engine.call(["open", "odd"])["odd"]
 
 
 def test_sessions_whose_requests_are_aborted_leave_nothing(
@@ -135,6 +141,129 @@ def test_sessions_whose_requests_are_aborted_leave_nothing(
         (heard,) = engine.hear(audios[:1], [1280], at_once=1)
         assert heard.text == uploaded[0]
     assert llm.apply_model(sessions.sessions_held) == [1]
+
+
+# What one request or one session gets wrong
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server lets everything pass, as if it had a fault of its own."""
+    monkeypatch.setattr(clip_end, "refuse_without_audio", lambda processor, request: None)
+
+
+@pytest.mark.parametrize(
+    "name", [["x"], {"x": 1}, 7, "x", "x" * 10**6, "0" * 31 + "-0"], ids=lambda name: f"{name!r:.9}"
+)
+def test_the_name_of_a_session_that_none_has(engine: sessions.Sessions, name: Any) -> None:
+    with pytest.raises(VLLMValidationError, match=f"{SESSION} is an option of the server itself"):
+        engine.request("wrong", name)
+
+
+def test_a_request_without_audio(llm: Any) -> None:
+    with pytest.raises(VLLMValidationError, match="the request has no audio: expected one clip"):
+        llm.generate({"prompt_token_ids": [model.BOS] * 39}, offline.sampling(), use_tqdm=False)
+
+
+def test_a_clip_and_the_name_of_a_session(engine: sessions.Sessions, audios: list[np.ndarray]) -> None:
+    options = offline.sampling(extra_args={SESSION: sessions.new_id()})
+    with pytest.raises(VLLMValidationError, match=f"{SESSION} is an option of the server itself"):
+        engine.engine.add_request("both", offline.prompt(audios[0]), options)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_wrong_name_ends_its_request_at_once(
+    llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
+) -> None:
+    """Also where no other request has a step: a session that waits for audio is not one."""
+    session = engine.begin("live", audios[0])
+    engine.feed(session, 20_000)
+    engine.settle()
+    for name, why in (
+        (["x"], "it names no session that is open"),
+        ({"x": 1}, "it names no session that is open"),
+        ("x" * 10**6, "it names no session that is open"),
+        (sessions.new_id(), "it names no session that is open"),
+        (session.id, "it names a session that has a request already"),
+    ):
+        engine.request("wrong", name)
+        assert engine.step() == {"wrong": f"error: {why}"}
+    del engine.uploads["wrong"]
+    engine.feed(session, 10**6)
+    engine.settle()
+    assert session.text == uploaded[0]
+    engine.close(session)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_request_without_audio_reads_nobodys_and_ends(
+    engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
+) -> None:
+    engine.upload("upload", audios[1])
+    engine.engine.add_request("text", {"prompt_token_ids": [model.BOS] * 39}, offline.sampling())
+    ended = engine.step()
+    while not ended:
+        ended = engine.step()
+    assert ended == {"text": "error: the request has no audio"}
+    assert engine.uploads.pop("text") == []
+    engine.settle()
+    assert engine.uploads["upload"] == uploaded[1]
+
+
+@pytest.mark.parametrize("fault", ["short", "float", "a gap", "no slot", "all slots taken"])
+def test_a_fault_of_the_worker_ends_the_sessions_request_alone(
+    llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]], fault: str
+) -> None:
+    """Two sessions and an upload beside it have their texts, and its slot is free."""
+    well = [engine.begin(f"well {number}", audios[number]) for number in (1, 2)]
+    for session in well:
+        engine.feed(session, 12_000)
+    engine.settle()
+    wrong = engine.begin("wrong", audios[3])
+    if fault == "all slots taken":
+        llm.apply_model(partial(sessions.take_slots, taken=True))
+    elif fault != "no slot":
+        llm.apply_model(partial(sessions.spoil_parts, name="wrong", fault=fault))
+    else:
+        engine.feed(wrong, 12_000)
+        engine.settle()
+        llm.apply_model(partial(sessions.drop_slot, name="wrong"))
+    engine.upload("upload", audios[4])
+    for session in (*well, wrong):
+        engine.feed(session, 10**6)
+    while not wrong.broken:
+        engine.step()
+    if fault == "all slots taken":
+        llm.apply_model(partial(sessions.take_slots, taken=False))
+    elif fault != "no slot":
+        llm.apply_model(sessions.mend_parts)
+    engine.settle()
+    expected = {"short": "expected int16 (", "float": "float32", "a gap": "next row is 0"}.get(fault, "no slot")
+    assert wrong.broken.startswith("error: the session") and expected in wrong.broken
+    assert [session.text for session in well] == uploaded[1:3]
+    assert engine.uploads["upload"] == uploaded[4]
+    for session in (*well, wrong):
+        engine.close(session)
+    for _ in range(2):  # as in the test above
+        (heard,) = engine.hear(audios[:1], [1280], at_once=1)
+        assert heard.text == uploaded[0]
+    assert llm.apply_model(sessions.sessions_held) == [1]
+
+
+def test_the_request_of_a_session_ends_with_it(
+    llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
+) -> None:
+    """Nobody aborts it: its client is gone, and the session is closed."""
+    gone = [engine.begin(f"gone {number}", audios[number % len(audios)]) for number in range(MOST)]
+    for session in gone:
+        engine.feed(session, 12_000)
+    engine.settle()
+    engine.call(*(["close", session.id] for session in gone))
+    while not all(session.broken for session in gone):
+        engine.step()
+    assert {session.broken for session in gone} == {"abort: the session is closed"}
+    engine.all.clear()
+    assert [heard.text for heard in engine.hear(audios, [4000], at_once=MOST)] == uploaded
 
 
 # Delays of one session
@@ -185,8 +314,9 @@ def test_sessions_of_all_kinds_of_delays_beside_uploads(
 
 def test_a_delay_that_no_session_has(engine: sessions.Sessions) -> None:
     expected = "positions: expected 1 to 30"
-    refused = engine.call(*(["open", str(delay), delay] for delay in (0, 31, -1, 6.0)))
-    assert refused == {str(delay): f"a delay of {delay} {expected}" for delay in (0, 31, -1, 6.0)}
+    delays = {sessions.new_id(): delay for delay in (0, 31, -1, 6.0)}
+    refused = engine.call(*(["open", name, delay] for name, delay in delays.items()))
+    assert refused == {name: f"a delay of {delay} {expected}" for name, delay in delays.items()}
 
 
 @pytest.mark.slow

@@ -129,7 +129,8 @@ class FakeEngine:
                 logprobs = None
                 if getattr(params, "logprobs", None) is not None:
                     logprobs = [{token: SimpleNamespace(logprob=LOGPROB)}]
-                answer = SimpleNamespace(text=text, token_ids=[token], logprobs=logprobs)
+                reason = "length" if last else None
+                answer = SimpleNamespace(text=text, token_ids=[token], logprobs=logprobs, finish_reason=reason)
                 yield SimpleNamespace(outputs=[answer], finished=last)
                 if last:
                     return

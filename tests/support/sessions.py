@@ -1,6 +1,7 @@
 """Live sessions on an `LLM` without a server (offline.running): audio in pieces of any size, tokens out."""
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from offline import limit, prompt, sampling, without_eos
 
 from mistral_layout import audio as layout
 from pico import model
+from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.session import OPTION, SESSION, UTILITY, SessionShape
 
 SHAPE = SessionShape(
@@ -30,12 +32,19 @@ def rounded(audio: np.ndarray) -> np.ndarray:
     return (np.rint(audio * 2**15).clip(-(2**15), 2**15 - 1) / 2**15).astype(np.float32)
 
 
+def new_id() -> str:
+    """A name of a session, as the API server makes them."""
+    return f"{uuid.uuid4().hex}-0"
+
+
 class Session:
     """A session of one clip, float32 [n] as `rounded` has it: `sent` samples of it have gone, `tokens` have come. Its
-    delay is in tokens."""
+    delay is in tokens. `name` is that of its request; the engine's name of the session is `id`. `broken` says why the
+    engine has ended the request before its audio's end, if it has."""
 
     def __init__(self, name: str, audio: np.ndarray, delay: int | None = None) -> None:
-        self.name, self.shape = name, SHAPE.with_delay(delay)
+        self.name, self.id, self.shape = name, new_id(), SHAPE.with_delay(delay)
+        self.broken = ""
         self.pcm = (audio * 2**15).astype("<i2")
         self.sent, self.ended, self.added = 0, False, False
         self.tokens: list[int] = []
@@ -44,7 +53,7 @@ class Session:
     def due(self) -> int:
         """Tokens that the engine can make of what was sent."""
         rows = self.shape.total_rows(self.sent) if self.ended else self.shape.rows(self.sent)
-        return max(rows - self.shape.prompt + 1, 0) if self.added else 0
+        return max(rows - self.shape.prompt + 1, 0) if self.added and not self.broken else 0
 
     @property
     def text(self) -> list[int]:
@@ -65,24 +74,28 @@ class Sessions:
         return refused
 
     def begin(self, name: str, audio: np.ndarray, delay: int | None = None) -> Session:
-        assert self.call(["open", name, *([] if delay is None else [delay])]) == {}
-        self.all[name] = Session(name, audio, delay)
-        return self.all[name]
+        session = self.all[name] = Session(name, audio, delay)
+        assert self.call(["open", session.id, *([] if delay is None else [delay])]) == {}
+        return session
 
     def feed(self, session: Session, samples: int) -> None:
         """The next samples, and with the last of them the end. The request follows once its prompt's rows are there."""
         piece = session.pcm[session.sent : session.sent + samples]
         session.sent += len(piece)
-        messages: list[list[Any]] = [["audio", session.name, piece.tobytes()]]
+        messages: list[list[Any]] = [["audio", session.id, piece.tobytes()]]
         if session.sent == len(session.pcm):
-            messages.append(["end", session.name])
+            messages.append(["end", session.id])
             session.ended = True
         assert self.call(*messages) == {}
         if not session.added and (session.ended or session.sent >= session.shape.ready_samples):
-            options = sampling(ignore_eos=True, max_tokens=10_000, extra_args={SESSION: session.name})
-            tokens = [model.BOS] + [model.STREAMING_PAD] * (session.shape.prompt - 1)
-            self.engine.add_request(session.name, {"prompt_token_ids": tokens}, options)
+            self.request(session.name, session.id, session.shape.prompt)
             session.added = True
+
+    def request(self, name: str, session: Any, prompt: int = SHAPE.prompt) -> None:
+        """A request of the session, or of whatever is named so."""
+        options = sampling(ignore_eos=True, max_tokens=10_000, extra_args={SESSION: session})
+        tokens = [model.BOS] + [model.STREAMING_PAD] * (prompt - 1)
+        self.engine.add_request(name, {"prompt_token_ids": tokens}, options)
 
     def upload(self, name: str, audio: np.ndarray) -> None:
         self.uploads[name] = None
@@ -91,15 +104,25 @@ class Sessions:
     def settle(self) -> None:
         """Wait for all tokens that are due, and for the uploads."""
         while None in self.uploads.values() or any(len(each.tokens) < each.due for each in self.all.values()):
-            for output in self.engine.step():
-                tokens = [*output.outputs[0].token_ids]
+            self.step()
+
+    def step(self) -> dict[str, str]:
+        """Take the outputs of one step. Returns why requests have ended that had an error, or were aborted."""
+        ended = {}
+        for output in self.engine.step():
+            answer = output.outputs[0]
+            if output.request_id in self.all:
+                self.all[output.request_id].tokens = [*answer.token_ids]
+            elif output.finished:
+                self.uploads[output.request_id] = without_eos(answer.token_ids)
+            if answer.finish_reason in ("error", "abort"):
+                ended[output.request_id] = f"{answer.finish_reason}: {answer.stop_reason}"
                 if output.request_id in self.all:
-                    self.all[output.request_id].tokens = tokens
-                elif output.finished:
-                    self.uploads[output.request_id] = without_eos(tokens)
+                    self.all[output.request_id].broken = ended[output.request_id]
+        return ended
 
     def close(self, session: Session) -> None:
-        self.call(["close", session.name])
+        self.call(["close", session.id])
         del self.all[session.name]
 
     def hear(
@@ -138,5 +161,41 @@ def rows_of_session(served: Any, name: str, first: int, count: int) -> torch.Ten
 
 
 def sessions_held(served: Any) -> int:
-    """Slots of live sessions that are in use."""
-    return len(served.live.slot_of)
+    """Slots of live sessions that are in use. All others are free, once each."""
+    live = served.live
+    assert sorted([*live.free, *live.slot_of.values()]) == list(range(live.slots))
+    return len(live.slot_of)
+
+
+def drop_slot(served: Any, name: str) -> None:
+    """Have the encoder forget the only session whose request's id begins so."""
+    (request,) = [request for request in served.live.slot_of if request.startswith(name)]
+    served.live.end(request)
+
+
+def spoil_parts(served: Any, name: str, fault: str) -> None:
+    """From now on the parts of requests whose id begins so are not what the encoder expects."""
+    encode = served.live.encode
+
+    def spoiled(parts: Mapping[str, LivePart]) -> dict[str, str]:
+        return encode({request: spoil(part) if request.startswith(name) else part for request, part in parts.items()})
+
+    def spoil(part: LivePart) -> LivePart:
+        if fault == "short":
+            return part._replace(samples=part.samples[1:])
+        if fault == "float":
+            return part._replace(samples=part.samples.astype(np.float32))
+        return part._replace(first=part.first + 1)
+
+    served.live.encode = spoiled
+
+
+def mend_parts(served: Any) -> None:
+    del served.live.encode
+
+
+def take_slots(served: Any, taken: bool) -> None:
+    """Have no slot free, or have those free again."""
+    live = served.live
+    held = set(live.slot_of.values())
+    live.free = [] if taken else [slot for slot in range(live.slots) if slot not in held]

@@ -16,10 +16,12 @@ from mistral_layout import audio as layout
 from pico import model
 from voxtral_serve.engine.live_audio import AHEAD, BYTES, LOOK_BACK, SessionAudio
 from voxtral_serve.engine.live_scheduler import MOST_RUNNING, LiveSessions
-from voxtral_serve.engine.session import DELAYS, LOOK_AHEAD, SESSION, SessionShape
+from voxtral_serve.engine.session import DELAYS, LOOK_AHEAD, NAME, SessionShape
 
 ROW = SHAPE.samples
 SHAPES = {delay: SHAPE.with_delay(delay) for delay in DELAYS}
+POSITIONS = 512
+A, B, C, D = (f"{number:032x}-0" for number in range(4))  # sessions
 LENGTHS = [1, 39, 40, 41, ROW - 1, ROW, ROW + 1, ROW + 40, 7 * ROW, 7 * ROW + 39, 12345]
 
 
@@ -37,7 +39,7 @@ def padded(audio: np.ndarray, first: int, count: int) -> np.ndarray:
 
 
 def session(audio: np.ndarray, ended: bool = True, shape: SessionShape = SHAPE) -> SessionAudio:
-    held = SessionAudio(shape)
+    held = SessionAudio(shape, POSITIONS)
     held.add(audio.tobytes())
     if ended:
         held.end()
@@ -126,7 +128,7 @@ def test_parts_are_those_of_padded_audio(n: int) -> None:
 
 def test_a_part_is_the_same_whatever_comes_after_it() -> None:
     audio, chosen = noise(20 * ROW), random.Random(0)
-    whole, held = session(audio), SessionAudio(SHAPE)
+    whole, held = session(audio), SessionAudio(SHAPE, POSITIONS)
     sent = 0
     while sent < len(audio):
         more = chosen.randint(0, 2 * ROW)
@@ -148,7 +150,7 @@ def taken(held: SessionAudio, first: int, count: int, window: int = AHEAD) -> tu
 
 
 def test_a_session_at_the_pace_of_speech_has_one_row_encoded_a_step() -> None:
-    audio, held = noise(20 * ROW), SessionAudio(SHAPE)
+    audio, held = noise(20 * ROW), SessionAudio(SHAPE, POSITIONS)
     held.add(audio[: SHAPE.ready_samples].tobytes())
     assert taken(held, 0, SHAPE.prompt) == (0, SHAPE.prompt)
     for row in range(SHAPE.prompt, SHAPE.prompt + 5):
@@ -191,7 +193,7 @@ def test_rows_that_are_not_complete() -> None:
 
 
 def test_half_a_sample() -> None:
-    held = SessionAudio(SHAPE)
+    held = SessionAudio(SHAPE, POSITIONS)
     with pytest.raises(ValueError, match="3 bytes: expected an even number"):
         held.add(b"abc")
     assert (bytes(held.held), held.rows) == (b"", 0)
@@ -210,88 +212,95 @@ def test_audio_after_the_end() -> None:
 @pytest.fixture
 def scheduler() -> LiveSessions:
     held = LiveSessions.__new__(LiveSessions)
-    held.shape, held.most_sessions = SHAPE, 2
+    held.shape, held.most_sessions, held.positions = SHAPE, 2, POSITIONS
     held.sessions, held.audio_of, held.requests = {}, {}, {}
+    held.untold, held.faults = set(), {}
     return held
 
 
 def test_as_many_sessions_as_the_option_says(scheduler: LiveSessions) -> None:
-    assert scheduler.live([["open", name] for name in "abc"]) == {"c": "max_live_sessions is 2"}
-    assert scheduler.live([["close", "a"], ["open", "c"]]) == {}
-    assert [*scheduler.sessions] == ["b", "c"]
+    assert scheduler.live([["open", name] for name in (A, B, C)]) == {C: "max_live_sessions is 2"}
+    assert scheduler.live([["close", A], ["open", C]]) == {}
+    assert [*scheduler.sessions] == [B, C]
 
 
 def test_one_that_goes_on_takes_its_own_place(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a"], ["open", "b"]])
-    assert scheduler.live([["close", "a"], ["open", "a again"], ["open", "d"]]) == {"d": "max_live_sessions is 2"}
+    scheduler.live([["open", A], ["open", B]])
+    assert scheduler.live([["close", A], ["open", C], ["open", D]]) == {D: "max_live_sessions is 2"}
 
 
 def test_a_session_is_opened_once(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a"], ["audio", "a", b"abcd"]])
-    assert [*scheduler.live([["open", "a"]])] == ["a"]
-    assert scheduler.sessions["a"].held == b"abcd"
+    scheduler.live([["open", A], ["audio", A, b"abcd"]])
+    assert [*scheduler.live([["open", A]])] == [A]
+    assert scheduler.sessions[A].held == b"abcd"
 
 
 def test_a_session_has_the_delay_that_it_is_opened_with(scheduler: LiveSessions) -> None:
-    assert scheduler.live([["open", "a", 30], ["open", "b", None]]) == {}
+    assert scheduler.live([["open", A, 30], ["open", B, None]]) == {}
     assert [held.shape for held in scheduler.sessions.values()] == [SHAPES[30], SHAPE]
-    assert scheduler.live([["close", "a"], ["open", "c", 31]]) == {"c": "a delay of 31 positions: expected 1 to 30"}
-    assert [*scheduler.sessions] == ["b"]
+    assert scheduler.live([["close", A], ["open", C, 31]]) == {C: "a delay of 31 positions: expected 1 to 30"}
+    assert [*scheduler.sessions] == [B]
 
 
 def test_messages_that_are_refused(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a"], ["open", "b"]])
-    refused = scheduler.live([["audio", "c", b""], ["end", "d"], ["audio", "a", b"abc"], ["sing", "b"], ["close", "e"]])
+    scheduler.live([["open", A], ["open", B]])
+    refused = scheduler.live([["audio", C, b""], ["end", D], ["audio", A, b"abc"], ["sing", B], ["close", "e"]])
     assert refused == {
-        "c": "unknown session",
-        "d": "unknown session",
-        "a": "3 bytes: expected an even number",
-        "b": "unknown message 'sing'",
+        C: "unknown session",
+        D: "unknown session",
+        A: "3 bytes: expected an even number",
+        B: f"unknown message ['sing', '{B}']: expected open, audio, end or close of a session",
     }
 
 
+ODD = [None, 7, 2.5, True, "x" * 10**6, b"open", [], [[]], {}, {"open": A}, ["x"], [A], object()]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{odd!r:.20}")
+def test_no_message_raises(scheduler: LiveSessions, odd: Any) -> None:
+    """Whatever stands in the place of a message, its kind, its session or its content. Others are taken."""
+    scheduler.most_sessions = 9
+    messages = [odd, [odd], [odd, A], [odd, odd], *([kind, odd] for kind in ("open", "audio", "end", "close"))]
+    messages += [["open", C, odd], ["audio", A, odd], ["end", A, odd], ["close", A, odd]]
+    refused = scheduler.live([["open", A], *messages, ["open", B], ["audio", B, b"ab"]])
+    assert all(isinstance(text, str) for pair in refused.items() for text in pair)
+    assert (A in refused, B in refused, scheduler.sessions[B].held) == (True, False, b"ab")
+    assert A in scheduler.sessions
+    assert isinstance(scheduler.live(odd), dict)
+
+
+@pytest.mark.parametrize("name", ["", "x", A[:-2], "A" * 32 + "-0", A + "0" * 9, f" {A}", A + "\n", "ä" * 34])
+def test_a_name_that_a_client_could_choose(scheduler: LiveSessions, name: str) -> None:
+    refused = scheduler.live([["open", name]])
+    assert [*refused] == [name] and f"expected {NAME.pattern}" in refused[name]
+    assert scheduler.sessions == {}
+
+
+def test_a_session_has_no_more_audio_than_a_request_can_use(scheduler: LiveSessions) -> None:
+    most = (POSITIONS - SHAPE.left) * ROW
+    scheduler.live([["open", A], ["audio", A, bytes(2 * (most - 1))]])
+    assert scheduler.live([["audio", A, bytes(4)]]) == {A: f"{most + 1} samples: a request has at most {most}"}
+    assert scheduler.live([["audio", A, bytes(2)]]) == {}
+
+
 def test_a_request_ends_with_the_last_row_of_its_session(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a"], ["audio", "a", noise(20 * ROW).tobytes()]])
+    scheduler.live([["open", A], ["audio", A, noise(20 * ROW).tobytes()]])
     request = scheduler.requests["r"] = SimpleNamespace(num_prompt_tokens=SHAPE.prompt, max_tokens=1000)
-    scheduler.audio_of["r"] = scheduler.sessions["a"]
-    scheduler.live([["end", "a"]])
+    scheduler.audio_of["r"] = scheduler.sessions[A]
+    scheduler.sessions[A].request = "r"
+    scheduler.live([["end", A]])
     assert request.max_tokens == model.n_tokens(20 * ROW) - SHAPE.prompt + 1
-    assert scheduler.live([["audio", "a", b"ab"]]) == {"a": "audio after the end"}
-
-
-class Accepting:
-    """vLLM's scheduler, as far as requests come and go."""
-
-    def add_request(self, request: Any) -> None:
-        self.requests[request.request_id] = request  # type: ignore[attr-defined]
-
-    def finish_requests(self, request_ids: str, finished_status: Any) -> None:
-        del self.requests[request_ids]  # type: ignore[attr-defined]
-
-
-class Deciding(LiveSessions, Accepting):
-    pass
-
-
-@pytest.mark.parametrize("delay", [None, 1, 30])
-def test_a_request_has_the_prompt_of_its_sessions_delay(scheduler: LiveSessions, delay: int | None) -> None:
-    scheduler.__class__ = Deciding
-    right = SHAPE.with_delay(delay).prompt
-    scheduler.live([["open", "a", delay], ["audio", "a", noise(90 * ROW).tobytes()]])
-    for name, prompt in (("shorter", right - 1), ("right", right), ("longer", right + 1)):
-        params = SimpleNamespace(extra_args={SESSION: "a"})
-        scheduler.add_request(SimpleNamespace(request_id=name, sampling_params=params, num_prompt_tokens=prompt))
-    assert [*scheduler.requests] == [*scheduler.audio_of] == ["right"]
+    assert scheduler.live([["audio", A, b"ab"]]) == {A: "audio after the end"}
 
 
 def test_a_request_waits_for_the_row_of_its_next_token(scheduler: LiveSessions) -> None:
-    scheduler.live([["open", "a"], ["audio", "a", noise(SHAPE.ready_samples).tobytes()]])
-    scheduler.audio_of["r"] = scheduler.sessions["a"]
+    scheduler.live([["open", A], ["audio", A, noise(SHAPE.ready_samples).tobytes()]])
+    scheduler.audio_of["r"] = scheduler.sessions[A]
     request = SimpleNamespace(request_id="r", num_tokens=SHAPE.prompt, num_output_placeholders=0)
     assert not scheduler.waits(request)
     request.num_output_placeholders = 1
     assert scheduler.waits(request)
-    scheduler.live([["audio", "a", noise(ROW).tobytes()]])
+    scheduler.live([["audio", A, noise(ROW).tobytes()]])
     assert not scheduler.waits(request)
     assert not scheduler.waits(SimpleNamespace(request_id="an upload"))
 
@@ -314,8 +323,8 @@ class Leaving(LiveSessions, Stepping):
 @pytest.mark.parametrize("limits", [MOST_RUNNING, MOST_RUNNING[:1]])  # of vLLM 0.32.0, of 0.20.0
 def test_a_step_is_decided_without_those_that_wait(scheduler: Any, limits: tuple[str, ...], fails: bool) -> None:
     scheduler.__class__ = Leaving
-    scheduler.live([["open", "a"], ["audio", "a", noise(SHAPE.ready_samples).tobytes()]])
-    scheduler.audio_of["r"] = scheduler.sessions["a"]
+    scheduler.live([["open", A], ["audio", A, noise(SHAPE.ready_samples).tobytes()]])
+    scheduler.audio_of["r"] = scheduler.sessions[A]
     waits = SimpleNamespace(request_id="r", num_tokens=SHAPE.prompt, num_output_placeholders=1)
     upload = SimpleNamespace(request_id="an upload")
     scheduler.running, scheduler.preempted, scheduler.most_running = [upload, waits], {}, limits

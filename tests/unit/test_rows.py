@@ -1,5 +1,6 @@
 """Audio rows of running requests: each request's tokens get its own, whatever came, went and came back."""
 
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,13 +9,14 @@ import pytest
 import torch
 from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem, MultiModalSharedField
 from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from voxtral_serve import shims
 from voxtral_serve.engine import config
-from voxtral_serve.engine.audio_rows import AudioRows
-from voxtral_serve.engine.live_audio import LivePart
+from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
+from voxtral_serve.engine.live_audio import FAULTS, STEP, LivePart, LiveStep
 from voxtral_serve.engine.model_runner import METHODS, AudioRowsRunner, Slots, pin, with_audio_rows
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
@@ -76,6 +78,17 @@ def test_positions_beyond_a_place_wrap_modulo_its_length(held: AudioRows) -> Non
     torch.testing.assert_close(got, torch.full((1, DIM), 8.05))
 
 
+def test_a_request_without_audio_has_zeros_at_every_position(live_rows: AudioRows) -> None:
+    live_rows.pool.fill_(7)
+    live_rows.pool[-1].zero_()
+    live_rows.live().fill_(8)
+    live_rows.put_nothing(1)
+    live_rows.slot[:4] = torch.tensor([0, 1, 1, SLOTS])
+    got = live_rows.added_to(torch.zeros(4, DIM), torch.tensor([3, 0, LENGTH + 1, 5]))
+    assert got[:, 0].tolist() == [7, 0, 0, 0]
+    assert live_rows.delays(4).tolist() == [6] * 4
+
+
 # Delays
 
 
@@ -130,6 +143,7 @@ class Runner:
         new: tuple[str, ...] = (),
         resumed: tuple[str, ...] = (),
         preempted: tuple[str, ...] | None = None,
+        untold: tuple[str, ...] = (),
     ) -> list[float]:
         """The value of the rows that each token of the step would get at position 0."""
         self.input_batch.req_ids = [*tokens]
@@ -138,6 +152,7 @@ class Runner:
             scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={*resumed}),
             preempted_req_ids=None if preempted is None else {*preempted},
             num_scheduled_tokens=tokens,
+            **{STEP: LiveStep(preempted={*untold})},
         )
         self.slots.begin_step(self, scheduled)
         held, n = self.slots.rows, sum(tokens.values())
@@ -212,18 +227,41 @@ def test_one_that_was_aborted_while_preempted(runner: Runner) -> None:
     assert runner.slots.free == []
 
 
-def test_a_request_without_a_clip_takes_no_slot(runner: Runner) -> None:
+def test_a_request_without_a_clip_takes_no_slot_and_reads_nobodys_rows(runner: Runner) -> None:
+    begun(runner, "a")
+    assert runner.slots.of == {"a": SLOTS - 1}
+    for value, name in enumerate("bc", 2):
+        runner.begin(name, value)
     runner.begin("text", None)
-    runner.begin("a", 1)
-    runner.step({"text": 2, "a": 2}, new=("text", "a"))
-    assert [*runner.slots.of] == ["a"]
-    assert len(runner.slots.free) == SLOTS - 1
+    for new in (("b", "c", "text"), ()):
+        assert runner.step({"text": 2, "b": 1, "a": 1, "c": 1}, new=new) == [0, 0, 2, 1, 3]
+        assert runner.slots.rows.faults == {"text": NO_AUDIO}
+        runner.slots.rows.faults.clear()
+    assert [*runner.slots.of] == ["a", "b", "c"]
+
+
+def test_a_request_for_which_no_slot_is_free(runner: Runner) -> None:
+    """It takes none, and no other request notices."""
+    begun(runner, "a", "b", "c")
+    runner.begin("d", 9)
+    assert runner.step({"a": 1, "d": 2, "b": 1, "c": 1}, new=("d",)) == [1, 0, 0, 2, 3]
+    assert (runner.slots.rows.faults, len(runner.slots.of)) == ({"d": NO_AUDIO}, SLOTS)
+
+
+def test_requests_that_were_preempted_in_steps_without_tokens(runner: Runner) -> None:
+    """Model Runner V1 does not call `begin_step` in them, and vLLM's own field has those of one step."""
+    begun(runner, "a", "b", "c")
+    runner.begin("d", 9)
+    assert runner.step({"a": 1, "d": 1, "b": 1}, new=("d",), untold=("c",)) == [1, 9, 2]
+    assert runner.slots.rows.faults == {}
 
 
 def test_a_sessions_slot_has_its_ring_and_its_delay_also_after_preemption(live_rows: AudioRows) -> None:
     begun, encoded = list[str](), list[Any]()
     live: Any = SimpleNamespace(
-        begin=lambda name: begun.append(name) or 1, encode=encoded.append, end=lambda name: begun.remove(name)
+        begin=lambda name: begun.append(name) or 1,
+        encode=lambda parts: encoded.append(parts) or {},
+        end=lambda name: begun.remove(name),
     )
     slots = Slots(live_rows, live)
     runner = SimpleNamespace(
@@ -238,7 +276,7 @@ def test_a_sessions_slot_has_its_ring_and_its_delay_also_after_preemption(live_r
             scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=resumed),
             preempted_req_ids=preempted,
             num_scheduled_tokens=dict.fromkeys(parts, tokens),
-            voxtral_serve_live=parts,
+            **{STEP: LiveStep(parts)},
         )
         slots.begin_step(runner, scheduled)
         return live_rows.delays(tokens).tolist()
@@ -370,12 +408,36 @@ class Device:
     def init_device(self) -> None:
         self.model_runner = self.made
 
+    def sample_tokens(self, grammar: Any) -> Any:
+        raise NotImplementedError
+
     def compile_or_warm_up_model(self) -> int:
         return torch.get_num_threads()  # loading the weights and compiling use all
 
 
 class OurDevice(EncodeOnceWorker, Device):
     pass
+
+
+class LaterOutput(AsyncModelRunnerOutput):
+    def get_output(self) -> ModelRunnerOutput:
+        return EMPTY_MODEL_RUNNER_OUTPUT
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_faults_go_with_the_output_of_their_step(later: bool, monkeypatch: pytest.MonkeyPatch, held: AudioRows) -> None:
+    """And survive the way to the scheduler's process."""
+    made = LaterOutput() if later else EMPTY_MODEL_RUNNER_OUTPUT
+    worker = OurDevice(SimpleNamespace(use_v2_model_runner=True), None)
+    worker.model_runner = SimpleNamespace(get_model=lambda: SimpleNamespace(audio_rows=held))
+    monkeypatch.setattr(Device, "sample_tokens", lambda self, grammar: made)
+    assert worker.sample_tokens(None) is made
+    held.faults["request"] = "why"
+    output = worker.sample_tokens(None)
+    output = pickle.loads(pickle.dumps(output.get_output() if later else output))
+    assert isinstance(output, ModelRunnerOutput) and getattr(output, FAULTS) == {"request": "why"}
+    assert not hasattr(EMPTY_MODEL_RUNNER_OUTPUT, FAULTS)
+    assert (held.faults, worker.sample_tokens(None)) == ({}, made)
 
 
 def test_its_runner_has_the_audio_rows() -> None:

@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from voxtral_serve import shims
 from voxtral_serve.engine import drafter
+from voxtral_serve.engine.audio_rows import NO_AUDIO
 from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
 from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.model_state import RowsState
@@ -35,7 +36,12 @@ def state() -> Any:
     state: Any = RowsState.__new__(RowsState)
     put: dict[int, str] = {}
     state.put = put
-    state.rows = SimpleNamespace(slot=torch.full((32,), -1), put=put.__setitem__)
+    state.rows = SimpleNamespace(
+        slot=torch.full((32,), -1),
+        put=put.__setitem__,
+        put_nothing=lambda slot: put.update({slot: "zeros"}),
+        faults={},
+    )
     state.live, state.parts = None, {}
     state.vllm_config = SimpleNamespace(lora_config=None, ec_transfer_config=None)
     state.begun = []
@@ -143,12 +149,25 @@ def test_nothing_is_encoded_ahead_where_vllm_does_more_before(state: Any, name: 
 
 def test_a_session_has_its_place_and_its_delay_in_the_step_that_begins_it(state: Any) -> None:
     placed: list[tuple[int, int, int]] = []
-    state.live = SimpleNamespace(begin=len, encode=lambda parts: None)
+    state.live = SimpleNamespace(begin=len, encode=lambda parts: {})
     state.rows.put_live = lambda *place: placed.append(place)
     state.parts = {"abc": LivePart(0, 63, np.zeros(0, np.int16), 30)}
-    for slot, name in ((5, "abc"), (4, "an upload")):
-        state.add_request(slot, SimpleNamespace(req_id=name, mm_features=[]))
-    assert placed == [(5, 3, 30)]
+    state.add_request(5, SimpleNamespace(req_id="abc", mm_features=[]))
+    state.add_request(4, request("an upload"))
+    assert (placed, state.rows.faults) == ([(5, 3, 30)], {})
+
+
+def test_a_request_without_audio_reads_zeros_and_is_marked(state: Any) -> None:
+    state.add_request(4, SimpleNamespace(req_id="text", mm_features=[]))
+    assert (state.put, state.rows.faults) == ({4: "zeros"}, {"text": NO_AUDIO})
+
+
+def test_a_session_that_gets_no_slot_reads_zeros_and_is_marked(state: Any) -> None:
+    state.live = SimpleNamespace(begin=lambda name: None, encode=lambda parts: dict.fromkeys(parts, "no slot"))
+    state.parts = {"abc": LivePart(0, 63, np.zeros(0, np.int16), 30)}
+    state.add_request(5, SimpleNamespace(req_id="abc", mm_features=[]))
+    slots_after(state, {}, batch((5, 1)))
+    assert (state.put, state.rows.faults) == ({5: "zeros"}, {"abc": "no slot"})
 
 
 @pytest.mark.parametrize(

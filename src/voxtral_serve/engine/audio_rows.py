@@ -12,12 +12,18 @@ from vllm.config import VllmConfig
 
 from voxtral_serve.engine.clip_length import clip_positions
 
+NO_AUDIO = "the request has no audio"
+
 
 class AudioRows(nn.Module):
     """Rows of up to `slots` requests.
 
     A slot for an uploaded clip has as many rows as the longest clip; the clip's positions 0 to n - 1 are the first n. A
-    live session has a ring of `ring` rows, the most that one step can need; position p is at p modulo `ring`.
+    live session has a ring of `ring` rows, the most that one step can need; position p is at p modulo `ring`. Slot
+    number `slots` is that of requests without audio: one row of zeros.
+
+    `faults` has what is wrong with the audio of requests, by request id. The worker sends it to the scheduler with the
+    step's output (worker.py), and a scheduler with live sessions ends these requests with an error.
     """
 
     pool: torch.Tensor
@@ -38,15 +44,17 @@ class AudioRows(nn.Module):
         self.ring = min(tokens, vllm_config.model_config.max_model_len)
         self.clips = self.slots * self.positions  # rows of the pool for clips; the rings of live sessions follow
         # CUDA graphs use fixed addresses, so these tensors are never reallocated.
-        rows = self.clips + live_slots * self.ring
-        self.register_buffer("pool", torch.zeros(rows, dim), persistent=False)
-        places = torch.arange(self.slots, dtype=torch.int64) * self.positions
+        self.zeros = self.clips + live_slots * self.ring  # number of the row of zeros
+        self.register_buffer("pool", torch.zeros(self.zeros + 1, dim), persistent=False)
+        places = torch.arange(self.slots + 1, dtype=torch.int64) * self.positions
         self.register_buffer("first", places, persistent=False)  # first row in the pool, by request slot
         self.register_buffer("length", torch.full_like(places, self.positions), persistent=False)
         self.register_buffer("delay", torch.full_like(places, clip_delay), persistent=False)
         self.register_buffer("slot", torch.zeros(tokens, dtype=torch.int64), persistent=False)  # by token of a step
         self.register_buffer("token_delay", torch.zeros_like(self.slot), persistent=False)
         self.register_buffer("embeddings", torch.zeros(tokens, dim), persistent=False)
+        self.faults: dict[str, str] = {}
+        self.put_nothing(self.slots)
 
     def put(self, slot: int, rows: torch.Tensor) -> None:
         """Store rows [n, dim] of an uploaded clip for its positions 0 to n - 1. Later positions get zeros."""
@@ -60,6 +68,10 @@ class AudioRows(nn.Module):
         """Let a request slot read the ring of a live session, whose delay is in token positions."""
         self._place(slot, self.clips + live_slot * self.ring, self.ring, delay)
 
+    def put_nothing(self, slot: int) -> None:
+        """Let a request slot read the row of zeros, for a request without audio."""
+        self._place(slot, self.zeros, 1, self.clip_delay)
+
     def _place(self, slot: int, first: int, length: int, delay: int) -> None:
         # Not by `tensor[slot] = number`, which would copy the number from pageable memory and wait for the GPU.
         for tensor, number in ((self.first, first), (self.length, length), (self.delay, delay)):
@@ -67,7 +79,7 @@ class AudioRows(nn.Module):
 
     def live(self) -> torch.Tensor:
         """The rings of live sessions: [live slots * ring, dim]."""
-        return self.pool[self.clips :]
+        return self.pool[self.clips : self.zeros]
 
     def delays(self, n: int) -> torch.Tensor:
         """[n], of the tokens of one step: the delays of their requests."""

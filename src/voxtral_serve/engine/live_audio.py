@@ -4,7 +4,8 @@ The samples of a session stay here while its request lives: a request that was p
 first row. 2.5 KiB a row, 21 MiB for a session of 11 minutes.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,8 @@ LOOK_BACK = 3 * HOP + LOOK_AHEAD + HOP
 BYTES = 2  # of a sample
 BULK = 8  # rows of a session that the encoder computes in one pass, if at least this number is complete
 AHEAD = 24  # rows of a session, from the first of a step, that may be encoded in the step
+STEP = "voxtral_serve_live"  # attribute of vLLM's SchedulerOutput: a LiveStep
+FAULTS = "voxtral_serve_faults"  # attribute of vLLM's ModelRunnerOutput: {request: what is wrong with its audio}
 
 
 class LivePart(NamedTuple):
@@ -33,20 +36,43 @@ class LivePart(NamedTuple):
     delay: int
 
 
-class SessionAudio:
-    """The samples of one session so far."""
+class LiveStep(NamedTuple):
+    """What the live scheduler tells the worker of one step.
 
-    def __init__(self, shape: SessionShape) -> None:
+    parts: by request id.
+    preempted: requests that were preempted since the last step that had tokens; vLLM's own field has those of one step.
+    """
+
+    parts: Mapping[str, LivePart] = {}
+    preempted: Set[str] = frozenset()
+
+
+def step_of(scheduled: Any) -> LiveStep:
+    """Of vLLM's SchedulerOutput. The step of a scheduler without live sessions is empty."""
+    step: LiveStep = getattr(scheduled, STEP, LiveStep())
+    return step
+
+
+class SessionAudio:
+    """The samples of one session so far. It has at most `positions` rows, the context of a request."""
+
+    def __init__(self, shape: SessionShape, positions: int) -> None:
         self.shape = shape
+        self.most = (positions - shape.left) * shape.samples
+        self.request: str | None = None  # the only one
         self.held = bytearray()
         self.ended = False
         self.rows = 0  # that are complete
         self.encoded = 0  # rows that the worker has, or has in the steps that it was given
 
     def add(self, pcm: bytes) -> None:
-        """PCM16. Raises ValueError for half a sample, and after the end."""
-        if self.ended or len(pcm) % BYTES:
-            raise ValueError("audio after the end" if self.ended else f"{len(pcm)} bytes: expected an even number")
+        """PCM16. Raises ValueError for half a sample, after the end, and for more than a request can use."""
+        if self.ended:
+            raise ValueError("audio after the end")
+        if len(pcm) % BYTES:
+            raise ValueError(f"{len(pcm)} bytes: expected an even number")
+        if (samples := (len(self.held) + len(pcm)) // BYTES) > self.most:
+            raise ValueError(f"{samples} samples: a request has at most {self.most}")
         self.held += pcm
         self.rows = max(self.shape.rows(len(self.held) // BYTES), self.rows)
 

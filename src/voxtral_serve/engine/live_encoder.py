@@ -9,7 +9,7 @@ On a GPU a pass is one CUDA graph for each of the numbers of sessions in `sizes`
 slot of their own, whose content nobody reads.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -81,13 +81,17 @@ class LiveEncoder(nn.Module):
         self.most = {1: slots, BULK: min(slots, BULK_SESSIONS)}  # sessions of a pass, by its rows of each
         self.graphs: dict[int, PassGraphs] = {}
         self.slot_of: dict[str, int] = {}
+        self.encoded: dict[str, int] = {}  # rows of each request that has a slot
         self.free = list(range(slots))
 
-    def begin(self, request_id: str) -> int:
-        """A slot for a request that begins, or begins again after it was preempted."""
+    def begin(self, request_id: str) -> int | None:
+        """A slot for a request that begins, or begins again after it was preempted. None if no slot is free."""
         if request_id not in self.slot_of:
+            if not self.free:
+                return None
             self.slot_of[request_id] = self.free.pop()
         slot = self.slot_of[request_id]
+        self.encoded[request_id] = 0
         before = self.before or self.prepare()
         n = before[0].shape[2]
         self.keys[:, slot, :, :n], self.values[:, slot, :, :n] = before[0], before[1]
@@ -96,6 +100,7 @@ class LiveEncoder(nn.Module):
 
     def end(self, request_id: str) -> None:
         if (slot := self.slot_of.pop(request_id, None)) is not None:
+            del self.encoded[request_id]
             self.free.append(slot)
 
     def _ring(self, slot: int) -> torch.Tensor:
@@ -116,12 +121,29 @@ class LiveEncoder(nn.Module):
             self.graphs = {count: PassGraphs(self, count, most) for count, most in self.most.items()}
         return self.before
 
-    def encode(self, parts: dict[str, LivePart]) -> None:
-        """Put the rows of one step in place, by request id. The requests have begun."""
+    def fault(self, request_id: str, part: LivePart) -> str | None:
+        """What is wrong with a part, or with the request that it is of; None if it can be encoded."""
+        if request_id not in self.slot_of:
+            return "the session has no slot of the encoder"
+        if part.first != (encoded := self.encoded[request_id]):
+            return f"the session's next row is {encoded}, and its audio begins with row {part.first}"
+        rows = part.first + part.rows - max(part.first, self.shape.left - 1)
+        expected = LOOK_BACK + rows * self.shape.samples + LOOK_AHEAD if rows > 0 else 0
+        if part.samples.dtype != np.int16 or part.samples.shape != (expected,):
+            return f"the session's audio is {part.samples.dtype} {part.samples.shape}, expected int16 ({expected},)"
+        return None
+
+    def encode(self, parts: Mapping[str, LivePart]) -> dict[str, str]:
+        """Put the rows of one step in place, by request id. Returns {request id: fault} of the parts left out."""
         bulks: list[list[Rows]] = []  # a pass each, in order
         singles: list[list[Rows]] = []
+        faults: dict[str, str] = {}
         for request_id, part in parts.items():
+            if (fault := self.fault(request_id, part)) is not None:
+                faults[request_id] = fault
+                continue
             slot = self.slot_of[request_id]
+            self.encoded[request_id] = part.first + part.rows
             begin, end = max(part.first, self.shape.left - 1), part.first + part.rows
             row = begin
             for passes, count in ((bulks, BULK), (singles, 1)):
@@ -136,6 +158,7 @@ class LiveEncoder(nn.Module):
             for each in passes:
                 for start in range(0, len(each), self.most[count]):
                     self._pass(each[start : start + self.most[count]], count)
+        return faults
 
     def _pass(self, sessions: list[Rows], count: int) -> None:
         if self.graphs:

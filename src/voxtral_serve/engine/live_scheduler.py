@@ -6,6 +6,11 @@ scheduler of vLLM has no public interface, so `expected` checks what is used of 
 While vLLM's scheduler decides on a step, it does not see the running requests that wait for audio, and the number of
 requests that may run is lowered by theirs. They keep their KV cache, and the engine's loop blocks until audio arrives
 where no other request runs.
+
+What is wrong with one session or one request ends that request alone: a request that names no open session, or one that
+has a request already, when it is added; one whose rows are not there, when a step is decided; one that the worker marks
+(audio_rows), when the step's output comes. `_end` ends it in vLLM's scheduler, as an abort does, and keeps an output
+for its client, which goes out with the next step's. vLLM has such a step at once, since the worker must be told.
 """
 
 import inspect
@@ -16,11 +21,12 @@ from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from voxtral_serve import shims
-from voxtral_serve.engine.live_audio import AHEAD, LivePart, SessionAudio
-from voxtral_serve.engine.session import OPTION, SESSION, SessionShape
+from voxtral_serve.engine.live_audio import AHEAD, FAULTS, STEP, LivePart, LiveStep, SessionAudio
+from voxtral_serve.engine.session import NAME, OPTION, SESSION, SessionShape
 
 logger = init_logger("vllm.voxtral_serve.live")
 # vLLM 0.32.0 has both of these limits, 0.20.0 the first.
@@ -29,6 +35,7 @@ MOST_AHEAD = 128  # rows of all sessions that a step encodes ahead: more would d
 # What is used of vLLM's scheduler: methods and their parameters, attributes that its source sets.
 METHODS = {
     "schedule": (),
+    "update_from_output": ("scheduler_output", "model_runner_output"),
     "add_request": ("request",),
     "finish_requests": ("request_ids", "finished_status"),
     "_free_request": ("request",),
@@ -58,58 +65,118 @@ class LiveSessions:
         self.audio_of: dict[str, SessionAudio] = {}  # by request id
         # The rows of a session are a ring of this length, or longer (AudioRows).
         self.ahead = min(AHEAD, config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len)
+        self.positions = config.model_config.max_model_len
         self.preempted: dict[str, Any] = {}  # requests of sessions that were preempted and may not run yet
+        self.untold: set[str] = set()  # requests that were preempted since the last step that had tokens
+        self.faults: dict[str, str] = {}  # requests to end when the next output comes, and why
+        self.ended: list[tuple[int, EngineCoreOutput]] = []  # (client, output) of requests that ended here
         self.most_running = [name for name in MOST_RUNNING if hasattr(self, name)]
 
     def live(self, messages: list[list[Any]]) -> dict[str, str]:
-        """Take messages (voxtral_serve.engine.session) -> {session: reason} of those that were refused."""
+        """Take messages (voxtral_serve.engine.session) -> {session: reason} of those that were refused. Never raises:
+        one call has the messages of all sessions of a process."""
         refused: dict[str, str] = {}
-        for kind, name, *rest in messages:
-            audio = self.sessions.get(name)
-            if kind == "open":
-                if audio is not None or len(self.sessions) >= self.most_sessions:
-                    refused[name] = f"{OPTION} is {self.most_sessions}"
-                    continue
-                try:
-                    self.sessions[name] = SessionAudio(self.shape.with_delay(*rest))
-                except ValueError as error:
-                    refused[name] = str(error)
-            elif kind == "close":
-                self.sessions.pop(name, None)
-            elif audio is None:
-                refused[name] = "unknown session"
-            elif kind == "audio":
-                try:
-                    audio.add(rest[0])
-                except ValueError as error:
-                    refused[name] = str(error)
-            elif kind == "end":
-                audio.end()
-                self._bound(audio)
-            else:
-                refused[name] = f"unknown message {kind!r}"
+        for message in messages if isinstance(messages, list) else [messages]:
+            try:
+                self._take(message)
+            except ValueError as error:
+                has_name = isinstance(message, list) and len(message) > 1 and isinstance(message[1], str)
+                refused[message[1] if has_name else ""] = str(error)
         return refused
+
+    def _take(self, message: Any) -> None:
+        """Raises ValueError for a message that is refused."""
+        match message:
+            case ["open", str(name)] | ["open", str(name), _]:
+                self._open(name, *message[2:])
+            case ["close", str(name)]:
+                self._close(name)
+            case ["audio" | "end", str(name), *_] if name not in self.sessions:
+                raise ValueError("unknown session")
+            case ["audio", str(name), bytes(pcm)]:
+                self.sessions[name].add(pcm)
+            case ["end", str(name)]:
+                self.sessions[name].end()
+                self._bound(self.sessions[name])
+            case _:
+                raise ValueError(f"unknown message {message!r:.80}: expected open, audio, end or close of a session")
+
+    def _open(self, name: str, delay: Any = None) -> None:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"a session named {name!r:.80}: expected {NAME.pattern}")
+        if name in self.sessions:
+            raise ValueError("the session is open already")
+        if len(self.sessions) >= self.most_sessions:
+            raise ValueError(f"{OPTION} is {self.most_sessions}")
+        self.sessions[name] = SessionAudio(self.shape.with_delay(delay), self.positions)
+
+    def _close(self, name: str) -> None:
+        audio = self.sessions.pop(name, None)
+        if audio is not None and audio.request is not None:
+            self._end(audio.request, RequestStatus.FINISHED_ABORTED, "the session is closed")
 
     def _bound(self, audio: SessionAudio) -> None:
         """Have the request of a session that has ended end with its last row, as an uploaded clip's does."""
-        for request_id, held in self.audio_of.items():
-            if held is audio and (request := self.requests.get(request_id)) is not None:
-                request.max_tokens = min(request.max_tokens, audio.rows - request.num_prompt_tokens + 1)
+        if audio.request in self.audio_of:
+            request = self.requests[audio.request]
+            request.max_tokens = min(request.max_tokens, audio.rows - request.num_prompt_tokens + 1)
 
     def add_request(self, request: Any) -> None:
-        name = (getattr(request.sampling_params, "extra_args", None) or {}).get(SESSION)
         super().add_request(request)  # type: ignore[misc]
+        name = (getattr(request.sampling_params, "extra_args", None) or {}).get(SESSION)
         if name is None:
             return
-        audio = self.sessions.get(name)
-        if audio is None or not request.num_prompt_tokens == audio.shape.prompt <= audio.rows:
-            # Its client has gone in the meantime, or its prompt came before its audio, or is that of another delay.
-            logger.warning("request %s: no session has the audio and the delay of its prompt", request.request_id)
-            self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)  # type: ignore[attr-defined]
+        try:
+            audio = self._audio_for(request, name)
+        except ValueError as error:
+            self._end(request.request_id, RequestStatus.FINISHED_ERROR, str(error))
             return
+        audio.request = request.request_id
         self.audio_of[request.request_id] = audio
         if audio.ended:
             self._bound(audio)
+
+    def _audio_for(self, request: Any, name: Any) -> SessionAudio:
+        """The audio of the session that a request names, which any client may have written. Raises ValueError."""
+        audio = self.sessions.get(name) if isinstance(name, str) else None
+        if audio is None:
+            raise ValueError("it names no session that is open")  # perhaps its client has gone in the meantime
+        if audio.request is not None:
+            raise ValueError("it names a session that has a request already")
+        if request.resumable or request.mm_features:
+            raise ValueError("it names a session and brings audio of its own")
+        prompt, rows = audio.shape.prompt, audio.rows
+        if not request.num_prompt_tokens == prompt <= rows:
+            tokens = request.num_prompt_tokens
+            raise ValueError(f"its prompt has {tokens} tokens, and its session one of {prompt} with {rows} rows")
+        return audio
+
+    def _end(self, request_id: str, status: RequestStatus, reason: str) -> None:
+        """End a request that may have ended already, and tell its client."""
+        request = self.requests.get(request_id)
+        if request is None or request.is_finished():
+            return
+        if status == RequestStatus.FINISHED_ERROR:
+            logger.warning("request %s ends with an error: %s", request_id, reason)
+        if not request.num_computed_tokens:
+            # vLLM's histograms have the time from one event to the next: without this one, since the machine started.
+            request.record_event(EngineCoreEventType.SCHEDULED)
+        self.finish_requests(request_id, status)  # type: ignore[attr-defined]
+        output = EngineCoreOutput(request_id, [], finish_reason=request.get_finished_reason(), stop_reason=reason)
+        output.events = request.take_events()
+        self.ended.append((request.client_index, output))
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
+        for request_id, reason in (self.faults | getattr(model_runner_output, FAULTS, {})).items():
+            self._end(request_id, RequestStatus.FINISHED_ERROR, reason)
+        self.faults = {}
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(  # type: ignore[misc]
+            scheduler_output, model_runner_output
+        )
+        for client, output in self.ended:
+            outputs.setdefault(client, EngineCoreOutputs()).outputs.append(output)
+        self.ended = []
+        return outputs
 
     def waits(self, request: Any) -> bool:
         """Whether a request's next token needs a row of audio that has not arrived."""
@@ -117,6 +184,14 @@ class LiveSessions:
         return audio is not None and request.num_tokens + request.num_output_placeholders > audio.rows
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._schedule(*args, **kwargs)
+        setattr(output, STEP, LiveStep(self._parts(output.num_scheduled_tokens), self.untold))
+        if output.num_scheduled_tokens:
+            self.untold = set()
+        return output
+
+    def _schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Decide on a step without the requests that wait for audio."""
         if not self.audio_of:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
         waiting, ready = list[Any](), list[Any]()
@@ -138,7 +213,6 @@ class LiveSessions:
                 self.waiting.prepend_request(request)
             for name, most in limits.items():
                 setattr(self, name, most)
-        output.voxtral_serve_live = self._parts(output.num_scheduled_tokens)
         if waiting and not output.num_scheduled_tokens:
             self._make_room(waiting)
         return output
@@ -157,6 +231,7 @@ class LiveSessions:
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        self.untold.add(request.request_id)
         if (audio := self.audio_of.get(request.request_id)) is not None:
             audio.encoded = 0  # the worker forgets its rows
             self.preempted[request.request_id] = request
@@ -170,13 +245,18 @@ class LiveSessions:
         return [request for request in self.preempted.values() if self.waits(request)]
 
     def _parts(self, scheduled: dict[str, int]) -> dict[str, LivePart]:
-        """The audio that the worker encodes in a step, by request id."""
+        """The audio that the worker encodes in a step, by request id. A request whose rows are not there gets none, and
+        ends when an output comes: it is in the step."""
         parts = {}
         spare = MOST_AHEAD
         for request_id, count in scheduled.items():
             if (audio := self.audio_of.get(request_id)) is not None:
                 first = self.requests[request_id].num_computed_tokens - count
-                part = audio.next_part(first, count, self.ahead if spare > 0 else 0)
+                try:
+                    part = audio.next_part(first, count, self.ahead if spare > 0 else 0)
+                except ValueError as error:
+                    self.faults[request_id] = str(error)
+                    continue
                 if part is not None:
                     parts[request_id] = part
                     spare -= part.rows - count

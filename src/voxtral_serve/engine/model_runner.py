@@ -18,7 +18,8 @@ from vllm.config import CUDAGraphMode
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from voxtral_serve import shims
-from voxtral_serve.engine.audio_rows import AudioRows
+from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
+from voxtral_serve.engine.live_audio import LivePart, step_of
 from voxtral_serve.engine.live_encoder import LiveEncoder
 
 
@@ -33,26 +34,23 @@ class Slots:
 
     def begin_step(self, runner: Any, scheduled: Any) -> None:
         """Free the slots of ended requests, fill those of new and resumed ones, and set the slot of each token."""
+        step = step_of(scheduled)
         new = [request.req_id for request in scheduled.scheduled_new_reqs]
         begun = (*new, *scheduled.scheduled_cached_reqs.resumed_req_ids)
-        if begun or scheduled.preempted_req_ids:
-            # A request may also end in a step that does not run the model and does not call this method.
-            for request in [name for name in self.of if name not in runner.requests]:
+        # Requests also end, and are preempted, in steps that do not run the model and do not call this method.
+        preempted = step.preempted | (scheduled.preempted_req_ids or set())
+        if begun or preempted:
+            for request in [name for name in self.of if name not in runner.requests or name in preempted]:
                 self._end(request)
-            for request in (scheduled.preempted_req_ids or set()) & self.of.keys():
-                self._end(request)
-        parts = getattr(scheduled, "voxtral_serve_live", {})
         for request in begun:
-            if request in parts:
-                assert self.live is not None
-                self.rows.put_live(self._begin(request), self.live.begin(request), parts[request].delay)
-            for clip in runner.requests[request].mm_features:
-                self.rows.put(self._begin(request), runner.encoder_cache[clip.identifier])
-        if self.live is not None and parts:
-            self.live.encode(parts)
+            clips = [runner.encoder_cache[clip.identifier] for clip in runner.requests[request].mm_features]
+            self._begin(request, clips, step.parts.get(request))
+        if self.live is not None and step.parts:
+            self.rows.faults |= self.live.encode(step.parts)
         batch = runner.input_batch.req_ids
+        self.rows.faults |= {request: NO_AUDIO for request in batch if request not in self.of}
         numbers = np.repeat(
-            [self.of.get(request, 0) for request in batch],
+            [self.of.get(request, self.rows.slots) for request in batch],
             [scheduled.num_scheduled_tokens[request] for request in batch],
         )
         if not np.array_equal(numbers, self.numbers):  # most steps have the same requests as the step before
@@ -62,10 +60,21 @@ class Slots:
                 host = host.pin_memory()
             self.rows.slot[: len(numbers)].copy_(host, non_blocking=True)
 
-    def _begin(self, request: str) -> int:
+    def _begin(self, request: str, clips: list[torch.Tensor], part: LivePart | None) -> None:
+        """Give a request with audio a slot. One that gets none reads zeros, and `begin_step` marks it."""
         if request not in self.of:
+            if not self.free or (not clips and part is None):
+                return
             self.of[request] = self.free.pop()
-        return self.of[request]
+        slot = self.of[request]
+        for clip in clips:
+            self.rows.put(slot, clip)
+        if part is not None:
+            assert self.live is not None
+            if (live_slot := self.live.begin(request)) is not None:
+                self.rows.put_live(slot, live_slot, part.delay)
+            else:  # `encode` finds the fault
+                self.rows.put_nothing(slot)
 
     def _end(self, request: str) -> None:
         self.free.append(self.of.pop(request))

@@ -3,6 +3,7 @@
 vLLM 0.32.0 uses this runner if Triton is installed. 0.20.0 has an early form, off by default, which is not used.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
-from voxtral_serve.engine.audio_rows import AudioRows
+from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
 from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.live_encoder import LiveEncoder
 
@@ -23,7 +24,7 @@ class RowsState(DefaultModelState):
         super().__init__(*args, **kwargs)
         self.rows: AudioRows = self.model.audio_rows
         self.live: LiveEncoder | None = self.model.live
-        self.parts: dict[str, LivePart] = {}  # live audio of this step; the worker sets it
+        self.parts: Mapping[str, LivePart] = {}  # live audio of this step; the worker sets it
         self.begun: list[tuple[int, str]] = []
 
     @torch.inference_mode()
@@ -41,9 +42,16 @@ class RowsState(DefaultModelState):
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called when a request starts, or restarts after preemption. Its clip is encoded in the same step."""
-        if (part := self.parts.get(new_req_data.req_id)) is not None:
+        request, part = new_req_data.req_id, self.parts.get(new_req_data.req_id)
+        if part is not None:
             assert self.live is not None
-            self.rows.put_live(req_index, self.live.begin(new_req_data.req_id), part.delay)
+            if (live_slot := self.live.begin(request)) is not None:
+                self.rows.put_live(req_index, live_slot, part.delay)
+            else:  # `encode` finds the fault
+                self.rows.put_nothing(req_index)
+        elif not new_req_data.mm_features:
+            self.rows.put_nothing(req_index)
+            self.rows.faults[request] = NO_AUDIO
         self.begun += [(req_index, clip.identifier) for clip in new_req_data.mm_features]
 
     def remove_request(self, req_id: str) -> None:
@@ -66,7 +74,7 @@ class RowsState(DefaultModelState):
             self.rows.put(slot, self.encoder_cache.encoder_outputs[clip])
         self.begun.clear()
         if self.live is not None and self.parts:
-            self.live.encode(self.parts)
+            self.rows.faults |= self.live.encode(self.parts)
         tokens, slots = input_batch.num_tokens, self.rows.slot[: input_batch.num_tokens]
         if tokens == input_batch.num_reqs:
             slots.copy_(input_batch.idx_mapping)

@@ -9,19 +9,24 @@ messages for all sessions of an API process:
                                  token positions; without it, or with None, it is the checkpoint's
     ["audio", session, bytes]    mono PCM16, little-endian, 16 kHz
     ["end", session]             no more audio: the right padding follows
-    ["close", session]           forget the session; its request is aborted by who added it. A session that goes on in
-                                 a second request has one place: "close" and the next "open" go in the same call
+    ["close", session]           forget the session, and abort its request if it runs. A session that goes on in a
+                                 second request has one place: "close" and the next "open" go in the same call
 
-The answer is a dict {session: reason} of the messages that were refused. The request names its session in
-`SamplingParams.extra_args[SESSION]`, and is added once `ready_samples` of audio were sent, so that it never waits for
-its prompt's rows.
+The answer is a dict {session: reason} of the messages that were refused; a message that names no session is refused
+under "". The request names its session in `SamplingParams.extra_args[SESSION]`, and is added once `ready_samples` of
+audio were sent, so that it never waits for its prompt's rows.
+
+A session has a name of the form NAME, which the API server makes at random, and one request. The scheduler ends any
+other request that names a session with the finish reason "error", and says why in the stop reason.
 """
 
 import math
+import re
 from typing import Any, NamedTuple
 
 UTILITY = "voxtral_serve_live"
 SESSION = "voxtral_serve_session"
+NAME = re.compile(r"[0-9a-f]{32}-[0-9]{1,9}")  # of a session: 128 random bits, and a number of a request
 OPTION = "max_live_sessions"  # of vLLM's additional_config: clients that may be live at a time; 0 is none
 ROLL_OVER = 0.80  # share of a request's positions from which its session goes on in another one, at a pause
 LEVELS_S = 5  # seconds by whose levels a pause is one

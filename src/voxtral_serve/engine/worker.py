@@ -3,14 +3,17 @@
 `worker_cls` names it, which vLLM has for this; the config hook of the model sets it (config.py).
 """
 
+import copy
 import os
 from typing import Any
 
 import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
 from voxtral_serve import shims
 from voxtral_serve.engine import drafter, steps
+from voxtral_serve.engine.live_audio import FAULTS, step_of
 
 
 class EncodeOnceWorker:
@@ -45,9 +48,29 @@ class EncodeOnceWorker:
     def execute_model(self, scheduler_output: Any) -> Any:
         state = getattr(self.model_runner, "model_state", None)
         if state is not None:
-            state.parts = getattr(scheduler_output, "voxtral_serve_live", {})
+            state.parts = step_of(scheduler_output).parts
             state.encode_ahead(scheduler_output)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Called once for each step with tokens. Its output carries the faults that the step has found."""
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        rows = self.model_runner.get_model().audio_rows
+        if output is None or not rows.faults:  # None: `execute_model` has raised
+            return output
+        faults, rows.faults = rows.faults, {}
+        return with_faults(output, faults)
+
+
+def with_faults(output: Any, faults: dict[str, str]) -> Any:
+    """vLLM's output of a step with the attribute FAULTS. Of an asynchronous output, the result gets it."""
+    if isinstance(output, AsyncModelRunnerOutput):
+        get_output = output.get_output
+        output.get_output = lambda: with_faults(get_output(), faults)  # type: ignore[method-assign]
+        return output
+    output = copy.copy(output)  # vLLM shares its empty output
+    setattr(output, FAULTS, faults)
+    return output
 
 
 class GpuWorker(EncodeOnceWorker, Worker):

@@ -6,6 +6,9 @@ model generates no EOS, it decodes until the context is full and logs a warning 
 
 The patch wraps vLLM's InputProcessor.process_inputs. Every request passes it, in the API server and in the offline
 `LLM`, for all endpoints and sampling options. `/v1/realtime` is not changed, because its audio arrives in pieces.
+
+The encode-once model adds the rows of a request's audio, so a request has either one clip or, with live sessions, the
+name of a session. All others are refused here with status 400: the API server is the place that can say so.
 """
 
 import dataclasses
@@ -14,8 +17,9 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Any, ClassVar
 
-from voxtral_serve.engine import names
+from voxtral_serve.engine import names, session
 from voxtral_serve.engine.clip_length import OPTION, ClipLength, clip_positions
+from voxtral_serve.engine.session import NAME, SESSION
 from voxtral_serve.shims import Patch
 
 
@@ -66,7 +70,9 @@ class ClipEnd(Patch):
         def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
             call = signature.bind(self, *args, **kwargs).arguments
             if self.model_config.architecture not in names.REALTIME or call.get("resumable"):
-                return stock(self, *args, **kwargs)
+                request = stock(self, *args, **kwargs)
+                refuse_without_audio(self, request)
+                return request
             # Before vLLM's own check, whose message is about its encoder cache. If the prompt is not rendered yet, the
             # clip's length is known only after the call.
             prompt = call["prompt"]
@@ -74,6 +80,7 @@ class ClipEnd(Patch):
                 for clip in (prompt.get("mm_placeholders") or {}).get("audio", ()):
                     refuse_beyond_context(self, clip.length)
             request = stock(self, *args, **kwargs)
+            refuse_without_audio(self, request)
             end_with_clip(self, request)
             return request
 
@@ -109,6 +116,26 @@ def refuse_beyond_context(processor: Any, positions: int) -> None:
         f"its {name} is {context} tokens of {clip.position_ms:.0f} ms, {clip.padding} of them padding. Send a "
         f"shorter clip, or set {name} to {positions} or more in the server's config"
     )
+
+
+def refuse_without_audio(processor: Any, request: Any) -> None:
+    """Raise vLLM's error for status 400 if a request of the encode-once model has neither a clip nor the name of a live
+    session, or both. Whether a session of this name is open, the scheduler knows."""
+    from vllm.exceptions import VLLMValidationError
+
+    if processor.model_config.architecture != names.ENCODE_ONCE:
+        return
+    name = (getattr(request.sampling_params, "extra_args", None) or {}).get(SESSION)
+    if request.mm_features and name is None:
+        return
+    if name is None:
+        raise VLLMValidationError(
+            "the request has no audio: expected one clip, because the model transcribes and does not chat"
+        )
+    options = processor.vllm_config.additional_config
+    live = isinstance(options, dict) and options.get(session.OPTION)
+    if request.mm_features or not live or not isinstance(name, str) or not NAME.fullmatch(name):
+        raise VLLMValidationError(f"{SESSION} is an option of the server itself: expected a request without it")
 
 
 def end_with_clip(processor: Any, request: Any) -> None:

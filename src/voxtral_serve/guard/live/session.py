@@ -293,6 +293,8 @@ class LiveSession:
                 if not output.outputs:
                     continue
                 answer = output.outputs[0]
+                if answer.finish_reason in ("abort", "error"):
+                    raise LinkError(f"the engine has ended the request: {answer.stop_reason or answer.finish_reason}")
                 count = len(answer.token_ids)
                 now = self.heard_from = time.monotonic()
                 for _ in range(count):
