@@ -230,7 +230,8 @@ class Transcriber:
             parsed = parse_model_prompt(self.client.vllm_config.model_config, prompt)
             # No clip comes twice, so vLLM's cache of processed audio would only take memory.
             (rendered,) = await self.client.renderer.render_cmpl_async([parsed], skip_mm_cache=True)
-            outputs: AsyncGenerator[Any, None] = self.client.generate(rendered, params, request_id, lora_request=adapter)
+            outputs: AsyncGenerator[Any, None]
+            outputs = self.client.generate(rendered, params, request_id, lora_request=adapter)
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
                     if output.outputs[0].finish_reason in FAILED_REASONS:
