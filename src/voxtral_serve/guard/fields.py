@@ -48,7 +48,7 @@ def check_task(task: str, can: frozenset[str]) -> None:
         )
 
 
-def read(parts: Iterable[Part], task: str, rules: Rules) -> tuple[TranscriptRequest, bytes]:
+def read(parts: Iterable[Part], task: str, rules: Rules) -> tuple[TranscriptRequest, memoryview]:
     """(request, audio file) in a form. `task` is "transcribe" or "translate". Raises RefusedError."""
     fields = _by_name(parts)
     file = _file(fields.pop(b"file", None), fields, rules.file_bytes)
@@ -86,7 +86,7 @@ def _by_name(parts: Iterable[Part]) -> dict[bytes, Part]:
     return fields
 
 
-def _file(file: Part | None, others: Mapping[bytes, Part], most_bytes: int) -> bytes:
+def _file(file: Part | None, others: Mapping[bytes, Part], most_bytes: int) -> memoryview:
     if file is None:
         found = ", ".join(sorted(part.name.decode() for part in others.values())) or "none"
         raise RefusedError(
@@ -102,9 +102,9 @@ def _file(file: Part | None, others: Mapping[bytes, Part], most_bytes: int) -> b
             "invalid_form",
             "file",
         )
-    if len(file.data) > most_bytes:
-        raise too_large("`file`", len(file.data), most_bytes)
-    return file.data
+    if len(file.view) > most_bytes:
+        raise too_large("`file`", len(file.view), most_bytes)
+    return file.view
 
 
 def _texts(fields: Mapping[bytes, Part]) -> dict[bytes, str]:

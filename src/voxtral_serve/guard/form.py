@@ -9,12 +9,20 @@ from voxtral_serve.guard.errors import RefusedError
 FIELDS = 100  # the most fields of one form
 
 
+FILE = b"file"  # the field that may be large
+
+
 class Part(NamedTuple):
-    """One field of a form; `filename` is None for a field that is not a file."""
+    """One field of a form; `filename` is None for a field that is not a file.
+
+    The data of the field FILE is `view`, a part of the body that is not copied: release it to free the body. That of
+    every other field is `data`.
+    """
 
     name: bytes
     filename: bytes | None
-    data: bytes
+    data: bytes = b""
+    view: memoryview = memoryview(b"")
 
 
 def parse(body: bytes, content_type: str) -> list[Part]:
@@ -33,7 +41,7 @@ def parse(body: bytes, content_type: str) -> list[Part]:
         raise RefusedError(
             400, "the Content-Type has no boundary: expected multipart/form-data; boundary=…", "invalid_form"
         )
-    collector = _Collector()
+    collector = _Collector(body)
     try:
         parser = MultipartParser(options[b"boundary"], collector.callbacks())
         parser.write(body)
@@ -46,13 +54,17 @@ def parse(body: bytes, content_type: str) -> list[Part]:
 
 
 class _Collector:
-    """Collects the parts of a form. The methods on_… are callbacks of python_multipart's MultipartParser."""
+    """Collects the parts of the form `body`. The methods on_… are callbacks of python_multipart's MultipartParser.
 
-    def __init__(self) -> None:
+    The parser gets the body in one piece. It then calls back with the body itself, and with the bounds of its parts.
+    """
+
+    def __init__(self, body: bytes) -> None:
         self.parts: list[Part] = []
+        self._body = body
         self.ended = False
         self._header, self._value, self._disposition = bytearray(), bytearray(), bytearray()
-        self._data: list[bytes] = []
+        self._start = self._end = 0  # of the part's data in the body
 
     def callbacks(self) -> Any:
         return {name: getattr(self, name) for name in dir(self) if name.startswith("on_")}
@@ -61,7 +73,7 @@ class _Collector:
         if len(self.parts) > FIELDS:
             raise RefusedError(413, f"the form has more than {FIELDS} fields", "form_too_large")
         self._disposition.clear()
-        self._data.clear()
+        self._start = self._end = 0
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header.extend(data[start:end])
@@ -76,13 +88,16 @@ class _Collector:
         self._value.clear()
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self._data.append(data[start:end])
+        self._start = self._start or start  # no data is at the body's beginning
+        self._end = end
 
     def on_part_end(self) -> None:
         from python_multipart.multipart import parse_options_header
 
         _, named = parse_options_header(bytes(self._disposition))
-        self.parts.append(Part(named.get(b"name", b""), named.get(b"filename"), b"".join(self._data)))
+        name, view = named.get(b"name", b""), memoryview(self._body)[self._start : self._end]
+        part = Part(name, named.get(b"filename"))
+        self.parts.append(part._replace(view=view) if name == FILE else part._replace(data=bytes(view)))
 
     def on_end(self) -> None:
         self.ended = True

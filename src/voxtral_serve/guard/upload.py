@@ -29,7 +29,7 @@ def read(body: bytes, content_type: str, task: str, rules: Rules, detector: Dete
     """
     fields.check_task(task, rules.can)
     request, file = fields.read(form.parse(body, content_type), task, rules)
-    samples = clip.decoded(file, rules.bounds, rules.rate, "file")
+    samples = clip.decoded(bytes(file), rules.bounds, rules.rate, "file")
     return Upload(request, pieces.split(samples, request.form.name, rules, detector))
 
 
