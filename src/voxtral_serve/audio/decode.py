@@ -219,15 +219,15 @@ def _by_pyav(data: bytes) -> Iterator[tuple[int, np.ndarray]]:
             codec.thread_count = 1
             if codec.sample_rate:  # 0 if only the frames have it
                 _check(codec.sample_rate, codec.channels)
-            planar = av.AudioResampler(format="fltp")
+            packed = av.AudioResampler(format="flt")  # PyAV crashes in reading a frame of eight planes
             for frame in container.decode(stream):
                 _check(frame.sample_rate, frame.layout.nb_channels)
                 form = form or (frame.format.name, frame.sample_rate, frame.layout.nb_channels)
                 if form != (frame.format.name, frame.sample_rate, frame.layout.nb_channels):
                     raise AudioError("the file changes its sample rate or its channels: expected one of each")
-                for converted in planar.resample(frame):
+                for converted in packed.resample(frame):
                     count += converted.samples
-                    yield frame.sample_rate, converted.to_ndarray().T
+                    yield frame.sample_rate, converted.to_ndarray().reshape(converted.samples, -1)
     except (av.FFmpegError, ValueError, OverflowError) as error:
         if isinstance(error, AudioError | MemoryError):
             raise

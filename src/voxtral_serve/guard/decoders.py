@@ -164,8 +164,9 @@ class Worker:
         command = (sys.executable, "-I", "-S", "-c", START, str(memory), *(path for path in sys.path if path))
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as failed:
             output, orders = await asyncio.open_unix_connection(sock=ours, limit=PIECE_BYTES)
+            failed.callback(orders.transport.abort)
             orders.transport.set_write_buffer_limits(0)  # `drain` then waits until all is written
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -175,16 +176,15 @@ class Worker:
                 env=ENVIRONMENT | kept,
                 start_new_session=True,  # it gets no signals of a terminal
             )
-        worker = cls(process, output, orders)
-        try:
+            worker = cls(process, output, orders)
+            failed.callback(worker.kill)
+            theirs.close()
             async with asyncio.timeout(START_S):
                 if await output.readline() != READY:
                     assert process.stderr is not None
                     said = (await process.stderr.read()).decode(errors="replace").strip().rpartition("\n")[2]
                     raise RuntimeError(f"a decoder cannot start ({' '.join(command[:3])} …): {said[:300]}")
-        except BaseException:
-            worker.kill()
-            raise
+            failed.pop_all()
         return worker
 
     async def send(self, data: bytes | memoryview, bounds: Bounds, rate: int) -> None:

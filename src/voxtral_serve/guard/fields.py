@@ -103,7 +103,7 @@ def check_task(task: str, can: frozenset[str]) -> None:
 
 def read(
     parts: Iterable[Part], task: str, rules: Rules, serves: Callable[[str], bool]
-) -> tuple[TranscriptRequest, bytes]:
+) -> tuple[TranscriptRequest, bytes | memoryview]:
     """(request, audio file) in a form. `task` is "transcribe" or "translate"; `serves` says whether the server has a
     model of this name. Raises RefusedError."""
     file, values, others = _apart(parts, rules.file_bytes)
@@ -129,7 +129,7 @@ def read(
     )
 
 
-def _apart(parts: Iterable[Part], file_bytes: int) -> tuple[bytes, dict[str, Any], list[str]]:
+def _apart(parts: Iterable[Part], file_bytes: int) -> tuple[bytes | memoryview, dict[str, Any], list[str]]:
     """(audio file, texts of the known fields, names of others) in a form. A field without text is not given.
 
     The last field of a name counts, of a list all.
@@ -168,7 +168,7 @@ def _text(part: Part) -> str:
         raise RefusedError(400, f"`{name}` is not UTF-8: {error.reason}", "invalid_form", name) from error
 
 
-def _audio(files: Sequence[Part], others: Iterable[Part], file_bytes: int) -> bytes:
+def _audio(files: Sequence[Part], others: Iterable[Part], file_bytes: int) -> bytes | memoryview:
     """What is in `file`."""
     if not files:
         names = ", ".join(named(sorted(part.name.decode() for part in others))) or "none"

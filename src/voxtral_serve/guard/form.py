@@ -1,20 +1,22 @@
-"""The multipart/form-data body of a request (https://www.rfc-editor.org/rfc/rfc7578), parsed and written."""
+"""The multipart/form-data body of a request (https://www.rfc-editor.org/rfc/rfc7578)."""
 
-import secrets
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from voxtral_serve.guard.errors import RefusedError
 
 FIELDS = 1000  # the most fields of one form
+FILE = b"file"  # the field that may be large
 
 
 class Part(NamedTuple):
-    """One field of a form; `filename` is None for a field that is not a file."""
+    """One field of a form; `filename` is None for a field that is not a file.
+
+    The data of the field FILE is a view of the body, which is not copied: release it to free the body.
+    """
 
     name: bytes
     filename: bytes | None
-    data: bytes
+    data: bytes | memoryview
 
 
 def parse(body: bytes, content_type: str) -> list[Part]:
@@ -33,7 +35,7 @@ def parse(body: bytes, content_type: str) -> list[Part]:
         raise RefusedError(
             400, "the Content-Type has no boundary: expected multipart/form-data; boundary=…", "invalid_form"
         )
-    collector = _Collector()
+    collector = _Collector(body)
     try:
         parser = MultipartParser(options[b"boundary"], collector.callbacks())
         parser.write(body)
@@ -46,13 +48,17 @@ def parse(body: bytes, content_type: str) -> list[Part]:
 
 
 class _Collector:
-    """Collects the parts of a form. The methods on_… are callbacks of python_multipart's MultipartParser."""
+    """Collects the parts of the form `body`. The methods on_… are callbacks of python_multipart's MultipartParser.
 
-    def __init__(self) -> None:
+    The parser gets the body in one piece. It then calls back with the body itself, and with the bounds of its parts.
+    """
+
+    def __init__(self, body: bytes) -> None:
         self.parts: list[Part] = []
+        self._body = body
         self.ended = False
         self._header, self._value, self._disposition = bytearray(), bytearray(), bytearray()
-        self._data: list[bytes] = []
+        self._start = self._end = 0  # of the part's data in the body
 
     def callbacks(self) -> Any:
         return {name: getattr(self, name) for name in dir(self) if name.startswith("on_")}
@@ -61,7 +67,7 @@ class _Collector:
         if len(self.parts) > FIELDS:
             raise RefusedError(413, f"the form has more than {FIELDS} fields", "form_too_large")
         self._disposition.clear()
-        self._data.clear()
+        self._start = self._end = 0
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._header.extend(data[start:end])
@@ -76,25 +82,15 @@ class _Collector:
         self._value.clear()
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self._data.append(data[start:end])
+        self._start = self._start or start  # no data is at the body's beginning
+        self._end = end
 
     def on_part_end(self) -> None:
         from python_multipart.multipart import parse_options_header
 
         _, named = parse_options_header(bytes(self._disposition))
-        self.parts.append(Part(named.get(b"name", b""), named.get(b"filename"), b"".join(self._data)))
+        name, view = named.get(b"name", b""), memoryview(self._body)[self._start : self._end]
+        self.parts.append(Part(name, named.get(b"filename"), view if name == FILE else bytes(view)))
 
     def on_end(self) -> None:
         self.ended = True
-
-
-def write(fields: Iterable[Part], wav: bytes) -> tuple[bytes, bytes]:
-    """(content type, body) of a form with `fields`, and with the WAV file `wav` as `file`."""
-    boundary = secrets.token_hex(16).encode()
-    pieces = []
-    for field in fields:
-        pieces += [b'--%b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n' % (boundary, field.name)]
-        pieces += [field.data, b"\r\n"]
-    pieces += [b'--%b\r\nContent-Disposition: form-data; name="file"; filename="clip.wav"\r\n' % boundary]
-    pieces += [b"Content-Type: audio/wav\r\n\r\n", wav, b"\r\n--%b--\r\n" % boundary]
-    return b"multipart/form-data; boundary=" + boundary, b"".join(pieces)
