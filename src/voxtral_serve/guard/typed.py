@@ -109,7 +109,8 @@ def _words(place: Schema) -> str:
         return f"text of {least or 'at most'}{' to' if least else ''} {most:,} characters" if most else "text"
     if kind == "array":
         least, most = place.get("minItems"), place.get("maxItems")
-        return f"a list of {least or 'at most'}{' to' if least else ''} {most:,}" if most else "a list"
+        items = f" of {', '.join(place['items'].get('enum', ()))}" if "enum" in place.get("items", {}) else ""
+        return f"a list of {least or 'at most'}{' to' if least else ''} {most:,}{items}" if most else f"a list{items}"
     return {"boolean": "true or false", "object": "an object"}.get(str(kind), "another value")
 
 

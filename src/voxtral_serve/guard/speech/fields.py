@@ -41,8 +41,10 @@ def _spoken(text: str) -> str:
     if not text.strip():
         raise PydanticCustomError("invalid_value", "input is missing or blank: expected the text to speak")
     if len(text) > CHARACTERS:
-        message = f"input has {len(text)} characters: expected at most {CHARACTERS}. Send the text in parts"
-        raise PydanticCustomError("input_too_long", message)
+        raise PydanticCustomError(
+            "input_too_long",
+            f"input has {len(text)} characters: expected at most {CHARACTERS}. Send the text in parts",
+        )
     return text
 
 
@@ -52,8 +54,7 @@ def _voice(value: Any, info: ValidationInfo) -> str:
     name = value.get("id") if isinstance(value, dict) else value  # OpenAI has {"id": NAME} for a customer's own voices
     if not isinstance(name, str) or name.lower() not in voices:
         there = "missing" if name in (None, "") else shown(name)
-        message = f"voice is {there}: expected one of {', '.join(voices)}"
-        raise PydanticCustomError("voice_not_found", message)
+        raise PydanticCustomError("voice_not_found", f"voice is {there}: expected one of {', '.join(voices)}")
     return name.lower()
 
 
