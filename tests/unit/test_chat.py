@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from guarding import RULES, SAMPLES, heard, refusal
+from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
 from tools import inputs
@@ -219,3 +220,9 @@ def test_what_a_chat_has_beside_its_audio_is_bounded() -> None:
     assert str(error) == "the chat has 102 clips: expected at most 100"
     error = refusal(chat.read, asked(other=[[]] * 200_000), RULES)
     assert str(error).startswith("the body has more than 200,000 values")
+
+
+def test_many_faults_cost_no_more_than_one() -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat.ChatFields.model_validate({"messages": [{"role": "user", "content": [{}, 7] * 50}] * 2 + [{}] * 900})
+    assert caught.value.error_count() < 5

@@ -62,7 +62,7 @@ def fault(error: ValidationError, model: type[BaseModel], root: str = "") -> Fau
         value = value.get(path.rpartition(".")[2]) if isinstance(value, dict) else value
         wanted = f"one of {problem['ctx']['expected_tags']}" if "expected_tags" in problem["ctx"] else "text"
     has = f"is {shown(value)}"
-    if kind == "missing" or kind == "union_tag_not_found":
+    if kind in ("missing", "union_tag_not_found"):
         has = "is missing"
     elif kind.endswith(("too_long", "too_short")):
         has = f"has {len(value):,} {'characters' if isinstance(value, str) else 'items'}"
@@ -98,9 +98,10 @@ def expected(places: Iterable[Schema]) -> str:
 
 
 def _words(place: Schema) -> str:
-    if "const" in place or "enum" in place:
-        values = [str(value).lower() if isinstance(value, bool) else str(value) for value in place.get("enum", ())]
-        return f"one of {', '.join(values)}" if values else str(place["const"])
+    if "const" in place:
+        return str(place["const"])
+    if "enum" in place:
+        return f"one of {', '.join(map(str, place['enum']))}"
     kind = place.get("type")
     if kind in ("integer", "number"):
         return ("a whole number" if kind == "integer" else "a number") + _range(place)
@@ -117,14 +118,10 @@ def _words(place: Schema) -> str:
 def _range(place: Schema) -> str:
     low, high = place.get("minimum"), place.get("maximum")
     if low is not None and high is not None:
-        return f" from {_number(low)} to {_number(high)}"
+        return f" from {low} to {high}"
     bounds = (("more than", place.get("exclusiveMinimum")), ("at least", low), ("at most", high))
-    words = " and ".join(f"{word} {_number(value)}" for word, value in bounds if value is not None)
+    words = " and ".join(f"{word} {value}" for word, value in bounds if value is not None)
     return f" {words}" if words else ""
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _located(whole: Schema, location: tuple[str | int, ...], root: str) -> tuple[str, list[Schema]]:
