@@ -48,9 +48,10 @@ def fault(error: ValidationError, model: type[BaseModel], root: str = "") -> Fau
         error.errors(include_url=False), key=lambda each: (len(each["loc"]), not each["type"].endswith("_type"))
     )
     whole = schema(model)
-    path, places = _located(whole, problem["loc"], root)
     kind, value = problem["type"], problem["input"]
-    if kind == "extra_forbidden":
+    extra = kind == "extra_forbidden"
+    path, places = _located(whole, problem["loc"][:-1] if extra else problem["loc"], root)
+    if extra:
         names = ", ".join(name for place in places for name in place.get("properties", ()))
         path = _joined(path, shown(problem["loc"][-1])[1:-1])
         return Fault(path, f"{path} is no field here: expected {names}", UNKNOWN)
@@ -134,11 +135,16 @@ def _located(whole: Schema, location: tuple[str | int, ...], root: str) -> tuple
             path = path if last.endswith("[]") else f"{path}[{name}]"  # of a form's list, which has no order
         else:
             inner = [place["properties"][name] for place in places if name in place.get("properties", ())]
-            if not inner:
+            if not inner:  # of several models, the one that the object says it is
+                places = [place for place in places if name in _constants(place)] or places
                 continue
             path, last = _joined(path, name), name
         places = [place for each in inner for place in _alternatives(whole, each)]
     return path, places
+
+
+def _constants(place: Schema) -> list[Any]:
+    return [each["const"] for each in place.get("properties", {}).values() if "const" in each]
 
 
 def _joined(path: str, name: str) -> str:
