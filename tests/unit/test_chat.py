@@ -175,6 +175,11 @@ def test_a_field_that_is_not_listed_does_not_pass(name: str) -> None:
     assert chat.read(asked(**{name: None}), RULES).ignored == ()
 
 
+def test_a_header_has_plain_names_only() -> None:
+    more = {"a\r\nset-cookie": 1, "żółw": 1, "x" * 65: 1, "user": 1}
+    assert chat.read(asked(**more), RULES).ignored == ("user",)
+
+
 def test_a_field_of_a_message_that_is_not_listed_does_not_pass() -> None:
     request = chat.read(asked(messages=[message | {"tool_calls": [1]} for message in MESSAGES]), RULES)
     assert json.loads(chat.written(request, [])) == ASKED

@@ -3,7 +3,6 @@
 Every other field has no effect, and the answer names it. docs/pages/speech-api.md has a table of these models.
 """
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -13,10 +12,9 @@ from pydantic_core import PydanticCustomError
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.form import Part
 from voxtral_serve.guard.limits import FIELDS_BYTES, Rules
-from voxtral_serve.guard.typed import checked, named
+from voxtral_serve.guard.typed import FIELD_NAME, checked, named
 from voxtral_serve.transcript.formats import VERBOSE, AnswerFormat, FormatName, Granularity
 
-FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 NAME_LENGTH = 256  # characters of a model's name
 SUBTITLES = ("srt", "vtt")  # files, which are not streamed
@@ -141,9 +139,11 @@ def _apart(parts: Iterable[Part], file_bytes: int) -> tuple[bytes, dict[str, Any
     """
     files, fields = list[Part](), list[Part]()
     for part in parts:
-        if not FIELD_NAME.fullmatch(part.name):
-            name = ascii(part.name.decode(errors="replace"))[:80]
-            raise RefusedError(400, f"the form has a field called {name}: expected a plain name", "invalid_form")
+        name = part.name.decode(errors="replace")
+        if not FIELD_NAME.fullmatch(name):
+            raise RefusedError(
+                400, f"the form has a field called {ascii(name)[:80]}: expected a plain name", "invalid_form"
+            )
         (files if part.name == b"file" else fields).append(part)
     audio = _audio(files, fields, file_bytes)
     if sum(len(part.data) for part in fields) > FIELDS_BYTES:

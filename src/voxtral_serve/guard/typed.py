@@ -5,6 +5,7 @@ tables of the documentation.
 """
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -14,6 +15,7 @@ from pydantic_core.core_schema import ErrorType
 from voxtral_serve.guard.errors import RefusedError
 
 SHOWN = 60  # characters of a value that an error repeats
+FIELD_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 NAMED = 20  # names in one header, each of at most 64 characters
 UNKNOWN = "unknown_parameter"
 PYDANTICS = frozenset(get_args(ErrorType))
@@ -71,8 +73,8 @@ def fault(error: ValidationError, model: type[BaseModel], root: str = "") -> Fau
 
 
 def named(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of fields without effect as x-voxtral-ignored has them: each once, at most NAMED."""
-    return tuple(dict.fromkeys(names))[:NAMED]
+    """Names of fields without effect as x-voxtral-ignored has them: each once, plain, at most NAMED."""
+    return tuple(name for name in dict.fromkeys(names) if FIELD_NAME.fullmatch(name))[:NAMED]
 
 
 def shown(value: Any) -> str:
