@@ -141,8 +141,9 @@ lock: ## update the pins and hashes of requirements/*.in (needs uv)
 docs: .venv/ready-dev ## serve the documentation on http://127.0.0.1:8001
 	@.venv/bin/mkdocs serve -f docs/mkdocs.yml -a 127.0.0.1:8001
 
-docs-tables: ## write the generated parts of the documentation: the table of patches, the pictures of the rooms and of live lag
+docs-tables: .venv/ready ## write the generated parts of the documentation: the tables of patches and fields, the pictures of the rooms and of live lag
 	@$(PYTHON) -m tools.patch_table
+	@.venv/bin/python -m tools.field_tables
 	@$(PYTHON) -m tools.rooms_picture
 	@$(PYTHON) -m tools.live_picture
 

@@ -7,7 +7,7 @@ python -m tools.patch_table --check    # changes nothing; exit status 1 when the
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,20 @@ def records() -> tuple[Any, ...]:
 
 
 def table(patches: Iterable[Any]) -> str:
-    rows = [HEADS, tuple("---" for _ in HEADS)]
+    rows = []
     for patch in patches:
         versions = (f"{version} {'yes' if needed else 'no'}" for version, needed in patch.needed.items())
         needed_on = f"{patch.library} {', '.join(versions)}"
         test = code(patch.expires.removeprefix("tests/patches/"))
         cells = (patch.does, code(patch.breaks), needed_on, patch.used_by, patch.upstream, patch.until, test)
         rows.append((code(patch.name), *cells))
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows)
+    return markdown(HEADS, rows)
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def code(text: str) -> str:
@@ -54,27 +60,33 @@ def code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def updated(text: str, new: str) -> str:
+def updated(text: str, new: str, begin: str = BEGIN, end: str = END) -> str:
     """`text` with `new` between the marks. Raises ValueError unless each of them is there once, in their order."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end) or BEGIN in rest or END in head + tail:
-        raise ValueError(f"expected one {BEGIN} and one {END} behind it")
-    return f"{head}{BEGIN}\n\n{new}\n\n{END}{tail}"
+    head, first, rest = text.partition(begin)
+    _, last, tail = rest.partition(end)
+    if not (first and last) or begin in rest or end in head + tail:
+        raise ValueError(f"expected one {begin} and one {end} behind it")
+    return f"{head}{begin}\n\n{new}\n\n{end}{tail}"
 
 
 def main(arguments: Sequence[str] | None = None, page: Path = PAGE) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.patch_table", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 when the table is stale")
     check = parser.parse_args(arguments).check
-    old = page.read_text(encoding="utf-8")
+    return write(page, {(BEGIN, END): table(records())}, "table of patches", parser.prog, check)
+
+
+def write(page: Path, tables: Mapping[tuple[str, str], str], what: str, command: str, check: bool) -> int:
+    """Write tables between their marks in a page, or only check that they are there. Returns an exit status."""
+    old = new = page.read_text(encoding="utf-8")
     try:
-        new = updated(old, table(records()))
+        for (begin, end), content in tables.items():
+            new = updated(new, content, begin, end)
     except ValueError as error:
         print(f"error: {page}: {error}", file=sys.stderr)
         return 1
     if check and new != old:
-        print(f"{page.name}'s table of patches is stale: run `python -m tools.patch_table`", file=sys.stderr)
+        print(f"{page.name}'s {what} is stale: run `{command}`", file=sys.stderr)
         return 1
     if new != old:
         page.write_text(new, encoding="utf-8")

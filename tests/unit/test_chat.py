@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 from guarding import RATE, RULES, SAMPLES, refusal
+from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
 from tools import inputs
@@ -196,6 +197,11 @@ def test_a_field_that_is_not_listed_does_not_pass(name: str) -> None:
     assert chat.read(asked(**{name: None}), RULES).ignored == ()
 
 
+def test_a_header_has_plain_names_only() -> None:
+    more = {"a\r\nset-cookie": 1, "żółw": 1, "x" * 65: 1, "user": 1}
+    assert chat.read(asked(**more), RULES).ignored == ("user",)
+
+
 def test_a_field_of_a_message_that_is_not_listed_does_not_pass() -> None:
     request = chat.read(asked(messages=[message | {"tool_calls": [1]} for message in MESSAGES]), RULES)
     assert json.loads(chat.written(request, [])) == ASKED
@@ -241,3 +247,9 @@ def test_what_a_chat_has_beside_its_audio_is_bounded() -> None:
     assert str(error) == "the chat has 102 clips: expected at most 100"
     error = refusal(chat.read, asked(other=[[]] * 200_000), RULES)
     assert str(error).startswith("the body has more than 200,000 values")
+
+
+def test_many_faults_cost_no_more_than_one() -> None:
+    with pytest.raises(ValidationError) as caught:
+        chat.ChatFields.model_validate({"messages": [{"role": "user", "content": [{}, 7] * 50}] * 2 + [{}] * 900})
+    assert caught.value.error_count() < 5

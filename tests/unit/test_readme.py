@@ -15,7 +15,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from tools import patch_table, rooms_picture
+from tools import field_tables, patch_table, rooms_picture
 from voxtral_serve import shims
 
 README = ROOT / "README.md"
@@ -59,6 +59,20 @@ def test_a_stale_table_is_told_and_rewritten(stale: str, tmp_path: Path, capsys:
     assert patch_table.main([], copy) == 0
     assert copy.read_text(encoding="utf-8") == PATCHES
     assert patch_table.main(["--check"], copy) == 0
+
+
+def test_the_tables_of_fields_are_not_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert field_tables.main(["--check"]) == 0
+    for name in field_tables.TABLES:
+        old = (PAGES / name).read_text(encoding="utf-8").replace("| `seed` | a whole", "| `seed` | a half")
+        (tmp_path / name).write_text(old, encoding="utf-8")
+    assert field_tables.main(["--check"], tmp_path) == 1
+    told = capsys.readouterr().err
+    for name in field_tables.TABLES:
+        assert f"{name}'s table of fields is stale: run `python -m tools.field_tables`" in told
+    assert field_tables.main([], tmp_path) == 0
+    for name in field_tables.TABLES:
+        assert (tmp_path / name).read_bytes() == (PAGES / name).read_bytes()
 
 
 def without_row() -> str:
@@ -474,6 +488,7 @@ REFUSALS = {
         "VLLMValidationError",
         "PageError",
         "report.problem",
+        "PydanticCustomError",
     ),
 }
 
@@ -496,7 +511,7 @@ def messages() -> Iterator[tuple[str, str]]:
     for path in paths:
         for node in ast.walk(ast.parse(read(path))):
             if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("shims.") in REFUSALS:
-                position = 1 if ast.unparse(node.func) == "RefusedError" else 0  # behind the status
+                position = int(ast.unparse(node.func) in ("RefusedError", "PydanticCustomError"))
                 found = " ".join(template(node.args[position]).split()).replace("`", "")
                 if re.search(r"[a-z]{4}", found):
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", found

@@ -50,7 +50,10 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True)
 
     role: Literal["system", "user", "assistant"]
-    content: str | Annotated[list[str | Part], Field(max_length=PARTS)]
+    content: str | Annotated[list[str | Part], Field(max_length=PARTS, fail_fast=True)]
+
+
+Stop = Annotated[str, Field(max_length=256)]
 
 
 class StreamOptions(BaseModel):
@@ -65,15 +68,23 @@ class ChatFields(Sampling):
 
     model_config = ConfigDict(strict=True)
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MESSAGES)
-    model: str | None = Field(None, max_length=NAME_LENGTH)
-    max_tokens: int | None = Field(None, ge=1, le=INT32)
-    stop: Annotated[str, Field(max_length=256)] | Annotated[list[str], Field(max_length=16)] | None = None
-    n: int = Field(1, ge=1, le=SEQUENCES)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    messages: list[ChatMessage] = Field(
+        min_length=1,
+        max_length=MESSAGES,
+        fail_fast=True,
+        description="each with `role` (`system`, `user`, `assistant`) and `content`: text, or a list of parts with "
+        "`type` and `text`, `audio_url` or `input_audio`",
+    )
+    model: str | None = Field(None, max_length=NAME_LENGTH, description="a name of `GET /v1/models`")
+    max_tokens: int | None = Field(None, ge=1, le=INT32, description="the same as `max_completion_tokens`")
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = Field(
+        None, description="texts before which an answer ends"
+    )
+    n: int = Field(1, ge=1, le=SEQUENCES, description="number of answers")
+    stream: bool = Field(False, description="sends events as the text is made")
+    stream_options: StreamOptions | None = Field(None, description="`include_usage`, `continuous_usage_stats`")
+    logprobs: bool = Field(False, description="of the tokens")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="likeliest tokens at each position")
 
 
 class ChatAudio(NamedTuple):

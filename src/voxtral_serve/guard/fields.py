@@ -3,7 +3,6 @@
 Every other field has no effect, and the answer names it. docs/pages/speech-api.md has a table of these models.
 """
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -13,10 +12,9 @@ from pydantic_core import PydanticCustomError
 from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.form import Part
 from voxtral_serve.guard.limits import FIELDS_BYTES, Rules
-from voxtral_serve.guard.typed import checked, named
+from voxtral_serve.guard.typed import FIELD_NAME, checked, named
 from voxtral_serve.transcript.formats import VERBOSE, AnswerFormat, FormatName, Granularity
 
-FIELD_NAME = re.compile(rb"[\w.\[\]-]{1,64}")
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 NAME_LENGTH = 256  # characters of a model's name
 SUBTITLES = ("srt", "vtt")  # files, which are not streamed
@@ -35,7 +33,9 @@ class Sampling(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    temperature: float | None = Field(None, ge=0, le=2, description="0, the default, takes the likeliest token")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="0 takes the likeliest token; the default of uploads"
+    )
     top_p: float | None = Field(None, gt=0, le=1, description="samples from the likeliest tokens with this probability")
     top_k: int | None = Field(None, ge=-1, le=INT32, description="samples from this many tokens; 0 and -1: from all")
     min_p: float | None = Field(None, ge=0, le=1, description="least probability, relative to the likeliest token's")
@@ -43,7 +43,9 @@ class Sampling(BaseModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="for each time that a token was written")
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="for a token that was written")
     repetition_penalty: float | None = Field(None, gt=0, le=10, description="factor, for a token that was written")
-    max_completion_tokens: int | None = Field(None, ge=1, le=INT32, description="ends the text of each piece of audio")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=INT32, description="most tokens of a text; of each piece of a long clip"
+    )
 
 
 class UploadFields(Sampling):
@@ -52,17 +54,23 @@ class UploadFields(Sampling):
     model: str | None = Field(None, max_length=NAME_LENGTH, description="a name of `GET /v1/models`")
     response_format: FormatName = Field("json", description="how the transcript is written")
     timestamp_granularities: list[Granularity] = Field(
-        [], alias="timestamp_granularities[]", description="times in `verbose_json`: `segment` is the default"
+        [],
+        alias="timestamp_granularities[]",
+        max_length=16,
+        description="times in `verbose_json`: `segment` is the default",
     )
     include: list[Annotated[str, Field(max_length=64)]] = Field(
-        [], alias="include[]", description="`logprobs`, of tokens, in `json` with a Realtime model; nothing else"
+        [],
+        alias="include[]",
+        max_length=16,
+        description="`logprobs`, of tokens, in `json` with a Realtime model; nothing else",
     )
     stream: bool = Field(False, description="sends events as the text is made")
     stream_include_usage: bool = Field(False, description="vLLM's; the last event always has the usage")
     language: str | None = Field(None, max_length=64, description="of the speech, as `en`, for models that take it")
     prompt: str = Field("", max_length=1 << 16, description="text before the transcript, for models that take it")
     chunking_strategy: str = Field("auto", max_length=1024, description="`auto`; others have no effect")
-    n: Literal["1"] = Field("1", description="transcripts")
+    n: Literal["1"] = Field("1", description="number of transcripts")
     use_beam_search: Annotated[bool, AfterValidator(_no_beams)] = Field(False, description="refused, if it is true")
 
 
@@ -136,9 +144,11 @@ def _apart(parts: Iterable[Part], file_bytes: int) -> tuple[bytes | memoryview, 
     """
     files, fields = list[Part](), list[Part]()
     for part in parts:
-        if not FIELD_NAME.fullmatch(part.name):
-            name = ascii(part.name.decode(errors="replace"))[:80]
-            raise RefusedError(400, f"the form has a field called {name}: expected a plain name", "invalid_form")
+        name = part.name.decode(errors="replace")
+        if not FIELD_NAME.fullmatch(name):
+            raise RefusedError(
+                400, f"the form has a field called {ascii(name)[:80]}: expected a plain name", "invalid_form"
+            )
         (files if part.name == b"file" else fields).append(part)
     audio = _audio(files, fields, file_bytes)
     if sum(len(part.data) for part in fields) > FIELDS_BYTES:

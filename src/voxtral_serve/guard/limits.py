@@ -26,11 +26,10 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from voxtral_serve.audio.decode import Bounds
-from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.units import MIB
 
 FIELDS_BYTES = MIB  # limit for the fields of a form without the file, and for the JSON of a chat without its audio
-SEQUENCES = 16  # the largest `n`: each sequence takes a place in vLLM's batch
+SEQUENCES = 16  # the largest `n` of a chat: each sequence takes a place in vLLM's batch
 # Limits for bodies that are still arriving (guard.body), over all API processes. In addition to its bytes, a body takes
 # about 25 KB of memory for its connection and its task (tests/server/test_slow_clients.py).
 OPEN_BODIES = 512
@@ -171,13 +170,3 @@ class Rules(NamedTuple):
     def chat_bytes(self) -> int:
         """The largest body of a chat, in bytes. Its audio is in base64."""
         return self.file_bytes * 4 // 3 + FIELDS_BYTES
-
-
-def check_sequences(n: Any) -> None:
-    """Raises RefusedError if a request's `n` is given and is not 1 to SEQUENCES."""
-    try:
-        wrong = n is not None and not 1 <= int(n) <= SEQUENCES
-    except (TypeError, ValueError):
-        wrong = True
-    if wrong:
-        raise RefusedError(400, f"n is {ascii(n)[:40]}: expected 1 to {SEQUENCES}", "invalid_value", "n")

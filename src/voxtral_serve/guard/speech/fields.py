@@ -5,7 +5,6 @@ vLLM-Omni's own `stream`, which is the same as stream_format sse, and `max_new_t
 table of the model.
 """
 
-import re
 from collections.abc import Iterable, Sequence, Sized
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -14,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from voxtral_serve.guard import json_body
 from voxtral_serve.guard.errors import RefusedError
-from voxtral_serve.guard.typed import checked, named, shown
+from voxtral_serve.guard.typed import FIELD_NAME, checked, named, shown
 
 CHARACTERS = 4096  # of one input, as OpenAI has it
 NEW_TOKENS = 4096  # the most that vLLM-Omni takes: 80 ms each with Voxtral TTS, 160 ms with VoxCPM2
@@ -23,7 +22,6 @@ FORMATS: tuple[str, ...] = get_args(Format)
 # What vLLM-Omni sends while it makes it. A WAV needs the rate with the first audio, which Voxtral TTS does not give.
 STREAMED = "pcm"
 FIELDS = 100  # of one request
-FIELD_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 # A server speaks with the voices that it has. vLLM-Omni fetches the first ones from URLs and files.
 REFERENCES = (
     *("ref_audio", "ref_audio_2", "references", "reference_audio", "speaker_audio", "voice_prompt"),
@@ -41,8 +39,10 @@ def _spoken(text: str) -> str:
     if not text.strip():
         raise PydanticCustomError("invalid_value", "input is missing or blank: expected the text to speak")
     if len(text) > CHARACTERS:
-        message = f"input has {len(text)} characters: expected at most {CHARACTERS}. Send the text in parts"
-        raise PydanticCustomError("input_too_long", message)
+        raise PydanticCustomError(
+            "input_too_long",
+            f"input has {len(text)} characters: expected at most {CHARACTERS}. Send the text in parts",
+        )
     return text
 
 
@@ -52,8 +52,7 @@ def _voice(value: Any, info: ValidationInfo) -> str:
     name = value.get("id") if isinstance(value, dict) else value  # OpenAI has {"id": NAME} for a customer's own voices
     if not isinstance(name, str) or name.lower() not in voices:
         there = "missing" if name in (None, "") else shown(name)
-        message = f"voice is {there}: expected one of {', '.join(voices)}"
-        raise PydanticCustomError("voice_not_found", message)
+        raise PydanticCustomError("voice_not_found", f"voice is {there}: expected one of {', '.join(voices)}")
     return name.lower()
 
 
