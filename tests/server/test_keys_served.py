@@ -98,7 +98,8 @@ def seconds_of_audio(url: str) -> None:
     error = refused.json()["error"]
     assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
     assert "the limit audio_seconds_per_minute of the key billing is reached, which is 15" in error["message"]
-    counted = samples(url)
+    assert not any(name.startswith("key_") for name, *_ in samples(url))
+    counted = samples(url, CALLS)
     sent_s = counted["key_audio_seconds_total", "billing", "upload"]
     assert 15 - 7.4 <= sent_s <= 15 + 15 * minutes
     assert counted["key_refused_total", "billing", "audio_seconds_per_minute"] == 1
@@ -113,27 +114,36 @@ def live_sessions(url: str) -> None:
     errors = [events[1] for events in found if len(events) == 2]
     assert {each["code"] for each in errors} == {"rate_limit_exceeded"}
     assert "the limit live_sessions of the key calls is reached, which is 2" in errors[0]["error"]
-    assert samples(url)["key_live_connections", "calls"] == 2
+    assert samples(url, CALLS)["key_live_connections", "calls"] == 2
     for socket in sockets:
         socket.close()
     assert {socket.close_code for socket in sockets} == {1000, 1013}
-    until(lambda: samples(url)["key_live_connections", "calls"] == 0)
+    until(lambda: samples(url, CALLS)["key_live_connections", "calls"] == 0)
 
 
 def reloaded(url: str, file: Path, pid: int, log: Path) -> None:
-    """A session that was open goes on; a file that is not valid changes nothing; SIGHUP ends nothing."""
-    with opened(url, "", additional_headers=bearer(CALLS)) as socket:
-        live.receive(socket)
+    """Sessions of a key that is gone end, with audio and without; a file that is not valid changes nothing; SIGHUP ends
+    nothing."""
+    with (
+        opened(url, "", additional_headers=bearer(CALLS)) as silent,
+        opened(url, "", additional_headers=bearer(CALLS)) as speaking,
+    ):
+        for socket in (silent, speaking):
+            live.receive(socket)
+        live.send(speaking, "session.update", model="voxtral")
+        live.send(speaking, "input_audio_buffer.commit")
+        pcm = base64.b64encode(live.pcm16(np.zeros(2 * RATE, np.float32))).decode()
+        live.send(speaking, "input_audio_buffer.append", audio=pcm)
         file.write_text(f"- {{name: later, key: {LATER}}}\n")
         os.kill(pid, signal.SIGHUP)
-        until(lambda: statuses(url, LATER) == {200} and statuses(url, CALLS) == {401})
-        live.send(socket, "session.update", model="voxtral")
-        live.send(socket, "input_audio_buffer.commit")
-        pcm = base64.b64encode(live.pcm16(np.zeros(2 * RATE, np.float32))).decode()
-        live.send(socket, "input_audio_buffer.append", audio=pcm)
-        live.send(socket, "input_audio_buffer.commit", final=True)
-        while live.receive(socket)["type"] != "transcription.done":
-            pass
+        start = time.monotonic()
+        for socket in (silent, speaking):
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    socket.recv(timeout=10)
+            assert socket.close_code == 1008
+        assert time.monotonic() - start < 10
+    until(lambda: statuses(url, LATER) == {200} and statuses(url, CALLS) == {401})
     file.write_text("- {name: later, key: short}\n")
     until(lambda: log.read_text().count("the keys stay as they are") == 2)
     assert "its key is text of 5 characters: expected text of 16" in log.read_text()

@@ -22,9 +22,10 @@ UPLOAD, RATE = "/v1/audio/transcriptions", 16000
 SECRET = "a-secret-in-the-query"
 
 
-def samples(url: str) -> dict[tuple[str, ...], float]:
+def samples(url: str, key: str | None = None) -> dict[tuple[str, ...], float]:
     """Values at /metrics by name, without `voxtral_serve_`, and values of labels."""
-    text = requests.get(f"{url}/metrics", timeout=60).text
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    text = requests.get(f"{url}/metrics", headers=headers, timeout=60).text
     found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {
         (each.name.removeprefix("voxtral_serve_"), *(value for _, value in sorted(each.labels.items()))): each.value

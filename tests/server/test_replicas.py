@@ -4,11 +4,13 @@ The replicas are fakes with the routes of a server (support/fakereplica.py), and
 nginx is real. These tests need Debian's package `nginx-light`. Without it they are reported as not run.
 """
 
+import contextlib
 import http.client
 import io
 import json
 import shutil
 import signal
+import socket
 import ssl
 import statistics
 import subprocess
@@ -27,7 +29,7 @@ import soundfile
 import uploads
 from conftest import EAGER, PICO, ROOT, at_once, short
 from proxying import FakeReplica, answered_by
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from bench import dataset, serve
@@ -117,11 +119,11 @@ def test_every_route_and_both_kinds_of_stream(proxy: Proxy) -> None:
         assert post(proxy.url, path=path).json()["path"] == path
     assert requests.get(f"{proxy.url}/docs", timeout=10).status_code == 404
     for path in fakereplica.LIVE:
-        with connect(proxy.url.replace("http", "ws") + path, additional_headers=HEADERS) as socket:
-            assert json.loads(socket.recv())["path"] == path
+        with connect(proxy.url.replace("http", "ws") + path, additional_headers=HEADERS) as stream:
+            assert json.loads(stream.recv())["path"] == path
             for number in range(20):
-                socket.send(str(number))
-                assert socket.recv(timeout=5) == str(number)
+                stream.send(str(number))
+                assert stream.recv(timeout=5) == str(number)
     with requests.post(
         f"{proxy.url}/v1/audio/transcriptions", files={"file": b"0"}, data={"stream": "true"}, stream=True, timeout=30
     ) as answer:
@@ -224,17 +226,17 @@ def test_a_replica_s_own_503_is_passed_on_when_all_are_starting(two: list[FakeRe
     assert {answer.json()["error"]["code"] for answer in answers} == {"not_ready"}
 
 
-def test_streams_of_a_killed_replica_end_and_the_client_connects_again(two: list[FakeReplica], proxy: Proxy) -> None:
+def test_streams_of_a_killed_replica_end_and_the_streamconnects_again(two: list[FakeReplica], proxy: Proxy) -> None:
     address = proxy.url.replace("http", "ws") + fakereplica.LIVE[0]
-    with connect(address) as socket:
-        pid = json.loads(socket.recv())["pid"]
+    with connect(address) as stream:
+        pid = json.loads(stream.recv())["pid"]
         (dead,) = (each for each in two if each.process.pid == pid)
         dead.end(signal.SIGKILL)
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=OUT_S)
+            stream.recv(timeout=OUT_S)
     for _ in range(4):
-        with connect(address) as socket:
-            assert json.loads(socket.recv())["pid"] != pid
+        with connect(address) as stream:
+            assert json.loads(stream.recv())["pid"] != pid
     dead.start()
     time.sleep(BACK_S)
     url = f"{proxy.url}/v1/audio/transcriptions"
@@ -245,6 +247,88 @@ def test_streams_of_a_killed_replica_end_and_the_client_connects_again(two: list
         with pytest.raises(requests.exceptions.ChunkedEncodingError):
             list(lines)
     assert post(proxy.url, stream="true").text.count("data:") == fakereplica.EVENTS
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Iterator[tuple[list[FakeReplica], Proxy]]:
+    """Five fake replicas behind nginx, which has sent uploads to each of them."""
+    with contextlib.ExitStack() as stack:
+        replicas = [FakeReplica(0.2).start() for _ in range(5)]
+        for replica in replicas:
+            stack.callback(replica.process.kill)
+        proxy = stack.enter_context(Proxy(tmp_path, [replica.port for replica in replicas]))
+        with ThreadPoolExecutor(20) as pool:
+            assert {answer.status_code for answer in pool.map(lambda _: post(proxy.url), range(40))} == {200}
+        yield replicas, proxy
+
+
+def dead(replicas: list[FakeReplica]) -> list[FakeReplica]:
+    time.sleep(1)
+    return [replica for replica in replicas if replica.process.poll() is not None]
+
+
+def test_an_upload_that_ends_a_replica_ends_one_other_at_most(five: tuple[list[FakeReplica], Proxy]) -> None:
+    replicas, proxy = five
+    answer = post(proxy.url, fatal="1")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+    assert len(dead(replicas)) == 2
+    assert proxy.lines()[-1]["upstream_status"] == "502, 502"
+
+
+def fails(address: str) -> int:
+    with pytest.raises(InvalidStatus) as raised:
+        connect(address)
+    assert json.loads(raised.value.response.body)["error"]["code"] == "not_ready"
+    return raised.value.response.status_code
+
+
+@pytest.mark.parametrize("path", fakereplica.LIVE)
+def test_a_handshake_that_ends_a_replica_ends_no_other(path: str, five: tuple[list[FakeReplica], Proxy]) -> None:
+    replicas, proxy = five
+    address = proxy.url.replace("http", "ws") + path
+    assert fails(f"{address}?fatal=1") == 503
+    (ended,) = dead(replicas)
+    # Of one that is down, nothing has seen the handshake: it goes to another one.
+    for _ in range(10):
+        with connect(address) as stream:
+            assert json.loads(stream.recv())["pid"] != ended.process.pid
+    tried = [line["upstream"] for line in proxy.lines() if line["path"] == path]
+    assert not any(f":{ended.port}" in addresses for addresses in tried[-2:])  # it is out of rotation
+    for replica in replicas:
+        replica.process.kill()
+        replica.process.wait()
+    assert fails(address) == 503
+
+
+def test_a_handshake_goes_on_from_a_replica_that_is_down(two: list[FakeReplica], proxy: Proxy) -> None:
+    address = proxy.url.replace("http", "ws") + fakereplica.LIVE[0]
+    two[0].end(signal.SIGKILL)
+    for _ in range(4):
+        with connect(address) as stream:
+            assert json.loads(stream.recv())["pid"] == two[1].process.pid
+        time.sleep(FAIL_S / 2)
+    assert any(str(two[0].port) in line["upstream"] for line in proxy.lines())
+    two[0].start("0", "1000", "starting")  # it answers 503
+    for _ in range(4):
+        with connect(address) as stream:
+            assert json.loads(stream.recv())["pid"] == two[1].process.pid
+    assert any("503" in line["upstream_status"] for line in proxy.lines())
+
+
+def test_a_handshake_goes_on_from_a_host_that_does_not_answer(two: list[FakeReplica], tmp_path: Path) -> None:
+    """As one that is gone: no connection comes about, here because the queue of a listener is full."""
+    with socket.socket() as deaf, socket.socket() as first, socket.socket() as second:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for client in (first, second):
+            client.setblocking(False)
+            client.connect_ex(deaf.getsockname())
+        with Proxy(tmp_path, [deaf.getsockname()[1], two[0].port]) as proxy:
+            address = proxy.url.replace("http", "ws") + fakereplica.LIVE[0]
+            for _ in range(2):
+                with connect(address) as stream:
+                    assert json.loads(stream.recv())["pid"] == two[0].process.pid
+            assert any("504" in line["upstream_status"] for line in proxy.lines())
 
 
 def test_uploads_go_to_the_replica_with_the_fewest(two: list[FakeReplica], proxy: Proxy) -> None:
@@ -267,8 +351,8 @@ def test_the_log_has_ids_and_no_key_and_no_query(two: list[FakeReplica], proxy: 
     made = post(proxy.url, path=f"/v1/audio/transcriptions?key={secret}")
     wrong = requests.get(f"{proxy.url}/v1/models", headers={"X-Request-Id": f"{secret} x"}, timeout=9)
     assert wrong.headers["x-request-id"] not in ("", f"{secret} x")
-    with connect(f"{proxy.url.replace('http', 'ws')}/v1/realtime?token={secret}", additional_headers=HEADERS) as socket:
-        socket.recv()
+    with connect(f"{proxy.url.replace('http', 'ws')}/v1/realtime?token={secret}", additional_headers=HEADERS) as stream:
+        stream.recv()
     for each in two:
         each.end(signal.SIGKILL)  # nginx has errors to tell
     assert post(proxy.url, path=f"/v1/audio/transcriptions?key={secret}").status_code == 503
@@ -294,8 +378,8 @@ def test_https_by_mounting_a_certificate(two: list[FakeReplica], tmp_path: Path)
         for url in (f"https://localhost:{port}", proxy.url):
             assert requests.get(f"{url}/v1/models", timeout=9, verify=str(tmp_path / "tls/tls.crt")).status_code == 200
         trusted = ssl.create_default_context(cafile=str(tmp_path / "tls/tls.crt"))
-        with connect(f"wss://localhost:{port}/v1/realtime", ssl=trusted) as socket:
-            assert json.loads(socket.recv())["path"] == "/v1/realtime"
+        with connect(f"wss://localhost:{port}/v1/realtime", ssl=trusted) as stream:
+            assert json.loads(stream.recv())["path"] == "/v1/realtime"
 
 
 def test_the_counts_are_for_this_host_only(proxy: Proxy) -> None:

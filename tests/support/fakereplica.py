@@ -4,6 +4,7 @@ python tests/support/fakereplica.py PORT [DELAY_S] [MOST_IN_FLIGHT] [starting]
 
 An upload is answered after DELAY_S with the SHA-256 of its body; with a field `stream`, by five events 0.2 s apart.
 More than MOST_IN_FLIGHT at a time are 429. With `starting`, everything is 503. WebSockets answer each message with it.
+An upload with a field `fatal`, and a handshake with the query `fatal`, end the process.
 """
 
 import asyncio
@@ -47,6 +48,8 @@ class Replica:
         body = await request.body()
         if len(body) > MOST_BYTES and "chat" not in request.url.path:
             return refusal(413, "the_guard_s")
+        if b'name="fatal"' in body:
+            os._exit(1)
         if self.in_flight >= self.most:
             return refusal(429, "overloaded")
         if b'name="stream"' in body:
@@ -66,6 +69,8 @@ class Replica:
             await asyncio.sleep(BETWEEN_S)
 
     async def live(self, socket: WebSocket) -> None:
+        if "fatal" in socket.query_params:
+            os._exit(1)
         await socket.accept()
         with contextlib.suppress(WebSocketDisconnect):
             await socket.send_json({"pid": os.getpid(), "path": socket.url.path})
@@ -94,7 +99,7 @@ class Ids:
                 message["headers"] = [*message["headers"], (b"x-request-id", given)]
             await send(message)
 
-        if scope["type"] == "http" and self.replica.starting:
+        if scope["type"] != "lifespan" and self.replica.starting:
             await refusal(503, "not_ready")(scope, receive, with_id)
         else:
             await self.app(scope, receive, with_id)
