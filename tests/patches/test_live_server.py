@@ -1,11 +1,14 @@
 """What the guard sets on objects of a server: each on an object of its form, and why vLLM needs it."""
 
 import asyncio
+import ctypes
 import inspect
 import os
 import signal
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -24,11 +27,13 @@ from websockets.sync.client import connect
 
 from bench import serve
 from voxtral_serve.patches.live_server import (
+    ClientWatch,
     ConnectionHeaders,
     EngineDeadError,
     FileLimit,
     GracefulStop,
-    PongDeadline,
+    NoCompression,
+    Wire,
 )
 from voxtral_serve.shims import PatchError
 from voxtral_serve.units import MIB
@@ -66,6 +71,23 @@ def test_uvicorn_reads_the_last_connection_header(name: str) -> None:
 
 
 @contextmanager
+def served(app: Any, settle: Callable[[Any], None] = lambda found: None, **options: Any) -> Iterator[int]:
+    """The port of a real uvicorn, whose configuration `settle` may change once it is loaded."""
+    found = uvicorn.Config(app, log_config=None, lifespan="off", **options)
+    found.load()
+    settle(found)
+    server = uvicorn.Server(found)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
 def unread(settle: Callable[[Any], None] = lambda found: None) -> Iterator[Any]:
     """A client that answers pings, of a real uvicorn whose application leaves its message unread for 3 s, then says so.
 
@@ -77,21 +99,13 @@ def unread(settle: Callable[[Any], None] = lambda found: None) -> Iterator[Any]:
         await asyncio.sleep(3)
         await send({"type": "websocket.send", "text": "read"})
 
-    found = uvicorn.Config(app, log_config=None, lifespan="off", ws_ping_interval=0.2, ws_ping_timeout=0.5)
-    settle(found)
-    server = uvicorn.Server(found)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            port = listener.getsockname()[1]
-            with connect(f"ws://127.0.0.1:{port}", ping_interval=None, open_timeout=60) as client:
-                for _ in range(2):
-                    client.send("waits")
-                yield client
-        finally:
-            server.should_exit = True
-            thread.join()
+    with (
+        served(app, settle, ws_ping_interval=0.2, ws_ping_timeout=0.5) as port,
+        connect(f"ws://127.0.0.1:{port}", ping_interval=None, open_timeout=60) as client,
+    ):
+        for _ in range(2):
+            client.send("waits")
+        yield client
 
 
 def test_uvicorn_reads_no_pong_while_a_message_waits() -> None:
@@ -99,12 +113,118 @@ def test_uvicorn_reads_no_pong_while_a_message_waits() -> None:
         client.recv(timeout=60)
 
 
+async def accepts(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "websocket.accept"})
+    await receive()
+
+
+def extensions(settle: Callable[[Any], None] = lambda found: None) -> list[str]:
+    """Those of a WebSocket whose client offers compression."""
+    with served(accepts, settle) as port, connect(f"ws://127.0.0.1:{port}", open_timeout=60) as client:
+        return [each.name for each in client.protocol.extensions]
+
+
+def test_uvicorn_inflates_messages() -> None:
+    assert extensions() == ["permessage-deflate"]
+
+
 # What they do
 
 
 def test_no_pong_is_demanded() -> None:
-    with unread(PongDeadline().settle_on) as client:
+    with unread(ClientWatch().settle_on) as client:
         assert client.recv(timeout=60) == "read"
+
+
+def test_no_message_is_inflated() -> None:
+    assert extensions(NoCompression().settle_on) == []
+
+
+class Full:
+    """An application that reads one message and then none, as one whose backlog is full. It asks the wire."""
+
+    def __init__(self) -> None:
+        self.wire: Any = None
+        self.gone_at: float | None = None
+        self.over = False  # the test
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        wire = scope["extensions"][ClientWatch.EXTENSION]
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+        self.wire = wire
+        while not (self.over or wire.gone()):
+            wire.beat()
+            await asyncio.sleep(0.1)
+        self.gone_at = time.monotonic()
+
+
+def fill(client: socket.socket) -> None:
+    """Send until neither side's system takes more."""
+    client.setblocking(False)
+    message = struct.pack("!BBQ4s", 0x81, 0xFF, 1 << 16, bytes(4)) + b"a" * (1 << 16)  # a frame, masked by zeros
+    start = blocked = time.monotonic()
+    while time.monotonic() - blocked < 0.5:
+        assert time.monotonic() - start < 30
+        try:
+            sent = client.send(message)
+            message = message[sent:] + message[:sent]
+            blocked = time.monotonic()
+        except BlockingIOError:
+            time.sleep(0.01)
+
+
+def silent(client: socket.socket) -> None:
+    """As a machine whose network has gone: it receives nothing, and so acknowledges nothing."""
+    drop = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: ret 0
+    program = ctypes.create_string_buffer(drop)
+    client.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(program)))  # SO_ATTACH_FILTER
+
+
+def reset(client: socket.socket) -> None:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+LEAVES = {"FIN": socket.socket.close, "RST": reset, "silent": silent}
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+SHORT = b"\x81\x84" + bytes(4) + b"text"  # a frame, masked by zeros
+
+
+@pytest.mark.parametrize("ws", ["websockets-sansio", "websockets"])
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize(("leave", "full"), [("FIN", True), ("FIN", False), ("RST", True), ("silent", True)])
+@pytest.mark.filterwarnings("ignore:The `websockets` implementation is deprecated")
+def test_a_client_that_leaves_is_seen_while_nothing_is_read(
+    leave: str, full: bool, loop: Any, ws: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a FIN that the client's system holds back, behind bytes that have no room."""
+    monkeypatch.setattr(Wire, "UNACKNOWLEDGED_MS", 1500)
+    app = Full()
+    with (
+        served(app, ClientWatch().settle_on, loop=loop, ws=ws) as port,
+        socket.create_connection(("127.0.0.1", port), 10) as client,
+    ):
+        client.sendall(HANDSHAKE)
+        assert b"101" in client.recv(4096)
+        client.sendall(3 * SHORT)
+        while app.wire is None:
+            time.sleep(0.01)
+        if full:
+            fill(client)
+        time.sleep(0.5)
+        assert app.gone_at is None
+        start = time.monotonic()
+        LEAVES[leave](client)
+        while app.gone_at is None and time.monotonic() - start < 10:
+            time.sleep(0.01)
+        app.over = True
+        assert app.gone_at is not None and app.gone_at - start < (4 if leave == "silent" else 1)
 
 
 def config(name: str) -> Any:
