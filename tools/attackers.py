@@ -93,9 +93,16 @@ def bombs() -> dict[str, bytes]:
 # ---- Connections
 
 
-def post(url: str, file: bytes, timeout_s: float = 600, **fields: Any) -> requests.Response:
-    data = {"model": "voxtral", **fields}
-    return requests.post(url + UPLOAD, files={"file": ("clip", file)}, data=data, headers=AUTHORIZED, timeout=timeout_s)
+def post(
+    url: str, file: bytes, timeout_s: float = 600, session: requests.Session | None = None, **fields: str
+) -> requests.Response:
+    return (session or requests.Session()).post(
+        url + UPLOAD,
+        files={"file": ("clip", file)},
+        data={"model": "voxtral", **fields},
+        headers=AUTHORIZED,
+        timeout=timeout_s,
+    )
 
 
 def connection(url: str) -> socketlib.socket:
