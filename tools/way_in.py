@@ -35,13 +35,15 @@ from tools import inputs
 from tools.compare_layouts import LIBRARIES, ROOT
 from tools.compare_trees import ORDER, command, over_pairs
 
-TURNS = {12: 20, 600: 2}  # seconds of audio -> uploads of a turn
+TURNS = {12: 20, 600: 1}  # seconds of audio -> uploads of a turn
 ROUNDS = 3
-SAMPLE_S = 0.01  # between two looks at the memory
+SAMPLE_S = 0.02  # between two looks at the memory
 STEPS_S = 1.5  # after which the engine has written its steps (engine/steps.py, FLUSH_S)
 ENGINE = ("VLLM::EngineCore", "VLLM::Worker")
-FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3", "--api-server-count", "1", "--max-model-len", "512")
-FLAGS += ("--additional-config", json.dumps({"max_live_sessions": 4, "max_clip_positions": 512}))
+FLAGS = (
+    *("--enforce-eager", "--gpu-memory-utilization", "0.3", "--api-server-count", "1", "--max-model-len", "512"),
+    *("--additional-config", json.dumps({"max_live_sessions": 4, "max_clip_positions": 512})),
+)
 COMPARED = ("api_cpu_s", "to_engine_ms", "peak_bytes", "p50_ms")
 
 
@@ -109,10 +111,9 @@ def peak(tree: Tree) -> Iterator[list[int]]:
 def turn(tree: Tree, file: bytes, uploads: int) -> dict[str, float]:
     """The figures of one turn: CPU seconds of one upload, medians of the times, peak over the idle memory."""
     before_s = tree.cpu_s()
-    times = [upload(tree.url, file) for _ in range(uploads)]
+    with peak(tree) as most:
+        times = [upload(tree.url, file) for _ in range(uploads)]
     spent_s = tree.cpu_s() - before_s
-    with peak(tree) as most:  # apart: looking costs time
-        upload(tree.url, file)
     time.sleep(STEPS_S)
     begun = np.array(tree.begun())
     waits = [float(begun[begun >= sent].min()) - sent for sent, _ in times]
@@ -126,9 +127,8 @@ def turn(tree: Tree, file: bytes, uploads: int) -> dict[str, float]:
 
 def speech(seconds: int) -> bytes:
     """A FLAC file of the benchmark's clips, joined."""
-    parts = [
-        soundfile.read(path, dtype="float32")[0] for path in sorted((ROOT / "bench/data/clips").glob("*.opus"))[:90]
-    ]
+    clips = sorted((ROOT / "bench/data/clips").glob("*.opus"))[:90]
+    parts = [soundfile.read(clip, dtype="float32")[0] for clip in clips]
     return inputs.encoded(np.resize(np.concatenate(parts), seconds * SAMPLE_RATE), SAMPLE_RATE, "FLAC")
 
 
@@ -151,13 +151,11 @@ def ratios(names: Sequence[str], turns: Sequence[Mapping[str, Any]]) -> list[dic
     found = []
     for seconds in TURNS:
         own = [each for each in turns if each["audio_s"] == seconds]
-        pairs = [
-            {each["tree"]: each for each in own if each["pair"] == pair} for pair in sorted({t["pair"] for t in own})
-        ]
+        first, second = ([each for each in own if each["tree"] == name] for name in names)  # in the order of the pairs
         values = {
-            name: over_pairs([(pair[names[0]][name], pair[names[1]][name]) for pair in pairs]) for name in COMPARED
+            name: over_pairs([(a[name], b[name]) for a, b in zip(first, second, strict=True)]) for name in COMPARED
         }
-        found.append({"audio_s": seconds, "of": names[1], "to": names[0], "pairs": len(pairs), **values})
+        found.append({"audio_s": seconds, "of": names[1], "to": names[0], "pairs": len(first), **values})
     return found
 
 
@@ -178,10 +176,10 @@ def main() -> int:
         for tree in ready:
             for file in files.values():
                 upload(tree.url, file)
-        for number, which in enumerate(ORDER * flags.rounds):
+        for which in ORDER * flags.rounds:
             for seconds, uploads in TURNS.items():
                 figures = turn(ready[which], files[seconds], uploads)
-                turns.append({"tree": names[which], "pair": number // 2, "audio_s": seconds, **figures})
+                turns.append({"tree": names[which], "audio_s": seconds, **figures})
                 print(turns[-1], flush=True)
         version = serve.get(f"{ready[0].url}/version", timeout_s=10).json()["version"]
     outcome = {
