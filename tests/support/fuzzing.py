@@ -91,7 +91,10 @@ def form(model: type[BaseModel]) -> st.SearchStrategy[list[Field]]:
     junk = st.tuples(st.text(max_size=70), st.tuples(st.none() | st.text(max_size=20), st.binary(max_size=100)))
 
     def fields(content: Mapping[str, Any]) -> list[Field]:
-        lists = {name: value if isinstance(value, list) else [value] for name, value in content.items()}
+        """What goes together: a form has no null, its model is served, and times need their format."""
+        times = {"response_format": "verbose_json"} if content.get("timestamp_granularities[]") else {}
+        given = {name: value for name, value in {**content, "model": "voxtral", **times}.items() if value is not None}
+        lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
         return [(name, (None, words(item).encode())) for name, items in lists.items() for item in items]
 
     good = valid(model).map(fields)
