@@ -1,13 +1,14 @@
-"""Serve pico for half an hour to clients that come, go, and send nonsense, and to live sessions that do; tell whether
-anything fails, grows or slows.
+"""Serve pico for half an hour to clients that come, go, and send nonsense, to live sessions that do, and to attackers;
+tell whether anything fails, grows or slows.
 
     python -m tools.soak --out bench/results/soak-cpu.json
 
 Of 16 clients, each of which sends one request after another, one request in ten is one of tools/inputs.py, and one in
-ten is given up before its answer comes. The other clips must come back with the text of the committed reference. The
-second half of the time is cut into thirds: the server's memory, and the
-latency of the good clips, must be in the last what they are in the first. Exit status 1 where they are not, or anything
-failed.
+ten is given up before its answer comes. The other clips must come back with the text of the committed reference. Beside
+them the attacks of tools/attackers.py take turns, each followed by a pause of its length. The second half of the time
+is cut into thirds, in each of which each attack has one turn: the server's memory, and the latency of the good clips,
+must be in the last what they are in the first. No request, session or place may be left at the end. Exit status 1 where
+any of this does not hold, or anything failed.
 
 The server runs with tcmalloc, which vLLM asks for on a CPU (https://docs.vllm.ai, "set LD_PRELOAD"; it warns where it
 is missing). With glibc's malloc the worker's heap frays and grows for longer than this lasts (docs/pages/findings.md).
@@ -17,6 +18,7 @@ import argparse
 import base64
 import contextlib
 import ctypes.util
+import itertools
 import json
 import random
 import re
@@ -25,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,13 +36,13 @@ import psutil
 import requests
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from websockets.exceptions import WebSocketException
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from bench import dataset, environment, metrics, prometheus, results, serve, sound
 from mistral_layout.audio import SAMPLE_RATE
 from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 from pico import huggingface
-from tools import inputs
+from tools import attackers, inputs
 from tools.compare_layouts import LIBRARIES, ROOT
 
 CLIENTS = 16
@@ -63,11 +66,18 @@ FLAGS: tuple[str, ...] = (
     "1",
     "--max-model-len",
     "512",
-    # Places for sessions whose connection was just lost, too; the profile's longest clip is longer than this context.
+    # Places for attackers, and for sessions whose connection was just lost; the profile's longest clip is longer than
+    # this context.
     "--additional-config",
-    json.dumps({"max_live_sessions": 2 * LIVE_CLIENTS, "max_clip_positions": 512}),
+    json.dumps({"max_live_sessions": 2 * (LIVE_CLIENTS + attackers.BACKLOGS), "max_clip_positions": 512}),
+    *("--api-key", inputs.KEY),
 )
-FLAGS += ("--api-key", inputs.KEY)
+# What a server that nobody asks has 0 of
+LEFT = {
+    "no_request_left": "vllm:num_requests_running",
+    "no_session_left": "voxtral_serve_live_sessions",
+    "no_place_left": "voxtral_serve_requests_in_flight",
+}
 # Where several are decoded in one step, sums of bfloat16 fall otherwise and a near-tie may too: words of a clip.
 NEAR_TIES = 2
 
@@ -94,8 +104,9 @@ class Soak:
             for clip in dataset.load(ROOT / "bench/data")[0]
             if inputs.differing(inputs.plain(clip.text), self.texts[clip.id]) <= NEAR_TIES
         ]
-        clip = ROOT / "bench/data/clips/001.opus"
-        self.inputs = [each for each in inputs.inputs(clip) if not each.slow]
+        # Without those that name the limit of inputs.ENVIRONMENT: here, a file may have ten minutes.
+        limit = inputs.ENVIRONMENT["VLLM_MAX_AUDIO_DECODE_DURATION_S"]
+        self.inputs = [each for each in inputs.inputs(attackers.CLIP) if not each.slow and limit not in each.pattern]
         self.sent: list[SentRequest] = []
         self.memory: list[tuple[float, dict[str, int]]] = []
 
@@ -105,6 +116,7 @@ class Soak:
     def run(self, process: psutil.Process) -> None:
         clients = [threading.Thread(target=self.client, args=(seed,)) for seed in range(CLIENTS)]
         clients += [threading.Thread(target=self.speaker, args=(CLIENTS + n,)) for n in range(LIVE_CLIENTS)]
+        clients.append(threading.Thread(target=self.attack))
         for client in clients:
             client.start()
         while self.now() < self.end_s:
@@ -112,6 +124,16 @@ class Soak:
             time.sleep(SAMPLE_S)
         for client in clients:
             client.join()
+
+    def attack(self) -> None:
+        turn_s = self.end_s / 6 / (2 * len(attackers.ATTACKS))
+        for turn, (name, attack) in enumerate(itertools.cycle(attackers.ATTACKS.items())):
+            if (start := self.now()) >= self.end_s:
+                return
+            with attackers.attacked(self.url, attack):
+                time.sleep(max(0.0, (2 * turn + 1) * turn_s - self.now()))
+            self.sent.append(SentRequest(start, name, self.now() - start, None))
+            time.sleep(max(0.0, (2 * turn + 2) * turn_s - self.now()))
 
     def client(self, seed: int) -> None:
         choose, session = random.Random(seed), requests.Session()
@@ -153,7 +175,7 @@ class Soak:
             socket.send(json.dumps({"type": "session.update", "model": "voxtral"}))
             if kind == "live silent":
                 time.sleep(choose.uniform(0, 2))
-                lose(socket)
+                attackers.end(socket.socket, 2)
                 return None, None
             socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
             begun, heard = time.monotonic(), list[dict[str, Any]]()
@@ -165,7 +187,7 @@ class Soak:
                     while True:
                         heard.append(json.loads(socket.recv(timeout=0)))
             if kind == "live lost":
-                lose(socket)
+                attackers.end(socket.socket, 2)
                 return None, None
             socket.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))
             spoken = time.monotonic()
@@ -179,18 +201,9 @@ class Soak:
         wrong = inputs.differing(self.texts[clip.id], words)
         return took, f"{clip.id}: {wrong} words differ live: {' '.join(words)}" if wrong > NEAR_TIES else None
 
-    def upload(self, session: requests.Session, clip: dataset.Clip, timeout_s: float) -> requests.Response:
-        return session.post(
-            self.url + inputs.UPLOAD,
-            files={"file": (clip.path.name, clip.path.read_bytes())},
-            data={"model": "voxtral"},
-            headers={"Authorization": f"Bearer {inputs.KEY}"},
-            timeout=timeout_s,
-        )
-
     def good(self, session: requests.Session, choose: random.Random) -> str | None:
         clip = choose.choice(self.clips)
-        answer = self.upload(session, clip, 300)
+        answer = attackers.post(self.url, clip.path.read_bytes(), 300, session)
         if answer.status_code != 200:
             return f"{clip.id}: HTTP {answer.status_code}: {answer.text[:200]}"
         heard = inputs.plain(answer.json()["text"])
@@ -199,7 +212,8 @@ class Soak:
 
     def gone(self, session: requests.Session, choose: random.Random) -> str | None:
         try:
-            answer = self.upload(session, choose.choice(self.clips), choose.uniform(0.01, 1))
+            clip = choose.choice(self.clips).path.read_bytes()
+            answer = attackers.post(self.url, clip, choose.uniform(0.01, 1), session)
         except requests.exceptions.Timeout:
             return None
         return None if answer.status_code == 200 else f"HTTP {answer.status_code}: {answer.text[:200]}"
@@ -216,11 +230,6 @@ class Soak:
             content = answer.text
         found = each.problem(answer.status_code, content, self.texts["001"])
         return None if found is None else f"{each.name}: {found}"
-
-
-def lose(socket: ClientConnection) -> None:
-    """The connection, without a word to the other side."""
-    socket.socket.close()
 
 
 def resident(processes: list[psutil.Process]) -> dict[str, int]:
@@ -286,7 +295,7 @@ def tcmalloc() -> str:
 def soak(minutes: float, scratch: Path) -> dict[str, Any]:
     """What the JSON file holds."""
     port, log = serve.free_port(), scratch / "server.log"
-    many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(4 * CLIENTS), "LD_PRELOAD": tcmalloc()} | inputs.ENVIRONMENT
+    many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(8 * CLIENTS), "LD_PRELOAD": tcmalloc()}
     with serve.server(CONFIG, huggingface.PICO, port, log, *FLAGS, environment=many) as process:
         url = f"http://127.0.0.1:{port}"
         version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
@@ -294,8 +303,6 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
         run.run(psutil.Process(process.pid))
         time.sleep(LEFT_S)
         left = serve.get(f"{url}/metrics", 10).text
-        running = prometheus.total(left, "vllm:num_requests_running")
-        sessions = prometheus.total(left, "voxtral_serve_live_sessions")
         alive = process.poll() is None
     first, _, last = parts = thirds(run)
     problems = [asdict(sent) for sent in run.sent if sent.problem]
@@ -308,15 +315,14 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
         "minutes": minutes,
         "clients": CLIENTS,
         "live_clients": LIVE_CLIENTS,
-        "requests": {kind: sum(sent.kind == kind for sent in run.sent) for kind in ("good", "bad", "gone", *LIVE)},
+        "requests": dict(Counter(sent.kind for sent in run.sent)),
         "thirds": parts,
         "rss_bytes_each_minute": minutely(run.memory),
         "failed": problems,
         "verdict": {
             "no_failure": not problems,
             "still_up": alive,
-            "no_request_left": running == 0,
-            "no_session_left": sessions == 0,
+            **{name: prometheus.total(left, gauge) == 0 for name, gauge in LEFT.items()},
             "no_growth": last["rss_mean_bytes"] - first["rss_mean_bytes"] <= GROWN_BYTES,
             "not_slower": all(last[name]["p50"] <= SLOWER * first[name]["p50"] for name in ("latency_s", "final_s")),
         },
