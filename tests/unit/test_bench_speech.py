@@ -482,7 +482,7 @@ def test_a_length_that_fits_no_word(tmp_path: Path) -> None:
         select(SpeechPlan("http://a", tmp_path, dataset=str(data), characters=20))
 
 
-# ---- The round trip. With a real transcriber: tests/server/test_speech_roundtrip.py
+# ---- The round trip. With a real transcriber: tests/server/test_speech_loops.py
 
 
 def heard(**wrong: str) -> FakeServer:
