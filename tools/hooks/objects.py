@@ -36,7 +36,14 @@ NAMES: dict[str, dict[str, Declared]] = {
     "engine.clip_length": {"model_config": MODEL_CONFIG, "audio": "", "tokenizer": TOKENIZER},
     "engine.drafter": {"input_batch": "vllm.v1.worker.gpu.input_batch:InputBatch"},
     "engine.encode_once": {"hf_inputs": ""},
-    "engine.live_scheduler": {"vllm_config": CONFIG, "request": REQUEST},
+    "engine.live_audio": {"scheduled": ""},
+    "engine.live_scheduler": {
+        "vllm_config": CONFIG,
+        "request": REQUEST,
+        "scheduler_output": "",
+        "model_runner_output": "",
+        **dict.fromkeys(("message", "name", "delay"), ""),  # of the API server
+    },
     "engine.model_runner": {
         "runner_class": f"type {V1}",
         "runner": V1,
@@ -46,7 +53,12 @@ NAMES: dict[str, dict[str, Declared]] = {
     },
     "engine.session": {"audio": ""},
     "engine.steps": {"worker": "vllm.v1.worker.gpu_worker:Worker", "scheduled": OUTPUT, "start": "", "grammar": ""},
-    "engine.worker": {"runner": V2, "scheduler_output": OUTPUT},
+    "engine.worker": {
+        "runner": V2,
+        "scheduler_output": OUTPUT,
+        "grammar_output": "",
+        "output": "vllm.v1.outputs:AsyncModelRunnerOutput",
+    },
     "guard.access": {"state": "state", "app": ""},
     "guard.live.link": {"client": ENGINE},
     "transcript.logprobs": {"answer": "vllm.outputs:CompletionOutput"},
@@ -130,6 +142,7 @@ DYNAMIC: dict[str, tuple[str, ...]] = {
     "engine.live_scheduler: setattr(self, name, most - len(waiting))": LIMITS[:1],
     "engine.live_scheduler: setattr(self, name, most)": LIMITS[:1],
     "engine.live_scheduler: hasattr(self, name)": LIMITS,
+    "engine.worker: setattr(output, FAULTS, faults)": (),  # voxtral-serve's own name
     "engine.model_runner: getattr(runner_class, name, None)": tuple(
         f"{V1}.{name}" for name in ("_prepare_inputs", "_preprocess", "_dummy_run", "_check_and_update_cudagraph_mode")
     ),
