@@ -106,3 +106,8 @@ def test_what_a_field_may_be() -> None:
     assert found["penalty"] == "a number more than 0 and at most 10"
     assert found["words[]"] == "a list"
     assert found["turns"] == "an object"
+
+
+def test_a_field_of_another_model_of_several() -> None:
+    error = refusal(typed.checked, Content, {"turns": {"type": "server", "wait": 1}})
+    assert (error.code, str(error)) == ("unknown_parameter", "turns.wait is no field here: expected type")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from voxtral_serve.guard import asgi, chat, page, upload
@@ -55,7 +56,7 @@ class TranscriptionRequest(Request):
 
     async def _live(self, facts: ServerFacts) -> None:
         if facts.sessions is None:
-            with self._place(facts), self._key_place(facts, LIVE):
+            with self._socket_place(facts), self._key_place(facts, LIVE):
                 await self._vllms_live(facts)
             return
         facts.sessions.make_room()
@@ -72,6 +73,21 @@ class TranscriptionRequest(Request):
                 except RefusedError as error:  # a browser does not show a page the answer to a handshake
                     self.live.refusal = Ending(REFUSED, LATER, str(error), error.code)
             await self.live.serve()
+
+    @contextlib.contextmanager
+    def _socket_place(self, facts: ServerFacts) -> Iterator[None]:
+        """A place among the sockets of vLLM's own live sessions. Raises RefusedError if there is none."""
+        if self.guard.sockets >= facts.most_in_flight:
+            raise RefusedError(
+                429,
+                f"{facts.most_in_flight} live connections are open, as many as this server takes: try again soon",
+                "too_many_connections",
+            )
+        self.guard.sockets += 1
+        try:
+            yield
+        finally:
+            self.guard.sockets -= 1
 
     async def _vllms_live(self, facts: ServerFacts) -> None:
         """Live audio on a server without sessions of the encode-once model."""

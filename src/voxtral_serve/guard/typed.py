@@ -5,6 +5,7 @@ tables of the documentation.
 """
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -14,6 +15,7 @@ from pydantic_core.core_schema import ErrorType
 from voxtral_serve.guard.errors import RefusedError
 
 SHOWN = 60  # characters of a value that an error repeats
+FIELD_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 NAMED = 20  # names in one header, each of at most 64 characters
 UNKNOWN = "unknown_parameter"
 PYDANTICS = frozenset(get_args(ErrorType))
@@ -63,7 +65,7 @@ def fault(error: ValidationError, model: type[BaseModel], root: str = "") -> Fau
         value = value.get(path.rpartition(".")[2]) if isinstance(value, dict) else value
         wanted = f"one of {problem['ctx']['expected_tags']}" if "expected_tags" in problem["ctx"] else "text"
     has = f"is {shown(value)}"
-    if kind == "missing" or kind == "union_tag_not_found":
+    if kind in ("missing", "union_tag_not_found"):
         has = "is missing"
     elif kind.endswith(("too_long", "too_short")):
         has = f"has {len(value):,} {'characters' if isinstance(value, str) else 'items'}"
@@ -71,8 +73,8 @@ def fault(error: ValidationError, model: type[BaseModel], root: str = "") -> Fau
 
 
 def named(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of fields without effect as x-voxtral-ignored has them: each once, at most NAMED."""
-    return tuple(dict.fromkeys(names))[:NAMED]
+    """Names of fields without effect as x-voxtral-ignored has them: each once, plain, at most NAMED."""
+    return tuple(name for name in dict.fromkeys(names) if FIELD_NAME.fullmatch(name))[:NAMED]
 
 
 def shown(value: Any) -> str:
@@ -99,9 +101,10 @@ def expected(places: Iterable[Schema]) -> str:
 
 
 def _words(place: Schema) -> str:
-    if "const" in place or "enum" in place:
-        values = [str(value).lower() if isinstance(value, bool) else str(value) for value in place.get("enum", ())]
-        return f"one of {', '.join(values)}" if values else str(place["const"])
+    if "const" in place:
+        return str(place["const"])
+    if "enum" in place:
+        return f"one of {', '.join(map(str, place['enum']))}"
     kind = place.get("type")
     if kind in ("integer", "number"):
         return ("a whole number" if kind == "integer" else "a number") + _range(place)
@@ -110,21 +113,18 @@ def _words(place: Schema) -> str:
         return f"text of {least or 'at most'}{' to' if least else ''} {most:,} characters" if most else "text"
     if kind == "array":
         least, most = place.get("minItems"), place.get("maxItems")
-        return f"a list of {least or 'at most'}{' to' if least else ''} {most:,}" if most else "a list"
+        items = f" of {', '.join(place['items'].get('enum', ()))}" if "enum" in place.get("items", {}) else ""
+        return f"a list of {least or 'at most'}{' to' if least else ''} {most:,}{items}" if most else f"a list{items}"
     return {"boolean": "true or false", "object": "an object"}.get(str(kind), "another value")
 
 
 def _range(place: Schema) -> str:
     low, high = place.get("minimum"), place.get("maximum")
     if low is not None and high is not None:
-        return f" from {_number(low)} to {_number(high)}"
+        return f" from {low} to {high}"
     bounds = (("more than", place.get("exclusiveMinimum")), ("at least", low), ("at most", high))
-    words = " and ".join(f"{word} {_number(value)}" for word, value in bounds if value is not None)
+    words = " and ".join(f"{word} {value}" for word, value in bounds if value is not None)
     return f" {words}" if words else ""
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _located(whole: Schema, location: tuple[str | int, ...], root: str) -> tuple[str, list[Schema]]:
