@@ -196,6 +196,31 @@ def test_each_connection_has_its_share(narrow: Callable[[int, int], None]) -> No
     asyncio.run(run())
 
 
+def test_audio_before_its_text_counts(narrow: Callable[[int, int], None]) -> None:
+    narrow(1 << 30, 100_000)
+
+    async def run() -> None:
+        live = service(FakeEngine())
+        client, other = FakeClient(live), FakeClient(live)
+        for _ in range(5):
+            client.speak(noise(1), 32_000)
+        assert "fewer on a busy server" in (await client.until("error"))["error"]
+        await asyncio.sleep(0.02)
+        assert live.waiting_bytes == client.socket.waiting_bytes in (64_000, 96_000)
+        other.speak(noise(1), 32_000)
+        await asyncio.sleep(0.02)
+        assert other.socket.waiting_bytes == 32_000
+        client.begin()
+        client.end()
+        await client.until("done")
+        assert live.waiting_bytes == 32_000
+        await leaves(client)
+        await leaves(other)
+        assert live.waiting_bytes == 0
+
+    asyncio.run(run())
+
+
 def test_large_messages_that_never_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that are over their share; a client of small messages stays."""
     monkeypatch.setattr(services, "ARRIVING_BYTES", 3000)

@@ -12,7 +12,7 @@
     session          audio in, pieces of text out, whatever dialect the socket speaks
     cuts             where an endless text goes over from one request of the engine to the next
     link             messages and requests to the engine, of all sessions of this process
-    service          the sockets of this process: how many, how many bytes wait, idle and vanished ones, the server's end
+    service          the sockets of this process: how many, how many bytes wait, idle and vanished ones, the end
 
 `whole_clips` answers the same WebSocket on a server without live sessions; `metrics` has what /metrics says of them.
 """
