@@ -17,7 +17,7 @@ from guarding import RATE, RULES, SAMPLES, form
 from livefakes import FakeClient, FakeEngine, service
 from prometheus_client import REGISTRY
 from test_guard import FakeApp, guarded, post
-from test_live_handshake import KEY, MISTRAL, REALTIME, connected, handshaken, verify
+from test_live_handshake import KEY, MISTRAL, REALTIME, connected, handshaken, status_of, verify
 
 from tools import inputs
 from voxtral_serve.guard import middleware
@@ -210,14 +210,17 @@ def test_a_live_connection_is_counted_once_it_has_ended() -> None:
     assert asyncio.run(run()).grown("requests_total") == {f"{{path={REALTIME},status=101}}": 1}
 
 
-def test_a_full_queue_is_none_of_live_clients() -> None:
+def test_live_clients_have_a_limit_of_their_own() -> None:
     async def run() -> Count:
-        made, _ = guarded(sessions=service(FakeEngine()), verify=verify, most_in_flight=0)
+        live = service(FakeEngine())
+        made, _ = guarded(sessions=live, verify=verify, most_in_flight=0)
         count = Count()
+        assert status_of(await handshaken(made, REALTIME, authorization=f"Bearer {KEY}")) == 101
+        live.most = 0
         await handshaken(made, REALTIME, authorization=f"Bearer {KEY}")
         return count
 
-    assert asyncio.run(run()).grown("live_refused_total") == {}
+    assert asyncio.run(run()).grown("live_refused_total") == refused("too_many_connections")
 
 
 def test_a_server_without_live_sessions() -> None:

@@ -578,6 +578,7 @@ def test_an_idle_client_is_told(begun: bool) -> None:
         live.sweep(time.monotonic() + 5.5)
         assert await client.gone() == (1008, "no audio and no event for 5 s")
         assert client.events[-1]["code"] == "idle_timeout"
+        await asyncio.sleep(0.02)
         assert not live.sockets and engine.closed == set(engine.opened)
         assert engine.aborted == engine.opened
 

@@ -10,7 +10,7 @@ brackets:
   VOXTRAL_SERVE_LIVE_IDLE_S         seconds after which a live session without audio and events is closed (60)
   VOXTRAL_SERVE_LIVE_SESSION_S      seconds after which a live session is ended (none)
   VOXTRAL_SERVE_LIVE_BACKLOG_S      seconds of audio by which the engine may lag behind a live session; at this limit,
-                                    no further audio is read from the socket (60)
+                                    further audio waits in the API process (60)
   VOXTRAL_SERVE_LIVE_ORIGINS        web pages, separated by commas, that may open live sessions and use a server without
                                     keys, such as https://app.example.org; * for all (none but the server's own)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
