@@ -5,7 +5,7 @@
     live:   live.handshake -> live.socket -> live.session -> vLLM's engine client
     speech: speech.fields -> vLLM-Omni's application -> speech.answer
 
-`middleware` handles each request, `body` receives its body, `transcription` runs the stages in order, and `server` reads
+`middleware` handles each request, `body` receives its body, `transcription` runs the stages in order, `server` reads
 and changes the live objects of vLLM's server. A stage gets the results of the earlier stages and imports no later one.
 """
 

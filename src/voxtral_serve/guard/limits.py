@@ -4,7 +4,7 @@ These environment variables are read when this module is imported. An invalid va
 brackets:
   VLLM_MAX_AUDIO_CLIP_FILESIZE_MB   MiB of one audio file (25)
   VLLM_MAX_AUDIO_DECODE_DURATION_S  seconds of one clip (600)
-  VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's decoded samples (268435456)
+  VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's samples at the model's rate (268435456)
   VOXTRAL_SERVE_MAX_IN_FLIGHT       requests in flight whose bodies are complete, including waiting ones (4 x
                                     max_num_seqs, at least 16); divided among the `api_server_count` processes
   VOXTRAL_SERVE_LIVE_IDLE_S         seconds after which a live session without audio and events is closed (60)
