@@ -13,11 +13,16 @@ CONFIG, MODEL_CONFIG = "vllm.config:VllmConfig", "vllm.config:ModelConfig"
 OPTIONS = ("vllm.engine.arg_utils:AsyncEngineArgs", "vllm.entrypoints.launchers.cli_args:FrontendArgs")
 QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue"
 SPEECH = "vllm.entrypoints.speech_to_text"
+TRANSCRIPTION = f"{SPEECH}.transcription.serving:OpenAIServingTranscription"
+MODELS = "vllm.entrypoints.openai.models.serving:OpenAIServingModels"
+SPEECH_MODEL = "type vllm.model_executor.models.interfaces:SupportsTranscription"
+STEP_OUTPUT = ("vllm.v1.outputs:ModelRunnerOutput", "vllm.v1.outputs:AsyncModelRunnerOutput")
 N_GRAMS = "vllm.v1.spec_decode.ngram_proposer_gpu:NgramProposerGPU"
 
 Declared = str | tuple[str, ...]
 
-# By module of voxtral_serve, or by function of one: names of parameters and variables that are typed `Any`
+# By module of voxtral_serve, or by function of one: names of parameters and variables that are typed `Any`, and
+# attributes of voxtral-serve's own objects
 NAMES: dict[str, dict[str, Declared]] = {
     "shims": {"loader": ""},
     "shims.get_hf_processor": {"self": "vllm.model_executor.models.transformers.multimodal:MultiModalProcessingInfo"},
@@ -36,13 +41,15 @@ NAMES: dict[str, dict[str, Declared]] = {
     "engine.clip_length": {"model_config": MODEL_CONFIG, "audio": "", "tokenizer": TOKENIZER},
     "engine.drafter": {"input_batch": "vllm.v1.worker.gpu.input_batch:InputBatch"},
     "engine.encode_once": {"hf_inputs": ""},
-    "engine.live_audio": {"scheduled": ""},
+    "engine.live_audio": {"scheduled": OUTPUT},
     "engine.live_scheduler": {
         "vllm_config": CONFIG,
         "request": REQUEST,
-        "scheduler_output": "",
-        "model_runner_output": "",
-        **dict.fromkeys(("message", "name", "delay"), ""),  # of the API server
+        "scheduler_output": OUTPUT,
+        "model_runner_output": STEP_OUTPUT,
+        "message": "",
+        "delay": "",
+        "name": "",
     },
     "engine.model_runner": {
         "runner_class": f"type {V1}",
@@ -53,14 +60,26 @@ NAMES: dict[str, dict[str, Declared]] = {
     },
     "engine.session": {"audio": ""},
     "engine.steps": {"worker": "vllm.v1.worker.gpu_worker:Worker", "scheduled": OUTPUT, "start": "", "grammar": ""},
-    "engine.worker": {
-        "runner": V2,
-        "scheduler_output": OUTPUT,
-        "grammar_output": "",
-        "output": "vllm.v1.outputs:AsyncModelRunnerOutput",
-    },
+    "engine.worker": {"runner": V2, "scheduler_output": OUTPUT, "grammar_output": "", "output": STEP_OUTPUT},
     "guard.access": {"state": "state", "app": ""},
     "guard.live.link": {"client": ENGINE},
+    "guard.transcriber": {
+        "client": ENGINE,
+        "state": "state",
+        "handler": TRANSCRIPTION,
+        "models": MODELS,
+        "output": "vllm.outputs:RequestOutput",
+        "answer": "vllm.outputs:CompletionOutput",
+        "prompt": "",
+        "params": "",
+        "adapter": "",
+        "self.client": ENGINE,
+        "self.models": MODELS,
+        "speech.model": SPEECH_MODEL,
+        "self.tasks[task].model": SPEECH_MODEL,
+        "self.tasks[request.form.task].model": SPEECH_MODEL,
+    },
+    "guard.transcriber._text_of": {"model": SPEECH_MODEL},
     "transcript.logprobs": {"answer": "vllm.outputs:CompletionOutput"},
     # Objects of vLLM-Omni
     "guard.speech.facts": {"state": "", "app": "", "engine": ""},
@@ -71,7 +90,7 @@ NAMES: dict[str, dict[str, Declared]] = {
     "patches.drain.__init__": {"self": "vllm.v1.utils:APIServerProcessManager"},
     "patches.drain.shutdown": {"self": "vllm.v1.utils:APIServerProcessManager"},
     "patches.live_audio.live": {"self": "vllm.v1.engine.core:EngineCore"},
-    "patches.live_server": {"engine": ENGINE, "outputs": "", "target": "", "state": "state", "protocol": ""},
+    "patches.live_server": {"engine": ENGINE, "target": "", "protocol": ""},
     "patches.ngram_pads": {
         "stock": f"type {N_GRAMS}",
         "vllm_config": CONFIG,
@@ -99,11 +118,11 @@ TEXT, MISTRAL = "vllm.model_executor.models.voxtral", "vllm.model_executor.model
 REALTIME = "vllm.model_executor.models.voxtral_realtime"
 TYPES: dict[str, Declared] = {
     "state:engine_client": ENGINE,
-    "state:openai_serving_models": "vllm.entrypoints.openai.models.serving:OpenAIServingModels",
-    "state:openai_serving_transcription": f"{SPEECH}.transcription.serving:OpenAIServingTranscription",
+    "state:openai_serving_models": MODELS,
+    "state:openai_serving_transcription": TRANSCRIPTION,
     "state:args": OPTIONS,
     "state:server": "",  # uvicorn's
-    f"{SPEECH}.transcription.serving:OpenAIServingTranscription.asr_config": "vllm.config:SpeechToTextConfig",
+    f"{TRANSCRIPTION}.asr_config": "vllm.config:SpeechToTextConfig",
     "vllm.config:VllmConfig.additional_config": "",
     "vllm.config.vllm:VllmConfig.additional_config": "",
     "vllm.entrypoints.launchers.cli_args:make_arg_parser": "vllm.utils.argparse_utils:FlexibleArgumentParser",
@@ -123,6 +142,7 @@ TYPES: dict[str, Declared] = {
     "vllm.v1.core.sched.scheduler:Scheduler.waiting": QUEUE,
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler.waiting": QUEUE,
     "vllm.v1.engine.async_llm:AsyncLLM.engine_core": "vllm.v1.engine.core_client:AsyncMPClient",
+    f"{ENGINE}.renderer": "vllm.renderers.base:BaseRenderer",
     "vllm.v1.engine.core:EngineCore.scheduler": "",  # `live_scheduler`, whose `live` is called
     f"{INPUTS}.tokenizer": TOKENIZER,
     "vllm.v1.worker.gpu.model_states.default:DefaultModelState.model": "",
@@ -142,7 +162,6 @@ DYNAMIC: dict[str, tuple[str, ...]] = {
     "engine.live_scheduler: setattr(self, name, most - len(waiting))": LIMITS[:1],
     "engine.live_scheduler: setattr(self, name, most)": LIMITS[:1],
     "engine.live_scheduler: hasattr(self, name)": LIMITS,
-    "engine.worker: setattr(output, FAULTS, faults)": (),  # voxtral-serve's own name
     "engine.model_runner: getattr(runner_class, name, None)": tuple(
         f"{V1}.{name}" for name in ("_prepare_inputs", "_preprocess", "_dummy_run", "_check_and_update_cudagraph_mode")
     ),
@@ -150,20 +169,26 @@ DYNAMIC: dict[str, tuple[str, ...]] = {
         "state:openai_serving_realtime",
         "state:openai_serving_chat",
     ),
+    "guard.transcriber: getattr(client, name)": tuple(
+        f"{ENGINE}.{name}" for name in ("generate", "errored", "renderer")
+    ),
+    "guard.transcriber: getattr(state, name, None)": (
+        "state:openai_serving_transcription",
+        "state:openai_serving_translation",
+    ),
     "patches.drain: getattr(manager, method)": (
         "vllm.v1.utils:APIServerProcessManager.__init__",
         "vllm.v1.utils:APIServerProcessManager.shutdown",
     ),
+    # voxtral-serve's own names
+    "engine.live_audio: getattr(scheduled, STEP, LiveStep())": (),
+    "engine.live_scheduler: getattr(model_runner_output, FAULTS, {})": (),
+    "engine.worker: setattr(output, FAULTS, faults)": (),
+    "patches.live_audio: hasattr(module.EngineCore, UTILITY)": (),
+    "patches.live_audio: setattr(module.EngineCore, UTILITY, live)": (),
     "patches.live_audio: hasattr(module, name)": (
         "vllm.v1.engine.core:EngineCore",
         "vllm.v1.engine.core:EngineCoreProc",
-    ),
-    # voxtral-serve's own name
-    "patches.live_audio: hasattr(module.EngineCore, UTILITY)": (),
-    "patches.live_audio: setattr(module.EngineCore, UTILITY, live)": (),
-    "patches.live_server: getattr(state, f'openai_serving_{name}', None)": (
-        "state:openai_serving_transcription",
-        "state:openai_serving_translation",
     ),
     "patches.ngram_pads: getattr(stock, name)": tuple(
         f"{N_GRAMS}.{each}" for each in ("__init__", "propose", "load_model")
@@ -182,8 +207,9 @@ ELSEWHERE = {
     "vllm.engine.arg_utils:AsyncEngineArgs.model_tag": "an argument that `vllm serve` adds",
 }
 
-# Modules that moved, where voxtral-serve looks in both places
+# Modules that moved, where voxtral-serve looks in both places or has an object of the module's class
 ALSO_IN = {
     "vllm.entrypoints.launchers.cli_args": ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.common.cli_args"),
+    f"{SPEECH}.transcription.serving": ("vllm.entrypoints.openai.speech_to_text.serving",),
     "vllm.v1.core.kv_cache_utils": ("vllm.v1.core.kv_cache_planning",),
 }

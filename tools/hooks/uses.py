@@ -350,6 +350,8 @@ class Scope:
         return None if held is None else Items(held)
 
     def attribute(self, node: ast.Attribute, optional: bool = False) -> Value:
+        if (value := self.reading.declared(ast.unparse(node), self.within)) is not None:
+            return value
         how = "set" if isinstance(node.ctx, ast.Store) else "read"
         return self.read(self.base(node.value), node.attr, Use(self.reading.place(node), how, optional))
 
@@ -456,7 +458,8 @@ def untyped_parameters() -> Iterator[tuple[str, str, str]]:
     """(module, function, name) of the parameters that are typed `Any`, in the rooms that get objects of vLLM."""
     for file in sorted(PACKAGE.rglob("*.py")):
         name = file.relative_to(PACKAGE).as_posix().removesuffix(".py").replace("/", ".")
-        rooms = ("engine.", "patches.", "check.", "guard.server", "guard.live.link", "shims", "plugin")
+        guards = ("guard.server", "guard.live.link", "guard.transcriber")
+        rooms = ("engine.", "patches.", "check.", "shims", "plugin", *guards)
         if name.startswith((*rooms, "guard.")):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, Function):

@@ -2,8 +2,8 @@
 
 The guard rejects invalid requests with an error in OpenAI's format: unknown paths, a missing or wrong key, bodies that
 are too large, files that are not audio or too long, URLs that vLLM would fetch, and requests that exceed the queue.
-Other requests are passed to vLLM with their audio decoded. A request enters the queue when its body is complete; before
-that, the limits of `body` apply.
+The samples of a valid upload go to vLLM's engine client; other valid requests go to vLLM's routes, chats with their
+audio decoded. A request enters the queue when its body is complete; before that, the limits of `body` apply.
 
 What the server serves decides which requests it has: `transcription.TranscriptionRequest` before vLLM's speech-to-text,
 `speech.request.SpeechRequest` before vLLM-Omni's Voxtral TTS and VoxCPM2.
