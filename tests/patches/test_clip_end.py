@@ -16,10 +16,12 @@ from vllm.v1.engine.input_processor import InputProcessor
 from pico import model, others
 from voxtral_serve import shims
 from voxtral_serve.engine import names
+from voxtral_serve.engine.session import OPTION, SESSION
 from voxtral_serve.patches.clip_end import ClipEnd
 from voxtral_serve.shims import TESTED, PatchError, installed
 
 CONTEXT = 512
+NAMED = f"{0:032x}-0"  # as the API server names sessions
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,54 @@ def test_the_encode_once_model_has_vllm_hold_the_prompt_s_rows_only(
     assert (clip.mm_position.length, clip.modality) == (model.PROMPT_TOKENS, "audio")
     assert request.sampling_params.max_tokens == positions(8) - model.PROMPT_TOKENS + 1
     assert clip.data is not None
+
+
+# A request of the encode-once model has audio
+
+
+@pytest.fixture
+def live(processor: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a server with live sessions."""
+    monkeypatch.setattr(names, "ENCODE_ONCE", processor.model_config.architecture)
+    monkeypatch.setattr(processor.vllm_config, "additional_config", {OPTION: 2})
+    return processor
+
+
+def written(processor: Any, resumable: bool = False, **sampling: Any) -> Any:
+    """A request without a clip."""
+    prompt, params = {"prompt_token_ids": [1] * 39}, SamplingParams(**sampling)
+    return processor.process_inputs("request", prompt, params, supported_tasks=("generate",), resumable=resumable)
+
+
+@pytest.mark.parametrize("extra", [None, {}, {SESSION: None}, {"other": "x"}], ids=str)
+@pytest.mark.parametrize("resumable", [False, True])
+def test_a_request_without_audio_is_refused(live: Any, extra: Any, resumable: bool) -> None:
+    with pytest.raises(VLLMValidationError, match="the request has no audio: expected one clip"):
+        written(live, resumable, extra_args=extra)
+    assert ask(live, 1, extra_args=extra).mm_features
+
+
+WRONG = [["x"], {"x": 1}, 7, True, "", "x", "x" * 10**6, "0" * 34, f" {NAMED}", f"{NAMED}\n"]
+
+
+@pytest.mark.parametrize("name", WRONG, ids=lambda name: f"{name!r:.12}")
+def test_a_name_that_no_session_has_is_refused(live: Any, name: Any) -> None:
+    for request in (written, lambda *arguments, **sampling: ask(live, 1, **sampling)):
+        with pytest.raises(VLLMValidationError, match=f"{SESSION} is an option of the server itself"):
+            request(live, extra_args={SESSION: name})
+
+
+def test_a_request_has_a_clip_or_a_session(live: Any) -> None:
+    assert written(live, extra_args={SESSION: NAMED}).mm_features in (None, [])
+    with pytest.raises(VLLMValidationError, match=f"{SESSION} is an option of the server itself"):
+        ask(live, 1, extra_args={SESSION: NAMED})
+
+
+@pytest.mark.parametrize("options", [{}, {OPTION: 0}, None])
+def test_a_server_without_live_sessions_has_none(live: Any, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live.vllm_config, "additional_config", options)
+    with pytest.raises(VLLMValidationError, match=f"{SESSION} is an option of the server itself"):
+        written(live, extra_args={SESSION: NAMED})
 
 
 def test_installing_twice_wraps_once(processor: Any) -> None:

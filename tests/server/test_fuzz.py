@@ -145,7 +145,7 @@ def sent_sessions(url: str, path: str, sessions: st.SearchStrategy[list[Any]], c
 
     run()
     print(kinds)
-    assert len(kinds) > 3 and kinds["error"] > count / 10
+    assert len(kinds) > 1 and kinds["error"] > count / 10
 
 
 @PROTOCOLS

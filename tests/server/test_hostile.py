@@ -37,7 +37,7 @@ CLOSED_S = 2.0  # in which a session ends once its client has closed
 CUT_S = 10.0  # after which a refused client that still sends is cut off
 REVOKED_S = 10.0  # in which a revoked key loses its sockets
 GROWTH = 1536 * MIB  # bytes of all processes, whatever is uploaded
-FEW_LONG, FEW_LONG_GROWTH = 8, 512 * MIB  # long uploads at a time, and what they may add
+FEW_LONG, FEW_LONG_GROWTH = 8, 768 * MIB  # long uploads at a time, and what they may add
 LATER_S = 3.0  # for what has a time of its own, on a busy machine
 ANSWER_BYTES = 4096  # the most that an answer to one event has
 ROUNDS = 7  # uploads of a median
@@ -259,7 +259,8 @@ def openai_session(**transcription: Any) -> dict[str, Any]:
         (OPENAI, openai_session(languages=["en"] * 100_000)),
         (OPENAI, openai_session(model=LARGE)),
         (OPENAI, {"type": LARGE}),
-        (OPENAI, {"type": "session.update", "event_id": LARGE, "session": {LARGE: 1}}),
+        (OPENAI, {"type": "session.update", "event_id": LARGE, "session": {"x": 1}}),
+        (OPENAI, {"type": "session.update", "session": {LARGE: 1}}),
         (MISTRAL, {"type": "session.update", "session": {"context_bias": [LARGE]}}),
         (MISTRAL, {"type": "session.update", "session": {"language": LARGE}}),
         (MISTRAL, {"type": "session.update", "session": {"speaker_references": [{"x": LARGE}]}}),

@@ -145,7 +145,7 @@ def test_server_vad_and_word_times(fast_url: str, audios: list[np.ndarray]) -> N
         assert start - 0.1 <= mine[0]["start"] and mine[-1]["end"] <= start + len(clip) / RATE + 0.7
 
 
-AHEAD_S = 45  # of audio before the last segment: the server reads no pong of a client whose audio it has no room for
+AHEAD_S = 45  # of audio before the last segment
 
 
 def texts_of(url: str, pcm: bytes, turn_detection: Any) -> list[str]:
@@ -457,11 +457,11 @@ def test_a_client_that_reads_nothing(fast_url: str, place: tuple[str, str]) -> N
 
 @pytest.mark.slow
 def test_the_largest_append(fast_url: str, audios: list[np.ndarray]) -> None:
-    """15 MiB of base64: six minutes of silence, faster than speech. While they wait for room, no ping is answered.
+    """15 MiB of base64: six minutes of silence, faster than speech. Pings are answered.
 
     The session beside it is no `beside`, which would be silent for longer than the server allows.
     """
-    with opened(fast_url, ping_timeout=None) as socket:
+    with opened(fast_url) as socket:
         configure(socket)
         append(socket, bytes(15 * 2**20 // 4 * 3), 15 * 2**20)
         live.send(socket, f"{INPUT}.commit")

@@ -37,6 +37,7 @@ class FakeEngine:
     paused   while set, no token comes
     eos      numbers of tokens that are EOS, of every request
     breaks   raised in place of the token of this number, by the session's number
+    faults   why a request ends with an error in place of the token of this number
     """
 
     def __init__(self, positions: int = 1024, most: int = 8, spoken: int = 5) -> None:
@@ -53,6 +54,7 @@ class FakeEngine:
         self.calls: list[list[list[Any]]] = []
         self.eos: set[int] = set()
         self.breaks: dict[int, tuple[int, Exception]] = {}
+        self.faults: dict[int, str] = {}
         self.paused = self.silent = self.is_dead = False
         self.refuses_audio: set[str] = set()
         self._news = asyncio.Event()
@@ -129,8 +131,10 @@ class FakeEngine:
                 logprobs = None
                 if getattr(params, "logprobs", None) is not None:
                     logprobs = [{token: SimpleNamespace(logprob=LOGPROB)}]
-                reason = "length" if last else None
-                answer = SimpleNamespace(text=text, token_ids=[token], logprobs=logprobs, finish_reason=reason)
+                answer = SimpleNamespace(text=text, token_ids=[token], logprobs=logprobs, finish_reason=None)
+                if (fault := self.faults.get(number)) is not None:
+                    answer = SimpleNamespace(text="", token_ids=[], finish_reason="error", stop_reason=fault)
+                    last = True
                 yield SimpleNamespace(outputs=[answer], finished=last)
                 if last:
                     return

@@ -50,7 +50,7 @@ def run(test: Callable[[OpenBodies], Any]) -> None:
     async def whole() -> None:
         bodies = OpenBodies()
         await test(bodies)
-        assert (bodies.bodies, bodies.size) == (set(), 0)
+        assert (bodies.bodies, bodies.size, len(bodies._paused), len(bodies._turns)) == (set(), 0, 0, 0)
 
     asyncio.run(whole())
 
@@ -143,6 +143,7 @@ def test_bytes_over_the_bound_end_those_that_stopped(monkeypatch: pytest.MonkeyP
 def test_bytes_over_the_bound_are_waited_for_among_bodies_at_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body is read no further until another one is complete."""
     monkeypatch.setattr(body, "PAUSE_S", 60)
+    monkeypatch.setattr(body, "TURNS", 0)
 
     async def test(bodies: OpenBodies) -> None:
         bounds = OpenLimits(10, 1000)
@@ -158,8 +159,48 @@ def test_bytes_over_the_bound_are_waited_for_among_bodies_at_the_pace(monkeypatc
     run(test)
 
 
+def test_paused_bodies_are_read_in_turn_so_that_each_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty bodies of 2,500 bytes; 10,000 are taken at a time, 15,000 with turns."""
+    monkeypatch.setattr(body, "TURNS", 1)
+    sizes: list[int] = []
+
+    async def test(bodies: OpenBodies) -> None:
+        clients = [Client(bodies, OpenLimits(100, 10_000)) for _ in range(20)]
+        for piece in range(50):
+            for client in clients:
+                client.waiting.put_nowait({"type": "http.request", "body": b"a" * 50, "more_body": piece < 49})
+            await settled()
+            sizes.append(bodies.size)
+        assert [await client.outcome() for client in clients] == [b"a" * 2500] * 20
+
+    run(test)
+    assert 10_000 < max(sizes) <= 15_000
+
+
+def test_a_turn_of_a_body_that_stops_passes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "TURNS", 1)
+    monkeypatch.setattr(body, "TURN_S", 0.05)
+
+    async def test(bodies: OpenBodies) -> None:
+        bounds = OpenLimits(10, 1000)
+        first, second, third = (Client(bodies, bounds) for _ in range(3))
+        for client in (first, second, third):
+            await client.send(b"a" * 400)
+        await second.send(b"b", more=False)
+        assert (third.waiting.qsize(), len(bodies._turns)) == (0, 1)
+        await first.send(b"a")
+        await first.send(b"a", more=False)
+        assert await first.outcome() == b"a" * 402
+        assert await second.outcome() == b"a" * 400 + b"b"
+        await third.send(b"c", more=False)
+        assert await third.outcome() == b"a" * 400 + b"c"
+
+    run(test)
+
+
 def test_after_a_pause_the_slowest_body_at_the_pace_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "PAUSE_S", 0.05)
+    monkeypatch.setattr(body, "TURNS", 0)
 
     async def test(bodies: OpenBodies) -> None:
         bounds = OpenLimits(10, 1000)

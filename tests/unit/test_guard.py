@@ -63,9 +63,11 @@ class FakeApp:
 
     def __init__(self) -> None:
         self.engine = EngineClient()
+        self.paths: list[str] = []
         self.status = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.paths.append(scope["path"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
@@ -100,7 +102,11 @@ async def post(made: middleware.Guard, app: FakeApp, body: bytes, kind: str, *mo
 
     headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body)), *more]
     scope = {"type": "http", "method": "POST", "path": "/v1/audio/transcriptions", "headers": headers}
-    await made(scope, receive, app.send)
+    try:
+        await made(scope, receive, app.send)
+    finally:  # a test may run another event loop next
+        if made.facts is not None:
+            await made.facts.aclose()
 
 
 def test_the_engine_gets_the_samples_and_a_request_id_that_is_plain() -> None:

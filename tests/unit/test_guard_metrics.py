@@ -17,7 +17,7 @@ from guarding import RATE, RULES, SAMPLES, form
 from livefakes import FakeClient, FakeEngine, service
 from prometheus_client import REGISTRY
 from test_guard import FakeApp, guarded, post
-from test_live_handshake import KEY, MISTRAL, REALTIME, connected, handshaken, verify
+from test_live_handshake import KEY, MISTRAL, REALTIME, connected, handshaken, status_of, verify
 
 from tools import inputs
 from voxtral_serve.guard import middleware
@@ -69,7 +69,7 @@ async def get(made: middleware.Guard, app: FakeApp, path: str, method: str = "GE
 
 
 def test_an_upload_is_counted() -> None:
-    count, (made, app), (body, kind) = Count(), guarded(), clip()
+    (made, app), (body, kind), count = guarded(), clip(), Count()
     asyncio.run(post(made, app, body, kind))
     assert count.grown("requests_total") == {f"{{path={UPLOAD},status=200}}": 1}
     assert count.grown("received_bytes_total") == {"": len(body)}
@@ -158,22 +158,22 @@ def test_a_server_that_is_not_ready() -> None:
 
 
 def test_a_body_that_is_ended_to_make_room() -> None:
-    """OPEN_BODIES and OPEN_BYTES refuse the slowest."""
+    """OPEN_BODIES and OPEN_BYTES refuse the slowest; one at the pace is told to come back."""
     count, (made, app), (body, kind) = Count(), guarded(open=OpenLimits(1, 1)), clip()
     asyncio.run(post(made, app, body, kind))
-    assert (app.status, count.grown("requests_refused_total")) == (408, refused("too_slow"))
+    assert (app.status, count.grown("requests_refused_total")) == (429, refused("overloaded"))
 
 
 def test_requests_in_flight_while_they_run() -> None:
     made, app = guarded(most_in_flight=9)
     gauge = metrics().in_flight._value
-    before, seen = gauge.get(), []
+    before, seen = gauge.get(), list[float]()
 
-    async def slow(scope: Any, receive: Any, send: Any) -> None:
+    def step_s(samples: Any) -> float:
         seen.append(gauge.get() - before)
-        await FakeApp()(scope, receive, send)
+        return 0.0
 
-    made.app = slow
+    app.engine.step_s = step_s
     asyncio.run(post(made, app, *clip()))
     assert (seen, gauge.get() - before) == ([1], 0)
 
@@ -210,14 +210,17 @@ def test_a_live_connection_is_counted_once_it_has_ended() -> None:
     assert asyncio.run(run()).grown("requests_total") == {f"{{path={REALTIME},status=101}}": 1}
 
 
-def test_a_full_queue_refuses_live_clients() -> None:
+def test_live_clients_have_a_limit_of_their_own() -> None:
     async def run() -> Count:
-        made, _ = guarded(sessions=service(FakeEngine()), verify=verify, most_in_flight=0)
+        live = service(FakeEngine())
+        made, _ = guarded(sessions=live, verify=verify, most_in_flight=0)
         count = Count()
+        assert status_of(await handshaken(made, REALTIME, authorization=f"Bearer {KEY}")) == 101
+        live.most = 0
         await handshaken(made, REALTIME, authorization=f"Bearer {KEY}")
         return count
 
-    assert asyncio.run(run()).grown("live_refused_total") == refused("overloaded")
+    assert asyncio.run(run()).grown("live_refused_total") == refused("too_many_connections")
 
 
 def test_a_server_without_live_sessions() -> None:
@@ -262,7 +265,7 @@ def test_a_code_is_a_constant() -> None:
     found = dict(each for path in (ROOT / "src/voxtral_serve/guard").rglob("*.py") for each in codes(path))
     assert len(found) >= 35
     others = {code for code in found.values() if not re.fullmatch("'[a-z_]+'", code)}
-    assert others == {"error.code"}  # of AudioError
+    assert others == {"error.code", "problem.code"}  # of AudioError, and of guard.typed.Fault
     decode = (ROOT / "src/voxtral_serve/audio/decode.py").read_text(encoding="utf-8")
     made = [
         node

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from livefakes import SHAPE, FakeClient, FakeEngine, chunks, service
 
-from voxtral_serve.engine.session import SessionShape, least_positions
+from voxtral_serve.engine.session import NAME, SessionShape, least_positions
 from voxtral_serve.guard.live import cuts
 from voxtral_serve.guard.live import link as links
 from voxtral_serve.guard.live import service as services
@@ -578,6 +578,7 @@ def test_an_idle_client_is_told(begun: bool) -> None:
         live.sweep(time.monotonic() + 5.5)
         assert await client.gone() == (1008, "no audio and no event for 5 s")
         assert client.events[-1]["code"] == "idle_timeout"
+        await asyncio.sleep(0.02)
         assert not live.sockets and engine.closed == set(engine.opened)
         assert engine.aborted == engine.opened
 
@@ -752,6 +753,42 @@ def test_a_request_that_ends_too_early_is_an_error() -> None:
         client.speak(noise(3))
         assert (await client.gone() or (0, ""))[0] == 1011
         assert "ended the request before its audio's end" in client.events[-1]["error"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("audio_ended", [False, True])
+def test_a_request_that_the_engine_ends_with_an_error(audio_ended: bool) -> None:
+    """Also where its audio has ended: a text that is cut short is no text."""
+
+    async def run() -> None:
+        engine = FakeEngine()
+        engine.faults = {5: "the session has no slot of the encoder"}
+        client = FakeClient(service(engine))
+        client.begin()
+        client.speak(noise(3))
+        if audio_ended:
+            client.end()
+        assert (await client.gone() or (0, ""))[0] == 1011
+        assert client.events[-1]["error"].endswith(
+            "the engine has ended the request: the session has no slot of the encoder"
+        )
+        assert "done" not in client.kinds()
+        assert engine.closed == set(engine.opened)
+
+    asyncio.run(run())
+
+
+def test_the_engine_takes_the_names_of_sessions() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        client = FakeClient(service(engine))
+        client.begin()
+        await client.until("created")
+        await asyncio.sleep(0.02)
+        assert [bool(NAME.fullmatch(name)) for name in engine.opened] == [True]
+        client.leave()
+        await client.gone()
 
     asyncio.run(run())
 

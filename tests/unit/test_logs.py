@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from engines import THREADS
 from guarding import SAMPLES, form
 from livefakes import FakeEngine, service
 from test_guard import guarded, post
@@ -89,13 +90,7 @@ def test_uvicorn_s_lines_have_no_queries(lines: Any) -> None:
 
 def test_an_upload_s_line_and_those_of_vllm_within_it(lines: Any) -> None:
     made, app = guarded()
-    stock = made.app
-
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        logging.getLogger("vllm.test").warning("within")
-        await stock(scope, receive, send)
-
-    made.app = application
+    app.engine.step_s = lambda samples: logging.getLogger("vllm.test").warning("within") or 0.0  # type: ignore[func-returns-value]
     body, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)))
 
     async def run() -> None:
@@ -120,15 +115,15 @@ def test_a_task_that_outlives_its_request_is_no_longer_that_request_s(lines: Any
     made, app = guarded()
     tasks = []
 
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        async def later() -> None:
-            await asyncio.sleep(0.05)
-            logging.getLogger("vllm.test").warning("later")
+    async def later() -> None:
+        await asyncio.sleep(0.05)
+        logging.getLogger("vllm.test").warning("later")
 
+    def begun(samples: Any) -> float:
         tasks.append(asyncio.create_task(later()))
-        await app(scope, receive, send)
+        return 0.0
 
-    made.app = application
+    app.engine.step_s = begun
 
     async def run() -> None:
         await post(made, app, *form(file=("clip.wav", inputs.encoded(SAMPLES))))
@@ -237,7 +232,7 @@ def test_a_log_that_vllm_was_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(logs.LogError, match="remove --log-config-file"):
         logs.check()
     try:
-        server.attach(None, None)
+        server.attach(None, None, THREADS)
     except logs.LogError as error:
         assert server.drifted(error) == str(error)
 

@@ -14,7 +14,7 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "src/voxtral_serve"
 # The modules of an upload's stages, in order
-STAGES = ("fields", "clip", "pieces", "ask", "answer")
+STAGES = ("form", "fields", "budget", "decoders", "pieces", "transcriber", "answer")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_preflight_is_vllm_s() -> None:
     headers = [OWN, (b"access-control-request-method", b"POST")]
     scope = {"type": "http", "method": "OPTIONS", "path": "/v1/audio/transcriptions", "headers": headers}
     asyncio.run(made(scope, asyncio.Event().wait, app.send))
-    assert (app.status, len(app.bodies)) == (200, 1)
+    assert (app.status, len(app.paths)) == (200, 1)
 
 
 def test_options_alone_are_no_way_to_metrics() -> None:
@@ -80,7 +80,7 @@ def test_options_alone_are_no_way_to_metrics() -> None:
     for headers in ([], [OWN]):
         scope = {"type": "http", "method": "OPTIONS", "path": "/metrics", "headers": headers}
         asyncio.run(made(scope, asyncio.Event().wait, app.send))
-        assert (app.status, app.bodies) == (405, [])
+        assert (app.status, app.paths) == (405, [])
 
 
 @pytest.mark.parametrize(

@@ -12,29 +12,27 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from guarding import RULES
+from engines import EngineClient
+from test_guard import facts
 
-from voxtral_serve.audio.speech import Detector
 from voxtral_serve.guard import limits, middleware, page
-from voxtral_serve.guard.server import ServerFacts
 from voxtral_serve.guard.transcription import TranscriptionRequest
 from voxtral_serve.transcript import subtitles
 from voxtral_serve.transcript.subtitles import Segment
 
 FILES = page.read()
 LARGEST = 300 * 1024  # bytes of all files: one load of the page
-DETECTOR = Detector()
 NODE = shutil.which("node")
 
 
 class Answer:
     """What a client of the guard gets: no application is behind it."""
 
-    def __init__(self, path: str, method: str = "GET", root: str = "", facts: bool = True, **headers: str) -> None:
+    def __init__(self, path: str, method: str = "GET", root: str = "", started: bool = True, **headers: str) -> None:
         self.status, self.headers, self.body = 0, dict[str, str](), b""
         made = middleware.Guard(self._app)
-        if facts:  # with a key, which the page does not need
-            made.facts = ServerFacts(RULES, DETECTOR, 16, False, True, verify=lambda headers: False)
+        if started:  # with a key, which the page does not need
+            made.facts = facts(EngineClient())._replace(verify=lambda headers: False)
         scope = {
             **{"type": "http", "method": method, "path": root + path, "root_path": root},
             "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
@@ -122,7 +120,7 @@ def test_no_other_path_is_a_file(path: str) -> None:
 
 
 def test_the_page_is_there_while_the_server_starts_or_stops() -> None:
-    assert Answer("/", facts=False).status == 200
+    assert Answer("/", started=False).status == 200
 
 
 def test_without_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

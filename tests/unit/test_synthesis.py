@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import speaking
+from engines import THREADS
 from speaking import CHUNKS, RATE, SECONDS, SPEECH, VOICES, Engine, OmniApp, ask, encoded, guarded, said
 from test_guard_metrics import Count
 from test_keys import BILLING, Lines, bearer, text
@@ -326,7 +327,7 @@ def test_facts_of_voxcpm2() -> None:
 )
 def test_a_server_of_another_kind_is_refused_by_name(state: Any, message: str) -> None:
     with pytest.raises(facts.KindError, match=re.escape(message)) as caught:
-        attach(state, None)
+        attach(state, None, THREADS)
     assert drifted(caught.value) == str(caught.value)
 
 

@@ -47,9 +47,7 @@ NAMES: dict[str, dict[str, Declared]] = {
         "request": REQUEST,
         "scheduler_output": OUTPUT,
         "model_runner_output": STEP_OUTPUT,
-        "message": "",
-        "delay": "",
-        "name": "",
+        **dict.fromkeys(("message", "name", "delay"), ""),  # of the API server
     },
     "engine.model_runner": {
         "runner_class": f"type {V1}",
@@ -63,6 +61,7 @@ NAMES: dict[str, dict[str, Declared]] = {
     "engine.worker": {"runner": V2, "scheduler_output": OUTPUT, "grammar_output": "", "output": STEP_OUTPUT},
     "guard.access": {"state": "state", "app": ""},
     "guard.live.link": {"client": ENGINE},
+    "guard.live.session._outputs": {"output": "vllm.outputs:RequestOutput", "answer": "vllm.outputs:CompletionOutput"},
     "guard.transcriber": {
         "client": ENGINE,
         "state": "state",

@@ -3,8 +3,10 @@
 A request enters the queue only when its body is complete, so a slow client occupies an open body but no place in the
 queue. Open bodies have their own limits (`OpenLimits`). If a new body exceeds the limit on their number, the slowest
 open body is ended with status 408, and the new one is kept. If new bytes exceed the limit on bytes, bodies behind the
-pace are ended in this way, the slowest first. If all are at the pace, the body whose bytes they are is read no further
-until there is room. If there is none for PAUSE_S, the slowest is ended with status 429.
+pace are ended in this way, the slowest first. If all are at the pace, the body whose bytes they are is paused: it is
+read no further until there is room. A few paused bodies at a time have a turn, in which they are read though the limit
+is reached. Otherwise all bodies could be paused, and none complete. If a body is paused for PAUSE_S, the slowest is
+ended with status 429.
 
 A complete body counts among the bytes until the request has room for it in the budget (guard.budget). It is not ended.
 
@@ -17,7 +19,7 @@ minutes.
 
 import asyncio
 import contextlib
-import operator
+from collections import deque
 from collections.abc import Callable
 
 from voxtral_serve.guard.asgi import Receive
@@ -29,6 +31,8 @@ STALL_S = 30  # the longest wait for the next bytes of a body
 CREDIT_S = 5.0  # a pause of this length costs no rank
 PACE_BYTES_S = 16 << 10  # a slow mobile connection; a 10 s clip in Opus takes 2 s at this pace
 PAUSE_S = 2.0  # the longest time for which a body at the pace is not read
+TURNS, TURN_S = 2, 0.5  # paused bodies that are read at a time, and for how long
+OVER = 1.5  # times the limit on bytes, which those with a turn may reach
 # Seconds before a refused slow client gets its response. Clients that retry at once would otherwise take all of the
 # event loop's time.
 HOLD_S = 2.0
@@ -47,6 +51,7 @@ class OpenBody:
         self.pieces: list[bytes] = []
         self.size = 0  # bytes
         self.credit_end = now + CREDIT_S  # on the event loop's clock
+        self.paused: float | None = None  # since when
         self.complete = False
         self.refusal: RefusedError | None = None
 
@@ -54,6 +59,10 @@ class OpenBody:
         self.pieces.append(piece)
         self.size += len(piece)
         self.credit_end = min(self.credit_end + len(piece) / PACE_BYTES_S, now + CREDIT_S)
+
+    def credit(self, now: float) -> float:
+        """When the credit ends. It does not run while the body is paused."""
+        return self.credit_end + (0 if self.paused is None else now - self.paused)
 
     def end(self, refusal: RefusedError) -> None:
         self.refusal = refusal
@@ -68,7 +77,8 @@ class OpenBodies:
     def __init__(self) -> None:
         self.bodies: set[OpenBody] = set()
         self.size = 0  # bytes of all of them
-        self._smaller = asyncio.Event()  # set when `size` shrinks
+        self._paused: deque[tuple[OpenBody, asyncio.Future[None]]] = deque()
+        self._turns: dict[OpenBody, asyncio.TimerHandle] = {}
 
     async def read(
         self,
@@ -107,6 +117,7 @@ class OpenBodies:
                         clock.reschedule(now() + STALL_S)
                 finally:
                     self._remove(body)
+                    self._resume(limits)
         except TimeoutError:
             if body is None or body.refusal is None:
                 raise RefusedError(408, f"no data of the body arrived for {STALL_S} s", "stalled") from None
@@ -122,27 +133,53 @@ class OpenBodies:
         return b"".join(body.pieces)
 
     async def _wait_for_room(self, body: OpenBody, limits: OpenLimits) -> None:
-        """Wait until the bytes are within the limit, after `body` has got some. After PAUSE_S, end the slowest."""
-        now = asyncio.get_running_loop().time
+        """Wait until `body` may be read further. After PAUSE_S, end the slowest."""
         self._make_room(limits)
-        start = now()
-        with contextlib.suppress(TimeoutError):
+        if self.size <= limits.size or (body in self._turns and self.size <= limits.size * OVER):
+            return
+        self._end_turn(body, limits)
+        now = asyncio.get_running_loop().time
+        body.paused = now()
+        waiting = body, asyncio.get_running_loop().create_future()
+        self._paused.append(waiting)
+        self._resume(limits)
+        try:
             async with asyncio.timeout(PAUSE_S):
-                while self.size > limits.size:
-                    self._smaller.clear()
-                    await self._smaller.wait()
-        body.credit_end += now() - start  # its client was kept from sending
-        self._make_room(limits, pace=False)
+                await waiting[1]
+        except TimeoutError:
+            self._make_room(limits, pace=False)
+        finally:
+            if waiting in self._paused:
+                self._paused.remove(waiting)
+            body.credit_end, body.paused = body.credit(now()), None
+
+    def _resume(self, limits: OpenLimits) -> None:
+        """Let paused bodies be read, the one that waits longest first: all if there is room, else those in turn."""
+        while self._paused:
+            if self.size > limits.size:
+                if len(self._turns) >= TURNS or self.size > limits.size * OVER:
+                    return
+                body = self._paused[0][0]
+                loop = asyncio.get_running_loop()
+                self._turns[body] = loop.call_later(TURN_S, self._end_turn, body, limits)
+            _, resumed = self._paused.popleft()
+            if not resumed.done():
+                resumed.set_result(None)
+
+    def _end_turn(self, body: OpenBody, limits: OpenLimits) -> None:
+        if (timer := self._turns.pop(body, None)) is not None:
+            timer.cancel()
+            self._resume(limits)
 
     def _make_room(self, limits: OpenLimits, *, pace: bool = True) -> None:
         """End the slowest bodies until the others are within the limits; with `pace`, none at the pace for bytes."""
         now = asyncio.get_running_loop().time()
         while len(self.bodies) > limits.bodies or self.size > limits.size:
             arriving = [body for body in self.bodies if not body.complete]
-            slowest = min(arriving, key=operator.attrgetter("credit_end"), default=None)
+            slowest = min(arriving, key=lambda body: body.credit(now), default=None)
             if slowest is None:
                 return
-            slow = len(self.bodies) > limits.bodies or slowest.credit_end < now
+            slow = len(self.bodies) > limits.bodies or slowest.credit(now) < now
             if pace and not slow:
                 return
             self._remove(slowest)
@@ -152,7 +189,8 @@ class OpenBodies:
         if body in self.bodies:
             self.bodies.remove(body)
             self.size -= body.size
-            self._smaller.set()
+        if (timer := self._turns.pop(body, None)) is not None:
+            timer.cancel()
 
 
 def _too_slow() -> RefusedError:

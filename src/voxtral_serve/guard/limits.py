@@ -4,13 +4,13 @@ These environment variables are read when this module is imported. An invalid va
 brackets:
   VLLM_MAX_AUDIO_CLIP_FILESIZE_MB   MiB of one audio file (25)
   VLLM_MAX_AUDIO_DECODE_DURATION_S  seconds of one clip (600)
-  VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's decoded samples (268435456)
+  VLLM_MAX_AUDIO_DECODE_BYTES       bytes of one clip's samples at the model's rate (268435456)
   VOXTRAL_SERVE_MAX_IN_FLIGHT       requests in flight whose bodies are complete, including waiting ones (4 x
                                     max_num_seqs, at least 16); divided among the `api_server_count` processes
   VOXTRAL_SERVE_LIVE_IDLE_S         seconds after which a live session without audio and events is closed (60)
   VOXTRAL_SERVE_LIVE_SESSION_S      seconds after which a live session is ended (none)
   VOXTRAL_SERVE_LIVE_BACKLOG_S      seconds of audio by which the engine may lag behind a live session; at this limit,
-                                    no further audio is read from the socket (60)
+                                    further audio waits in the API process (60)
   VOXTRAL_SERVE_LIVE_ORIGINS        web pages, separated by commas, that may open live sessions and use a server without
                                     keys, such as https://app.example.org; * for all (none but the server's own)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)

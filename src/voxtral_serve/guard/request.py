@@ -49,6 +49,7 @@ class Frontend:
         self.app = app
         self.facts: Facts | None = None
         self.in_flight = 0
+        self.sockets = 0  # of vLLM's own live sessions
         self.metrics = metrics()
         self.bodies = OpenBodies()
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="guard")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -58,23 +59,40 @@ class TranscriptionRequest(Request):
 
     async def _live(self, facts: ServerFacts) -> None:
         if facts.sessions is None:
-            async with self._place(facts), self._key_place(facts, LIVE):
-                await self._vllms_live(facts)
+            with self._socket_place(facts):
+                async with self._key_place(facts, LIVE):
+                    await self._vllms_live(facts)
             return
-        facts.sessions.make_room()
         made = handshake.read(self.path, self.scope, self.headers)
         wire = self.scope.get("extensions", {}).get(ClientWatch.EXTENSION)
-        self.live = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol, wire)
+        socket = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol, wire)
         async with contextlib.AsyncExitStack() as places:
             if facts.keys is not None and self.key is not None:
-                self.live.audio = KeyAudio(facts.keys, self.key)
-                self.live.valid = functools.partial(facts.keys.valid, self.key)
+                socket.audio = KeyAudio(facts.keys, self.key)
+                socket.valid = functools.partial(facts.keys.valid, self.key)
                 try:
                     await places.enter_async_context(facts.keys.place(self.key, LIVE))
                     await facts.keys.check_audio(self.key)
                 except RefusedError as error:  # a browser does not show a page the answer to a handshake
-                    self.live.refusal = Ending(REFUSED, LATER, str(error), error.code)
-            await self.live.serve()
+                    socket.refusal = Ending(REFUSED, LATER, str(error), error.code)
+            facts.sessions.make_room()  # nothing is awaited until `serve` has taken the place
+            self.live = socket
+            await socket.serve()
+
+    @contextlib.contextmanager
+    def _socket_place(self, facts: ServerFacts) -> Iterator[None]:
+        """A place among the sockets of vLLM's own live sessions. Raises RefusedError if there is none."""
+        if self.guard.sockets >= facts.most_in_flight:
+            raise RefusedError(
+                429,
+                f"{facts.most_in_flight} live connections are open, as many as this server takes: try again soon",
+                "too_many_connections",
+            )
+        self.guard.sockets += 1
+        try:
+            yield
+        finally:
+            self.guard.sockets -= 1
 
     async def _vllms_live(self, facts: ServerFacts) -> None:
         """Live audio on a server without sessions of the encode-once model."""

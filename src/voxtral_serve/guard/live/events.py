@@ -84,14 +84,17 @@ def value(json: Raw | UnsetType) -> Any:
     if isinstance(json, UnsetType):
         return None
     content = bytes(json)
-    return msgspec.json.decode(content) if len(content) <= LONGEST_VALUE else content[:80].decode(errors="replace")
+    return _built(content) if len(content) <= LONGEST_VALUE else content[:80].decode(errors="replace")
 
 
 def text(json: Raw | UnsetType) -> str | None:
     """What a field holds, if it is text."""
     if isinstance(json, UnsetType) or not bytes(json).startswith(b'"'):
         return None
-    return msgspec.json.decode(json, type=str)
+    try:
+        return msgspec.json.decode(json, type=str)
+    except ValueError:  # half of a surrogate pair
+        return None
 
 
 def is_object(json: Raw | UnsetType) -> bool:
@@ -102,10 +105,17 @@ def settings(json: Raw | UnsetType) -> Any:
     """What `session` holds. Raises EventError for more than SETTINGS_BYTES."""
     if isinstance(json, UnsetType):
         return None
-    size = len(bytes(json))
-    if size > SETTINGS_BYTES:
+    content = bytes(json)
+    if (size := len(content)) > SETTINGS_BYTES:
         raise EventError(f"session has {size} bytes: expected at most {SETTINGS_BYTES}", "invalid_value", "session")
-    return msgspec.json.decode(json)
+    return _built(content)
+
+
+def _built(json: bytes) -> Any:
+    try:
+        return msgspec.json.decode(json)
+    except (ValueError, RecursionError):  # of more levels than could be passed over
+        raise EventError("Invalid JSON", "invalid_json") from None
 
 
 def read(model: type[Model], content: Any, context: Any = None) -> Model:

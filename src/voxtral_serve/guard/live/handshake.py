@@ -80,7 +80,7 @@ class Undecided(VllmDialect):
             await dialect.event(event, large)
         except EventError as error:
             await dialect.refuse(error, event)
-        await dialect.take(b"".join(self.early))
+        await dialect.take(self.take_early())
 
 
 def key_as_header(scope: Message, headers: dict[bytes, bytes]) -> None:

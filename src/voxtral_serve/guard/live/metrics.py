@@ -8,6 +8,7 @@ LAGS = (0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.2, 0.3, 0.5, 1.0, 2.0,
 
 
 class Metrics(NamedTuple):
+    connections: Any
     sessions: Any
     lag: Any
     backlog: Any
@@ -26,6 +27,7 @@ def metrics() -> Metrics:
 
     prefix = "voxtral_serve_live_"
     return Metrics(
+        Gauge(f"{prefix}connections", "Open live connections, with and without audio.", multiprocess_mode="livesum"),
         Gauge(f"{prefix}sessions", "Live sessions whose text is being made.", multiprocess_mode="livesum"),
         Histogram(
             f"{prefix}lag_seconds",

@@ -9,7 +9,7 @@ import time
 import uuid
 from typing import Any
 
-from voxtral_serve.guard.live.events import Event, EventError, settings, value
+from voxtral_serve.guard.live.events import Event, EventError, settings, text
 from voxtral_serve.guard.live.items import TurnText
 from voxtral_serve.guard.live.openai_settings import OpenAiSettings
 from voxtral_serve.guard.live.service import POLICY, REFUSED, Ending
@@ -84,8 +84,8 @@ class OpenAiDialect(TurnDialect):
             raise EventError(f"type is {ascii(kind)[:80]}: expected one of {expected}", "invalid_value", "type")
 
     async def refuse(self, error: EventError, event: Event | None) -> None:
-        caused = None if event is None else value(event.event_id)
-        known = isinstance(caused, str) and len(caused) <= LONGEST_ID
+        caused = None if event is None else text(event.event_id)
+        known = caused is not None and len(caused) <= LONGEST_ID
         await self._error(str(error), error.code, error.param, caused if known else None, REQUEST_ERROR)
 
     async def last_error(self, ending: Ending) -> None:

@@ -188,11 +188,13 @@ class LiveService:
     def add(self, socket: Socket, task: asyncio.Task[None]) -> None:
         """`task` ends with the socket."""
         self.sockets[socket] = task
+        self.metrics.connections.inc()
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     def remove(self, socket: Socket, reason: str) -> None:
         del self.sockets[socket]
+        self.metrics.connections.dec()
         self.metrics.ended.labels(reason).inc()
 
     async def drain(self, grace_s: float) -> None:

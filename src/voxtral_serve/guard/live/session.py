@@ -293,8 +293,8 @@ class LiveSession:
                 if not output.outputs:
                     continue
                 answer = output.outputs[0]
-                if answer.finish_reason in ("abort", "error"):
-                    raise LinkError(f"the engine has ended the request: {answer.stop_reason or answer.finish_reason}")
+                if answer.finish_reason == "error":  # also after the audio's end, where the text would be cut short
+                    raise LinkError(f"the engine has ended the request: {answer.stop_reason}")
                 count = len(answer.token_ids)
                 now = self.heard_from = time.monotonic()
                 for _ in range(count):

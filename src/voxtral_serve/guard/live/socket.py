@@ -293,9 +293,15 @@ class LiveSocket:
         content = text if text is None or text.isascii() else text.encode()
         size = sys.getsizeof(content)
         self._waiting.append((content, size))
+        self.hold(size)
+        self._news.set()
+
+    def hold(self, size: int) -> None:
+        """Count bytes that wait; fewer than none for those that have had their turn."""
         self.waiting_bytes += size
         self.service.waiting_bytes += size
-        self._news.set()
+        if size < 0:
+            self._room.set()
 
     async def _until_room(self) -> None:
         self.paused = True
@@ -319,9 +325,7 @@ class LiveSocket:
             content, size = self._waiting[0]
             await self._take(content)
             self._waiting.popleft()
-            self.waiting_bytes -= size
-            self.service.waiting_bytes -= size
-            self._room.set()
+            self.hold(-size)
             if time.monotonic() - turn > TURN_S:  # neither receiving nor sending waits for others
                 await asyncio.sleep(0)
                 turn = time.monotonic()
@@ -357,8 +361,7 @@ class LiveSocket:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
         self._waiting.clear()
-        self.service.waiting_bytes -= self.waiting_bytes
-        self.waiting_bytes = 0
+        self.hold(-self.waiting_bytes)
         if self.session is not None:
             self.count(self.session)
         if self.audio is not None:

@@ -77,15 +77,23 @@ class VllmDialect(Dialect):
     async def _append(self, pcm: bytes) -> None:
         if self.session is not None:
             await self.session.feed(pcm)  # which drops what comes after the text's end, as vLLM does
-        elif self._early_bytes + len(pcm) > MOST_EARLY:
+        elif self._early_bytes + len(pcm) > MOST_EARLY or not self.service.has_room(self._early_bytes):
             raise EventError(
                 f"{self._early_bytes} bytes of audio wait for input_audio_buffer.commit, and this append is too much: "
-                f"expected at most {MOST_EARLY}",
+                f"expected at most {MOST_EARLY}, and fewer on a busy server",
                 "invalid_audio",
             )
         else:
             self.early.append(pcm)
             self._early_bytes += len(pcm)
+            self.socket.hold(len(pcm))
+
+    def take_early(self) -> bytes:
+        """The audio that has waited for its text to begin."""
+        early, self.early = b"".join(self.early), []
+        self.socket.hold(-self._early_bytes)
+        self._early_bytes = 0
+        return early
 
     async def _commit(self, final: bool) -> None:
         if final:
@@ -101,7 +109,7 @@ class VllmDialect(Dialect):
             return
         self.socket.texts += 1
         self.socket.write(functools.partial(self._write, session))
-        early, self.early, self._early_bytes = b"".join(self.early), [], 0
+        early = self.take_early()
         ends, self._early_end = self._early_end, False
         await session.feed(early)
         if ends or self.draining is not None:

@@ -20,6 +20,9 @@ from test_live_session import RATE, noise, tokens_of
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.live import service as services
 from voxtral_serve.guard.live.events import EventError, parsed, settings
+from voxtral_serve.guard.live.handshake import Undecided
+from voxtral_serve.guard.live.mistral_dialect import MistralDialect, Update
+from voxtral_serve.guard.live.openai_dialect import OpenAiDialect
 from voxtral_serve.guard.live.service import LiveService, most_sockets
 from voxtral_serve.guard.live.socket import TURN_S
 
@@ -188,6 +191,31 @@ def test_each_connection_has_its_share(narrow: Callable[[int, int], None]) -> No
         assert other.socket.waiting_bytes > 150_000  # it is read on
         other.socket.leave()
         await other.gone()
+        assert live.waiting_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_audio_before_its_text_counts(narrow: Callable[[int, int], None]) -> None:
+    narrow(1 << 30, 100_000)
+
+    async def run() -> None:
+        live = service(FakeEngine())
+        client, other = FakeClient(live), FakeClient(live)
+        for _ in range(5):
+            client.speak(noise(1), 32_000)
+        assert "fewer on a busy server" in (await client.until("error"))["error"]
+        await asyncio.sleep(0.02)
+        assert live.waiting_bytes == client.socket.waiting_bytes in (64_000, 96_000)
+        other.speak(noise(1), 32_000)
+        await asyncio.sleep(0.02)
+        assert other.socket.waiting_bytes == 32_000
+        client.begin()
+        client.end()
+        await client.until("done")
+        assert live.waiting_bytes == 32_000
+        await leaves(client)
+        await leaves(other)
         assert live.waiting_bytes == 0
 
     asyncio.run(run())
@@ -387,6 +415,64 @@ def test_an_event_of_a_wrong_type_is_none_of_the_others(place: str) -> None:
     event = parsed('{"type":"a","event_id":"mine","' + place + '":[1]}')
     assert (event.type, event.audio) == ("[1]" if place == "type" else "a", None)
     assert isinstance(event.event_id, msgspec.Raw) and bytes(event.event_id) == b'"mine"'
+
+
+STRANGE = [
+    *(
+        "null",
+        "true",
+        "7",
+        "-1",
+        "1e999",
+        "1" * 5000,
+        '""',
+        '"x"',
+        '"\\u0000"',
+        '"\\ud800"',
+        "[]",
+        "[1]",
+        "[null]",
+        "{}",
+    ),
+    *('{"a":{}}', '{"type":1}', '{"type":"server_vad"}', '{"type":"audio/pcm","rate":1e999}'),
+    *("[" * 900 + "]" * 900, "[" * 100_000, '{"a":' * 400 + "1" + "}" * 400, '"' + "y" * 300 + '"'),
+]
+INPUT = {
+    **{"format": ("type", "rate"), "transcription": ("model", "prompt", "keywords", "language", "delay")},
+    **{"noise_reduction": ("type", "strength"), "turn_detection": ("type", "threshold", "idle_timeout_ms", "x")},
+}
+PLACES = [
+    *(("type",), ("audio",), ("event_id",), ("model",), ("final",), ("x",), ("session",), ("session", "audio")),
+    *(("session", "audio", "input"), ("session", "type"), ("session", "include")),
+    *(("session", "audio", "input", part) for part in INPUT),
+    *(("session", "audio", "input", part, name) for part, names in INPUT.items() for name in names),
+    *(("session", name) for name in Update.model_fields),
+    *(("session", "audio_format", name) for name in ("encoding", "sample_rate")),
+    *(("session", "turn_detection", name) for name in ("start_threshold", "min_silence_ms", "end_timeout_ms")),
+]
+
+
+@pytest.mark.parametrize("dialect", [OpenAiDialect, lambda socket: MistralDialect(socket, None), Undecided])
+@pytest.mark.parametrize("kind", ["session.update", "input_audio_buffer.append", "input_audio.append", "hello"])
+def test_no_value_at_any_place_ends_a_connection(kind: str, dialect: Any) -> None:
+    """And no answer is long."""
+
+    async def run() -> None:
+        client = FakeClient(service(FakeEngine()), dialect)
+        for place in PLACES:
+            for value in STRANGE:
+                for name in reversed(place):
+                    value = f'{{"{name}":{value}}}'
+                client.raw('{"type":"' + kind + '",' + value[1:])
+        client.raw("{")
+        while "Invalid JSON" not in str(client.events[-1:]) or client.inbox.qsize() or client.socket.waiting_bytes:
+            assert client.closed is None and not client.task.done()
+            await asyncio.sleep(0.01)
+        assert len(client.events) > len(PLACES)
+        assert max(len(json.dumps(event)) for event in client.events) < 2000
+        await leaves(client)
+
+    asyncio.run(run())
 
 
 def test_a_flood_of_events_gives_others_their_turn() -> None:
