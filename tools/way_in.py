@@ -44,6 +44,8 @@ FLAGS = (
     *("--enforce-eager", "--gpu-memory-utilization", "0.3", "--api-server-count", "1", "--max-model-len", "512"),
     *("--additional-config", json.dumps({"max_live_sessions": 4, "max_clip_positions": 512})),
 )
+# vLLM would bind the workers of both servers to the same core.
+UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 COMPARED = ("api_cpu_s", "to_engine_ms", "peak_bytes", "p50_ms")
 
 
@@ -139,7 +141,7 @@ def start(trees: Mapping[str, Path], model: Path, scratch: Path, up: contextlib.
         own.mkdir()
         vllm, config = command(place.resolve(), own), place.resolve() / "profiles/fast.yaml"
         steps = own / "steps.jsonl"
-        variables = {"VOXTRAL_SERVE_STEPS": str(steps)}
+        variables = {"VOXTRAL_SERVE_STEPS": str(steps), **UNBOUND}
         log = own / "server.log"
         process = up.enter_context(serve.server(config, model, port, log, *FLAGS, command=vllm, environment=variables))
         ready.append(Tree(name, f"http://127.0.0.1:{port}", psutil.Process(process.pid), steps))

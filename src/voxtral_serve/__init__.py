@@ -21,4 +21,4 @@ on frames, rows or the scheduler, and into `guard` where it speaks a protocol: t
 shapes, and nothing else of the engine.
 """
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"

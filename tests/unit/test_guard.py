@@ -5,6 +5,7 @@ import json
 import re
 import time
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from guarding import BOUNDS, RATE, RULES, SAMPLES, form
 
 from tools import inputs
 from voxtral_serve.audio.speech import Detector
+from voxtral_serve.guard import access, limits, middleware
 from voxtral_serve.guard import body as arriving
-from voxtral_serve.guard import limits, middleware
 from voxtral_serve.guard import request as guard_request
 from voxtral_serve.guard.budget import Budget
 from voxtral_serve.guard.decoders import Decoders
@@ -116,6 +117,24 @@ def test_the_engine_gets_the_samples_and_a_request_id_that_is_plain() -> None:
     assert app.status == 200
     assert re.fullmatch(r"[0-9a-f]{32}", app.engine.ids[0])
     np.testing.assert_allclose(app.engine.samples[0], SAMPLES, atol=1e-4)
+
+
+@pytest.mark.parametrize("allowed", [["*"], ["https://a.example"]])
+def test_a_page_that_vllm_allows_may_read_the_answer(allowed: list[str]) -> None:
+    cors = access.cors(SimpleNamespace(args=SimpleNamespace(allowed_origins=allowed, allow_credentials=False)))
+    made, app = guarded(cors=cors, verify=lambda headers: True)
+    answers: list[Any] = []
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    app.send = send  # type: ignore[method-assign]
+    body, kind = form(file=("clip.wav", inputs.encoded(SAMPLES)))
+    for origin in (b"https://a.example", b"https://b.example"):
+        asyncio.run(post(made, app, body, kind, (b"origin", origin)))
+    starts = [dict(message["headers"]) for message in answers if message["type"] == "http.response.start"]
+    found = [headers.get(b"access-control-allow-origin") for headers in starts]
+    assert found == ([b"*", b"*"] if allowed == ["*"] else [b"https://a.example", None])
 
 
 def test_the_key_is_asked_for_before_the_body() -> None:

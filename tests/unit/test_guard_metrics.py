@@ -157,11 +157,12 @@ def test_a_server_that_is_not_ready() -> None:
     assert count.grown("requests_total") == {"{path=/health,status=503}": 1}
 
 
-def test_a_body_that_is_ended_to_make_room() -> None:
-    """OPEN_BODIES and OPEN_BYTES refuse the slowest; one at the pace is told to come back."""
-    count, (made, app), (body, kind) = Count(), guarded(open=OpenLimits(1, 1)), clip()
+@pytest.mark.parametrize(("bodies", "status", "code"), [(0, 408, "too_slow"), (1, 429, "overloaded")])
+def test_a_body_that_is_ended_to_make_room(bodies: int, status: int, code: str) -> None:
+    """OPEN_BODIES refuses the slowest; OPEN_BYTES asks one at the pace to come back."""
+    count, (made, app), (body, kind) = Count(), guarded(open=OpenLimits(bodies, 1)), clip()
     asyncio.run(post(made, app, body, kind))
-    assert (app.status, count.grown("requests_refused_total")) == (429, refused("overloaded"))
+    assert (app.status, count.grown("requests_refused_total")) == (status, refused(code))
 
 
 def test_requests_in_flight_while_they_run() -> None:

@@ -1,4 +1,4 @@
-"""Who may use the server: vLLM's key, or the keys of VOXTRAL_SERVE_KEYS, as vLLM's live objects say."""
+"""Who may use the server, and which web pages may read its answers, as vLLM's live objects say."""
 
 import os
 from collections.abc import Callable
@@ -33,3 +33,27 @@ def verify(state: Any, app: Any) -> Callable[[Any], bool] | None:
         app = app.app
     verified: Callable[[Any], bool] = app.verify_token
     return verified
+
+
+def cors(state: Any) -> Callable[[str], list[tuple[bytes, bytes]]]:
+    """A function from an `Origin` to the headers that let its page read an answer (vLLM's --allowed-origins).
+
+    vLLM's own answers have them from this middleware of Starlette's.
+    """
+    from starlette.middleware.cors import CORSMiddleware
+
+    args = state.args
+    made = CORSMiddleware(
+        app=None,  # type: ignore[arg-type,unused-ignore]
+        allow_origins=args.allowed_origins,
+        allow_credentials=args.allow_credentials,
+    )
+
+    def headers(origin: str) -> list[tuple[bytes, bytes]]:
+        if not made.is_allowed_origin(origin):
+            return []
+        own = {name.lower(): value for name, value in made.simple_headers.items()}
+        own = {"access-control-allow-origin": origin, "vary": "Origin"} | own  # `*` for all, if it is allowed
+        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in own.items()]
+
+    return headers

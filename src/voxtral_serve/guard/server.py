@@ -53,6 +53,7 @@ class ServerFacts(NamedTuple):
     live            whether vLLM serves /v1/realtime
     chats           whether the model can chat
     verify          whether a request's headers hold vLLM's key; None if it has none
+    cors            from an Origin to the headers that let its page read an answer
     stream          how to read the model's tokens; None for a model whose tokens have no times
     open            limits on bodies that are still arriving at this process
     sessions        live sessions of the encode-once model; None where the server has none of its own
@@ -69,6 +70,7 @@ class ServerFacts(NamedTuple):
     live: bool
     chats: bool
     verify: Callable[[Any], bool] | None
+    cors: Callable[[str], list[tuple[bytes, bytes]]] = lambda origin: []
     stream: TokenStream | None = None
     open: OpenLimits = OpenLimits.of_process(1, 0)
     sessions: LiveService | None = None
@@ -161,6 +163,7 @@ def read_facts(state: Any, app: Any, threads: Executor) -> ServerFacts:
         live=live,
         chats=chats and not realtime,  # vLLM has a chat handler for Voxtral Realtime too, and a chat ends its engine
         verify=access.verify(state, app),
+        cors=access.cors(state),
         stream=TokenStream.of_tokenizer(engine.input_processor.tokenizer) if realtime else None,
         open=OpenLimits.of_process(processes, rules.chat_bytes),
         sessions=sessions,

@@ -43,6 +43,14 @@ class TranscriptionRequest(Request):
         super().__init__(guard, scope, receive, send)
         self.live: LiveSocket | None = None
 
+    async def send(self, message: Message) -> None:
+        facts = self.guard.facts
+        if message["type"] == "http.response.start" and b"origin" in self.headers and isinstance(facts, ServerFacts):
+            headers = message.get("headers", [])
+            if not any(name.lower() == b"access-control-allow-origin" for name, _ in headers):  # vLLM's own have it
+                message["headers"] = [*headers, *facts.cors(self.headers[b"origin"].decode("latin-1"))]
+        await super().send(message)
+
     def _described(self) -> tuple[str, dict[str, Any]]:
         return super()._described() if self.live is None else (self.live.report(), self.live.fields())
 
