@@ -67,7 +67,7 @@ lint: .venv/ready-dev ## style, types, documentation, and the schemas of the dep
 	  $(filter-out %/kustomization.yaml %/monitor.yaml %/scale.yaml, $(shell find deploy/kubernetes deploy/nginx -name '*.yaml'))
 
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or also run on it (Python 3.12, 6 GB)
-	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py
+	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py tests/unit/test_decode.py tests/unit/test_decoders.py
 
 test-clients: .venv/ready-dev .venv-clients/ready ## published live clients, unmodified, against a real server (700 MB)
 	@.venv/bin/python -m pytest tests/clients
