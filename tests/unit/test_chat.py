@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -253,3 +254,12 @@ def test_many_faults_cost_no_more_than_one() -> None:
     with pytest.raises(ValidationError) as caught:
         chat.ChatFields.model_validate({"messages": [{"role": "user", "content": [{}, 7] * 50}] * 2 + [{}] * 900})
     assert caught.value.error_count() < 5
+
+
+REFUSED = [chat_input for chat_input in inputs.chats(SAMPLES) if chat_input.pattern != inputs.NO_CHAT]
+
+
+@pytest.mark.parametrize("chat_input", REFUSED, ids=lambda chat_input: chat_input.name)
+def test_chats_that_are_sent_to_servers(chat_input: inputs.Input) -> None:
+    error = refusal(chat.read, chat_input.data, RULES._replace(hosts=frozenset()))
+    assert error.status == chat_input.status and re.search(chat_input.pattern, str(error))
