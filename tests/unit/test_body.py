@@ -245,6 +245,19 @@ def test_a_piece_that_comes_as_the_body_is_ended_does_not_make_it_whole() -> Non
     run(test)
 
 
+def test_a_body_that_ends_itself_to_make_room_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for no further piece: it is no longer counted, and its client may send none for STALL_S."""
+    monkeypatch.setattr(body, "PAUSE_S", 0.05)
+    monkeypatch.setattr(body, "TURNS", 0)
+
+    async def test(bodies: OpenBodies) -> None:
+        alone = Client(bodies, OpenLimits(10, 1000))
+        await alone.send(b"a" * 1200)
+        assert await alone.outcome() == 429
+
+    run(test)
+
+
 def order(*sent: Callable[[OpenBody], None]) -> list[int]:
     """Numbers of bodies that were sent bytes as given, slowest first."""
     made = []

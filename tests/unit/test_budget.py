@@ -123,6 +123,23 @@ def test_a_request_that_is_cancelled_while_it_waits_takes_nothing() -> None:
     run(100, 50, test)
 
 
+def test_room_that_comes_after_a_cancellation_goes_to_the_next() -> None:
+    """The request that gives it back is not to blame: its client would get the error."""
+
+    async def test(made: Budget) -> None:
+        with made.hold() as first, made.hold() as second, made.hold() as third:
+            await first.add_body(50)
+            waiting = asyncio.create_task(second.add_body(40))
+            behind = asyncio.create_task(third.add_body(45))
+            await settled()
+            waiting.cancel()
+            first.drop_body()  # before the cancelled task runs
+            await asyncio.wait([waiting, behind], timeout=1)
+            assert (waiting.cancelled(), behind.done(), second.body, third.body) == (True, True, 0, 45)
+
+    run(100, 50, test)
+
+
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_256_clips_of_12_s_have_room_at_once(processes: int) -> None:
     """In 16-bit WAV files of 48 kHz in stereo at most half of their bodies at a time; decoded all."""

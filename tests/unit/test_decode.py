@@ -107,18 +107,19 @@ def test_few_samples_are_kept() -> None:
 # ---- Rates and channels of each decoder
 
 
-def matroska(samples: np.ndarray, rate: int, channels: int = 1) -> bytes:
-    """A file that only PyAV reads: one packet of 8-bit samples of one channel, whose header says `channels`."""
+def matroska(samples: np.ndarray, rate: int, channels: int = 1, packets: int = 1) -> bytes:
+    """A file that only PyAV reads: packets of 8-bit samples of one channel, whose header says `channels`."""
     import av
 
     data = io.BytesIO()
     with av.open(data, "w", format="matroska") as container:
         stream = container.add_stream("pcm_u8", rate=rate)
         stream.layout = "mono"
-        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="u8", layout="mono")
-        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
-        for packet in [*stream.encode(frame), *stream.encode(None)]:
-            container.mux(packet)
+        for part in np.array_split(samples.reshape(1, -1), packets, axis=1):
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(part), format="u8", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
     header = b"\x9f\x81"  # Channels, of one byte
     assert data.getvalue().count(header + b"\x01") == 1
     return data.getvalue().replace(header + b"\x01", header + bytes([channels]))
@@ -162,6 +163,29 @@ def test_channels_are_averaged(channels: int) -> None:
     spread = np.random.default_rng(0).integers(0, 256, (1000, channels), np.uint8)
     clip = decode.decode(matroska(spread, RATE, channels), BOUNDS, RATE)
     np.testing.assert_allclose(clip.samples, (spread.astype(np.float32) / 128 - 1).mean(1), atol=1e-6)
+
+
+def test_the_number_of_frames_is_bounded() -> None:
+    """Each takes time, however short it is: those of one sample would take minutes for a clip of seconds."""
+    if not decode.PYAV:
+        pytest.skip("PyAV is not installed")
+    samples = np.full(3 * RATE, 128, np.uint8)
+    assert len(decode.decode(matroska(samples, RATE, packets=1200), BOUNDS, RATE).samples) == len(samples)
+    with pytest.raises(decode.AudioError, match="more than 500 frames a second"):
+        decode.decode(matroska(samples, RATE, packets=len(samples)), BOUNDS, RATE)
+
+
+def test_blocks_are_joined_in_linear_time() -> None:
+    class Counted(np.ndarray):
+        looks = 0
+
+        def __len__(self) -> int:
+            Counted.looks += 1
+            return 1
+
+    blocks = [np.ones(1, np.float32).view(Counted) for _ in range(2 * decode.LEAST_SAMPLES + 1)]
+    assert sum(joined.size for joined in decode._joined(iter(blocks))) == len(blocks)
+    assert len(blocks) <= Counted.looks <= 2 * len(blocks)
 
 
 def test_one_large_packet_is_counted_before_it_is_resampled(make: Any) -> None:

@@ -284,6 +284,23 @@ def test_a_decoder_has_no_environment_no_files_and_no_vllm(run: Any, planted: No
     run(test)
 
 
+def test_a_decoder_inherits_no_files(run: Any) -> None:
+    """uvloop does not close those that are inheritable."""
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+
+    async def test(server: Server) -> None:
+        worker = await server.decoders._worker()
+        server.decoders._idle.append(worker)
+        assert sorted(os.listdir(f"/proc/{worker.process.pid}/fd")) == ["0", "1", "2"]
+
+    try:
+        run(test)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def test_nothing_is_written_to_the_servers_output(run: Any, planted: None, capfd: pytest.CaptureFixture[str]) -> None:
     run(lambda server: server.decode(told("NOISE")))
     assert capfd.readouterr() == ("", "")

@@ -23,6 +23,9 @@ LEAST_SAMPLES = 1 << 14  # of one channel, resampled at a time
 SHORTEST_SAMPLES = 1024  # of a clip that is resampled; a shorter one is padded (vllm.multimodal.audio)
 RATES_HZ = (2000, 384000)
 CHANNELS = 32
+# Frames for each second of a file that PyAV reads, and some more at its beginning; Opus has 400. A frame takes some
+# 70 us, however short it is.
+FRAMES_A_SECOND, FIRST_FRAMES = 500, 1000
 TAGS = 8  # ID3 tags before an MP3; a file with more of them is refused
 # The largest absolute value of a float sample. Samples should lie between -1 and 1; this leaves room for recordings
 # scaled as 16-bit integers, and the sum of squares does not overflow in the spectrogram.
@@ -209,7 +212,7 @@ def _by_pyav(data: bytes) -> Iterator[tuple[int, np.ndarray]]:
     import av  # type: ignore[import-not-found,unused-ignore]
 
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
-    count, form = 0, None
+    count, frames, form = 0, 0, None
     try:
         with av.open(io.BytesIO(data), options=options) as container:
             if not container.streams.audio:
@@ -222,6 +225,9 @@ def _by_pyav(data: bytes) -> Iterator[tuple[int, np.ndarray]]:
             packed = av.AudioResampler(format="flt")  # PyAV crashes in reading a frame of eight planes
             for frame in container.decode(stream):
                 _check(frame.sample_rate, frame.layout.nb_channels)
+                frames += 1
+                if frames > FIRST_FRAMES + FRAMES_A_SECOND * count / frame.sample_rate:
+                    raise AudioError(f"the file has more than {FRAMES_A_SECOND} frames a second: expected longer ones")
                 form = form or (frame.format.name, frame.sample_rate, frame.layout.nb_channels)
                 if form != (frame.format.name, frame.sample_rate, frame.layout.nb_channels):
                     raise AudioError("the file changes its sample rate or its channels: expected one of each")
@@ -268,11 +274,14 @@ def _resampled(blocks: Iterator[np.ndarray], source_rate: int, rate: int) -> Ite
 def _joined(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
     """The same samples in blocks of at least LEAST_SAMPLES; only the last may have fewer."""
     kept: list[np.ndarray] = []
+    count = 0
     for block in blocks:
         kept.append(block)
-        if sum(map(len, kept)) >= LEAST_SAMPLES:
+        count += len(block)
+        if count >= LEAST_SAMPLES:
             yield np.concatenate(kept)
             kept.clear()
+            count = 0
     if kept:
         yield np.concatenate(kept)
 

@@ -6,6 +6,7 @@ answer for each to its standard output: a line of JSON (`Samples` or `Failure`),
 guard.decoders starts it, and ends it if it takes too long.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -50,6 +51,7 @@ class Failure(TypedDict):
 def main() -> None:
     """Answer orders until the standard input ends. The first argument is the limit of its memory in bytes."""
     memory = int(sys.argv[1])
+    _close_inherited()
     _load()
     _confine(memory)
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -58,6 +60,14 @@ def main() -> None:
     while line := orders.readline():
         if not _answered(json.loads(line), orders, answers, memory):
             return
+
+
+def _close_inherited() -> None:
+    """Close inherited files: uvloop leaves those open that the server's libraries have left inheritable."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) >= FILES:
+            with contextlib.suppress(OSError):  # of the listing itself
+                os.close(int(name))
 
 
 def _load() -> None:

@@ -114,6 +114,8 @@ class OpenBodies:
                         if not message.get("more_body", False):
                             return await self._completed(body, held)
                         await self._wait_for_room(body, limits)
+                        if body.refusal is not None:
+                            break
                         clock.reschedule(now() + STALL_S)
                 finally:
                     self._remove(body)

@@ -79,6 +79,8 @@ class Budget:
         for waiting in (self._audio, self._bodies):
             while waiting and self._fits(waiting[0]):
                 waiter = waiting.popleft()
+                if waiter.granted.done():  # its task was cancelled, and has not run since
+                    continue
                 waiter.reservation.body += waiter.body
                 waiter.reservation.audio += waiter.audio
                 self.used += waiter.body + waiter.audio

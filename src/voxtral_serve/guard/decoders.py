@@ -114,6 +114,7 @@ class Decoders:
             worker = self._idle.pop()
             if worker.process.returncode is None:
                 return worker
+            worker.kill()  # its connection stays open otherwise
             self._all.discard(worker)
         worker = await Worker.start(self.memory)
         self._all.add(worker)

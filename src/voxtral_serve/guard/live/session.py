@@ -21,6 +21,7 @@ from voxtral_serve.transcript.logprobs import chosen_logprobs
 
 EOS = 2  # </s> of Mistral's tokenizers
 BEHIND_S, CAUGHT_UP_S = 0.5, 0.16  # lags that a catch-up goes from and to
+PART_BYTES = 1 << 16  # of audio that is fed at a time
 MOST_PARTS = 16  # requests of a session that are not complete: turns of a few samples are no backlog of audio
 
 
@@ -130,6 +131,11 @@ class LiveSession:
         arrived = time.monotonic()
         if self.ended or not (self.allowed is None or await self.allowed(len(pcm) // SAMPLE_BYTES)):
             return
+        # Part by part: what waits is copied for each position of room.
+        for first in range(0, len(pcm), PART_BYTES):
+            await self._feed(pcm[first : first + PART_BYTES], arrived)
+
+    async def _feed(self, pcm: bytes, arrived: float) -> None:
         while pcm and not self.ended:
             room, later = (self._most - self.backlog) * SAMPLE_BYTES, b""
             if room <= 0 or len(self._parts) > MOST_PARTS:
