@@ -11,7 +11,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -410,7 +410,12 @@ def requests_of_other_kinds(samples: np.ndarray) -> Iterator[Input]:
     yield Input("realtime without WebSocket", method="GET", path="/v1/realtime", status=404, pattern="there is no")
 
 
-NO_CHAT = "this model does not chat: send audio to"  # said before audio is decoded
+NO_CHAT = "this model does not chat: send audio to"
+
+
+def of_no_chat(made: list[Input]) -> list[Input]:
+    """For a model that does not chat: each chat is refused before it is read."""
+    return [replace(each, pattern=NO_CHAT) if each.path == CHAT and each.status == 400 else each for each in made]
 
 
 def chats(samples: np.ndarray) -> Iterator[Input]:

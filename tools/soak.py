@@ -106,7 +106,8 @@ class Soak:
         ]
         # Without those that name the limit of inputs.ENVIRONMENT: here, a file may have ten minutes.
         limit = inputs.ENVIRONMENT["VLLM_MAX_AUDIO_DECODE_DURATION_S"]
-        self.inputs = [each for each in inputs.inputs(attackers.CLIP) if not each.slow and limit not in each.pattern]
+        made = inputs.of_no_chat(inputs.inputs(attackers.CLIP))
+        self.inputs = [each for each in made if not each.slow and limit not in each.pattern]
         self.sent: list[SentRequest] = []
         self.memory: list[tuple[float, dict[str, int]]] = []
 

@@ -4,7 +4,6 @@ Refusals that need no setting of the guard's are asked of the server that others
 what needs low limits, of one of its own (slow).
 """
 
-import dataclasses
 import io
 import logging
 import re
@@ -95,10 +94,7 @@ def shared(fast: conftest.Server) -> Server:
 @pytest.fixture(scope="module")
 def all_inputs() -> list[inputs.Input]:
     """Those of chats are refused before they are read, as the model does not chat; unit/test_chat.py has them read."""
-    return [
-        dataclasses.replace(each, pattern=inputs.NO_CHAT) if each.path == inputs.CHAT and each.status == 400 else each
-        for each in inputs.inputs(DATA / "clips/001.opus")
-    ]
+    return inputs.of_no_chat(inputs.inputs(DATA / "clips/001.opus"))
 
 
 @pytest.fixture(scope="module")
