@@ -5,8 +5,9 @@
 Both serve pico with profiles/fast.yaml on this machine's CPU. Each round goes first, second, second, first, so that a
 drift of the machine falls on both alike. A turn is one upload after the other of one length. Of each turn: the CPU time
 of the API process and its helpers (all processes but the engine's), the time from a request's last byte to the engine's
-first step with it, the most memory that these processes added, and the latency. A ratio is the geometric mean over the
-pairs of all rounds, with the lowest and the highest of them. Exit status 1 where an upload failed.
+first step with it, the most memory of these processes above that of their start, and the latency. A ratio is the
+geometric mean over the pairs of all rounds, with the lowest and the highest of them. Exit status 1 where an upload
+failed.
 """
 
 import argparse
@@ -54,6 +55,7 @@ class Tree:
 
     def __init__(self, name: str, url: str, process: psutil.Process, steps: Path) -> None:
         self.name, self.url, self.process, self.steps = name, url, process, steps
+        self.idle_bytes = self.memory()  # before the first upload
 
     def frontend(self) -> list[psutil.Process]:
         """The API process, with what it has started besides the engine."""
@@ -94,12 +96,12 @@ def upload(url: str, file: bytes) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def peak(tree: Tree) -> Iterator[list[int]]:
-    """A list of one number, which is at the end the most bytes that the API process and its helpers had added."""
-    stop, before, found = threading.Event(), tree.memory(), [0]
+    """A list of one number: the most bytes so far that the API process and its helpers have above their idle memory."""
+    stop, found = threading.Event(), [0]
 
     def sample() -> None:
         while not stop.wait(SAMPLE_S):
-            found[0] = max(found[0], tree.memory() - before)
+            found[0] = max(found[0], tree.memory() - tree.idle_bytes)
 
     thread = threading.Thread(target=sample)
     thread.start()
