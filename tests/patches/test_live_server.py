@@ -32,6 +32,7 @@ from voxtral_serve.patches.live_server import (
     EngineDeadError,
     FileLimit,
     GracefulStop,
+    HeaderLimit,
     NoCompression,
     Wire,
 )
@@ -129,7 +130,60 @@ def test_uvicorn_inflates_messages() -> None:
     assert extensions() == ["permessage-deflate"]
 
 
+async def answers(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body", False):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+
+def status(port: int, *pieces: bytes) -> str:
+    """That of the answer to a request; empty if the connection is closed without one."""
+    with socket.create_connection(("127.0.0.1", port), 60) as client:
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+            return client.recv(1 << 16).decode()[9:12]
+        except ConnectionError:
+            return ""
+
+
+GET, POST = b"GET / HTTP/1.1\r\nHost: x\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_uvicorn_takes_headers_without_limit() -> None:
+    with served(answers) as port:
+        assert status(port, GET, b"a: %s\r\n" % (b"a" * (1 << 20)), b"\r\n") == "200"
+
+
 # What they do
+
+
+def test_headers_are_limited_and_bodies_are_not() -> None:
+    large = b"a" * (1 << 20)
+    with served(answers, HeaderLimit().settle_on) as port:
+        assert status(port, GET, b"a: %s\r\n\r\n" % (b"a" * 60_000)) == "200"
+        assert status(port, POST, b"100000\r\n" + large + b"\r\n", b"0\r\na: b\r\n\r\n") == "200"
+        assert status(port, POST, b"1\r\na\r\n" * (1 << 15), b"0\r\n\r\n") == "200"
+        for endless in (
+            (GET, b"a: ", large),
+            (GET, b"a: b\r\n" * (1 << 18)),
+            (b"GET /", large),
+            (POST, b"1\r\na\r\n0\r\n", b"a: b\r\n" * (1 << 18)),
+            (POST, b"1;", large),
+        ):
+            assert status(port, *endless) in ("400", "")
+        assert status(port, GET + b"\r\n") == "200"
+
+
+def test_headers_have_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeaderLimit, "MOST_S", 0.3)
+    with served(answers, HeaderLimit().settle_on) as port:
+        for begun in (b"", GET, GET + b"\r\n" + GET):
+            start = time.monotonic()
+            assert status(port, begun) == ("200" if begun.startswith(GET + b"\r") else "")
+            if not begun.startswith(GET + b"\r"):
+                assert 0.2 < time.monotonic() - start < 5
 
 
 def test_no_pong_is_demanded() -> None:

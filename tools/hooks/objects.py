@@ -104,6 +104,7 @@ NAMES: dict[str, dict[str, Declared]] = {
 TARGETS: dict[str, Declared] = {
     "FileLimit": "state",
     "GracefulStop": "",  # uvicorn's
+    "HeaderLimit": "",
     "ConnectionHeaders": "",
     "ClientWatch": "",
     "NoCompression": "",

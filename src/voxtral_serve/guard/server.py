@@ -33,6 +33,7 @@ from voxtral_serve.patches.live_server import (
     ConnectionHeaders,
     FileLimit,
     GracefulStop,
+    HeaderLimit,
     NoCompression,
 )
 from voxtral_serve.transcript.words import TokenStream
@@ -107,6 +108,7 @@ def attach(state: Any, app: Any, threads: Executor) -> ServerFacts | SpeechFacts
     if getattr(state, "openai_serving_speech", None) is not None:  # of vLLM-Omni, whatever it serves
         speech = speech_facts.read(state, app)
         GracefulStop(speech.stages).settle_on(state.server)
+        HeaderLimit().settle_on(state.server.config)
         return speech
     if getattr(state, "openai_serving_transcription", None) is None:
         raise speech_facts.unknown(engine)
@@ -122,6 +124,7 @@ def _attach_transcription(state: Any, app: Any, threads: Executor) -> ServerFact
         GracefulStop(engine, facts.sessions.drain).settle_on(state.server)
         ConnectionHeaders().settle_on(state.server.config)
         ClientWatch().settle_on(state.server.config)
+    HeaderLimit().settle_on(state.server.config)
     NoCompression().settle_on(state.server.config)
     if facts.chats:
         FileLimit(LIMITS.file_bytes, LIMITS.decode_bytes).settle_on(state)

@@ -21,6 +21,7 @@ from voxtral_serve.patches.live_server import (
     ConnectionHeaders,
     FileLimit,
     GracefulStop,
+    HeaderLimit,
     NoCompression,
 )
 from voxtral_serve.patches.ngram_pads import NgramPads
@@ -29,7 +30,7 @@ from voxtral_serve.patches.step_graphs import StepGraphs
 # Every start needs these two: they find out which patches a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
 RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio(), StepGraphs())
-SERVER_RECORDS = (FileLimit(), GracefulStop(), ConnectionHeaders(), ClientWatch(), NoCompression())
+SERVER_RECORDS = (*(FileLimit(), GracefulStop(), HeaderLimit(), ConnectionHeaders(), ClientWatch(), NoCompression()),)
 
 
 def every() -> Iterator[shims.Patch]:

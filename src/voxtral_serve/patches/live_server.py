@@ -138,6 +138,67 @@ class GracefulStop(ServerPatch):
             asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
+class HeaderLimit(ServerPatch):
+    """Object: uvicorn's Config, once it is loaded.
+
+    Headers and trailers are counted as the bytes that come without a byte of a body. h11, which uvicorn takes where
+    httptools is not installed, has a limit of its own.
+    """
+
+    name = "header_limit"
+    does = "closes a connection whose request has more than 64 KiB of headers, or whose headers take more than 30 s"
+    target = "uvicorn.Config.http_protocol_class"
+    breaks = "50 MB of headers take 1.2 GB of memory, and 77 MB of one header the event loop for 10 s: without a key"
+    upstream = "uvicorn limits headers with h11 only, and vLLM installs httptools"
+    until = "uvicorn limits headers with httptools"
+    expires = "tests/patches/test_live_server.py::test_uvicorn_takes_headers_without_limit"
+
+    MOST_BYTES, MOST_S = 64 << 10, 30.0
+
+    def probe(self, module: Any) -> bool:
+        return not hasattr(module.http_protocol_class, "limits_headers")
+
+    def apply(self, module: Any) -> None:
+        stock, most_bytes, most_s = module.http_protocol_class, self.MOST_BYTES, self.MOST_S
+        if not hasattr(stock, "on_headers_complete"):
+            module.http_protocol_class = type(stock.__name__, (stock,), {"limits_headers": True})
+            return
+
+        class Limited(stock):  # type: ignore[misc,valid-type]
+            limits_headers = True
+            head = 0  # bytes since the last ones of a body
+
+            def connection_made(self, transport: asyncio.Transport) -> None:
+                super().connection_made(transport)
+                self.deadline = self.loop.call_later(most_s, transport.close)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                self.deadline.cancel()
+                super().connection_lost(exc)
+
+            def data_received(self, data: bytes) -> None:
+                self.head += len(data)
+                super().data_received(data)
+                if self.head > most_bytes and not self.transport.is_closing():
+                    self.send_400_response("The headers are too large.")
+
+            def on_message_begin(self) -> None:
+                self.deadline.cancel()
+                self.deadline = self.loop.call_later(most_s, self.transport.close)
+                super().on_message_begin()
+
+            def on_headers_complete(self) -> None:
+                self.deadline.cancel()
+                self.head = 0
+                super().on_headers_complete()
+
+            def on_body(self, body: bytes) -> None:
+                self.head = 0
+                super().on_body(body)
+
+        module.http_protocol_class = Limited
+
+
 class ConnectionHeaders(ServerPatch):
     """Object: uvicorn's Config, once it is loaded.
 
