@@ -140,6 +140,23 @@ def test_room_that_comes_after_a_cancellation_goes_to_the_next() -> None:
     run(100, 50, test)
 
 
+def test_what_is_small_passes_by_what_waits_and_has_a_part_for_itself() -> None:
+    async def test() -> None:
+        made = Budget(80, 40, small=5)
+        with made.hold() as third, made.hold() as fourth:
+            with made.hold() as first, made.hold() as second:
+                await first.add_body(1)
+                assert second.add_clip_now(22)  # 67 of the 70 bytes that large requests may take
+                assert not third.add_clip_now(2)
+                large = asyncio.create_task(third.add_clip(2))
+                await settled()
+                assert not large.done() and fourth.add_clip_now(1) and made.used == 70
+            await large
+        assert made.used == 0
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_256_clips_of_12_s_have_room_at_once(processes: int) -> None:
     """In 16-bit WAV files of 48 kHz in stereo at most half of their bodies at a time; decoded all."""

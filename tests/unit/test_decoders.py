@@ -241,9 +241,7 @@ def test_a_process_that_died_idle_is_replaced(run: Any) -> None:
     run(test)
 
 
-def test_processes_are_taken_in_order_and_the_wait_for_one_is_limited(
-    run: Any, planted: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_for_a_process_is_limited(run: Any, planted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoders, "FREE_S", 0.5)
 
     async def test(server: Server) -> None:
@@ -261,7 +259,49 @@ def test_processes_are_taken_in_order_and_the_wait_for_one_is_limited(
     run(test)
 
 
-def test_samples_without_room_are_a_429_and_their_process_ends(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_file_is_decoded_first(run: Any) -> None:
+    order: list[int] = []
+
+    async def test(server: Server) -> None:
+        places = decoders.Places(1)
+        await places.take(1)
+
+        async def one(size: int) -> None:
+            await places.take(size)
+            order.append(size)
+            places.give()
+
+        waiting = [asyncio.create_task(one(size)) for size in (30, 10, 20, 40)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        places.give()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert order == [20, 30, 40] and places.free == 1
+
+    run(test)
+    assert order
+
+
+def test_long_files_that_wait_for_room_keep_no_short_one_waiting(run: Any) -> None:
+    """A long file without room leaves its process, and is decoded again once there is room."""
+
+    async def test(server: Server) -> None:
+        short = 3 * len(SAMPLES) // 2
+        server.budget = Budget(64 * MIB, 32 * MIB, COPIES * 4 * short)
+        long = inputs.encoded(np.tile(SAMPLES, 2))
+        with server.budget.hold() as other:
+            await other.add_clip((64 * MIB - MIB) * 7 // 8 // COPIES)
+            waiting = [asyncio.create_task(server.decode(long)) for _ in range(4)]
+            await until(lambda: len(server.budget._audio) == 4, 10)
+            await server.decode(GOOD)
+            assert len(server.budget._audio) == 4
+        for clip in await asyncio.gather(*waiting):
+            assert (clip.samples == decode.decode(long, BOUNDS, RATE).samples).all()
+
+    run(test)
+
+
+def test_samples_without_room_are_a_429(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("voxtral_serve.guard.budget.WAIT_S", 0.1)
 
     async def test(server: Server) -> None:

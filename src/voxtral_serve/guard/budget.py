@@ -3,7 +3,8 @@
 A request holds its complete body until a decoder has it, and then its decoded audio, counted COPIES times, until its
 answer is sent. A request that finds no room waits, in order of arrival, for WAIT_S at most; then it is refused with
 status 429. Complete bodies take a part of the budget only. Otherwise they could fill it, and no clip that is decoded
-would find room.
+would find room. A part is for short clips and small bodies only, which pass by those that wait: long files may wait for
+each other, and no short clip waits for them.
 """
 
 import asyncio
@@ -23,13 +24,19 @@ COPIES = 3
 WAIT_S = 10.0
 
 
-class Budget:
-    """`size` is the number of bytes, `bodies` those of them that complete bodies may take; `used` are held now."""
+SPARE = 8  # one of so many bytes is for what takes at most REQUEST_BYTES
 
-    def __init__(self, size: int, bodies: int) -> None:
-        self.size, self.bodies = size, bodies
+
+class Budget:
+    """`size` is the number of bytes, `bodies` those of them that complete bodies may take; `used` are held now.
+
+    What takes at most `small` bytes has all of them; other requests leave one of SPARE, if `small` is not 0.
+    """
+
+    def __init__(self, size: int, bodies: int, small: int = 0) -> None:
+        self.size, self.bodies, self.small = size, bodies, small
         self.used = self.used_by_bodies = 0
-        # Those that wait. Decoded audio comes first: its request occupies a decoder, and its body is given back then.
+        # Those that wait. Decoded audio comes first: its body is given back then.
         self._audio: deque[Waiter] = deque()
         self._bodies: deque[Waiter] = deque()
 
@@ -40,8 +47,9 @@ class Budget:
         It has room for the largest body and the longest clip.
         """
         size = max(BUDGET_BYTES // processes, in_flight * REQUEST_BYTES)
-        bodies = max(size // 2, rules.chat_bytes)
-        return cls(max(size, bodies + COPIES * rules.bounds.bytes_at(rules.rate)), bodies)
+        bodies = max(size // 2, rules.chat_bytes * SPARE // (SPARE - 1))
+        largest = bodies + COPIES * rules.bounds.bytes_at(rules.rate)
+        return cls(max(size, largest * SPARE // (SPARE - 1)), bodies, REQUEST_BYTES)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator["Reservation"]:
@@ -55,6 +63,8 @@ class Budget:
 
     async def _take(self, reservation: "Reservation", body: int, audio: int) -> None:
         """Add bytes to a reservation as soon as they fit. Raises RefusedError after WAIT_S."""
+        if self._take_now(reservation, body, audio):
+            return
         waiter = Waiter(reservation, body, audio, asyncio.get_running_loop().create_future())
         waiting = self._audio if audio else self._bodies
         waiting.append(waiter)
@@ -74,26 +84,43 @@ class Budget:
                 waiting.remove(waiter)
                 self._grant()
 
+    def _take_now(self, reservation: "Reservation", body: int, audio: int) -> bool:
+        """Add bytes to a reservation if they fit. Only what is small passes by others that wait."""
+        if body + audio > self.small and (self._audio or (self._bodies and not audio)):
+            return False
+        if not self._fits(reservation, body, audio):
+            return False
+        self._add(reservation, body, audio)
+        return True
+
+    def _add(self, reservation: "Reservation", body: int, audio: int) -> None:
+        reservation.body += body
+        reservation.audio += audio
+        self.used += body + audio
+        self.used_by_bodies += body
+
     def _grant(self) -> None:
         """Grant what fits, in order."""
         for waiting in (self._audio, self._bodies):
-            while waiting and self._fits(waiting[0]):
-                waiter = waiting.popleft()
-                if waiter.granted.done():  # its task was cancelled, and has not run since
-                    continue
-                waiter.reservation.body += waiter.body
-                waiter.reservation.audio += waiter.audio
-                self.used += waiter.body + waiter.audio
-                self.used_by_bodies += waiter.body
-                waiter.granted.set_result(None)
+            while waiting:
+                waiter = waiting[0]
+                cancelled = waiter.granted.done()  # its task has not run since
+                if not cancelled and not self._fits(waiter.reservation, waiter.body, waiter.audio):
+                    break
+                waiting.popleft()
+                if not cancelled:
+                    self._add(waiter.reservation, waiter.body, waiter.audio)
+                    waiter.granted.set_result(None)
 
-    def _fits(self, waiter: "Waiter") -> bool:
+    def _fits(self, reservation: "Reservation", body: int, audio: int) -> bool:
         """Whether there is room. A request that is alone always has it."""
-        if self.used == waiter.reservation.body + waiter.reservation.audio:
+        if self.used == reservation.body + reservation.audio:
             return True
-        if waiter.body and (self._audio or self.used_by_bodies + waiter.body > self.bodies):
+        small = body + audio <= self.small
+        parts = SPARE if small or not self.small else SPARE - 1
+        if body and ((self._audio and not small) or self.used_by_bodies + body > self.bodies * parts // SPARE):
             return False
-        return self.used + waiter.body + waiter.audio <= self.size
+        return self.used + body + audio <= self.size * parts // SPARE
 
     def _give(self, body: int, audio: int) -> None:
         self.used -= body + audio
@@ -120,6 +147,10 @@ class Reservation:
     async def add_clip(self, size: int) -> None:
         """Hold room for a clip of `size` bytes and its copies. Raises RefusedError if there is none for WAIT_S."""
         await self._budget._take(self, 0, COPIES * size)
+
+    def add_clip_now(self, size: int) -> bool:
+        """Hold the same if there is room now. Returns whether there was."""
+        return self._budget._take_now(self, 0, COPIES * size)
 
 
 class Waiter(NamedTuple):

@@ -2,10 +2,15 @@
 
 A file that makes a decoder crash, swell or hang costs its own request only: the process is killed and replaced. So is
 the process of a request that is cancelled. The processes start when they are needed, and are reused.
+
+The smallest file that waits is decoded first, and no request waits for room in the budget while it has a process: it
+gives up its samples, waits, and has the file decoded again. Otherwise long files would keep short ones waiting.
 """
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import json
 import math
 import os
@@ -55,7 +60,7 @@ class Decoders:
 
     def __init__(self, count: int, memory: int) -> None:
         self.memory = memory
-        self._free = asyncio.Semaphore(count)  # in order of arrival
+        self._places = Places(count)
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
 
@@ -73,21 +78,36 @@ class Decoders:
         """The samples of an audio file at `rate` Hz, for which `held` has room afterwards.
 
         `param` is the request's field that has the file. `last` says that nothing else of the request's body is needed:
-        its bytes are given back, and `data`, if it is a memoryview, is released.
+        its bytes are then given back, and `data`, if it is a memoryview, is released.
 
         Raises RefusedError if the file is no audio, is longer than `bounds`, or ends its decoder; if no decoder is free
         for FREE_S; and if there is no room for the samples. If it is cancelled, the process is killed.
         """
+        samples = await self._attempt(data, bounds, rate, param, held)
+        if isinstance(samples, int):
+            await held.add_clip(4 * samples)
+            samples = await self._attempt(data, bounds, rate, param, held, samples)
+            assert not isinstance(samples, int)
+        if last:
+            if isinstance(data, memoryview):
+                data.release()
+            held.drop_body()
+        return Clip(samples, rate)
+
+    async def _attempt(
+        self, data: bytes | memoryview, bounds: Bounds, rate: int, param: str, held: Reservation, room: int = 0
+    ) -> np.ndarray | int:
+        """The samples of a file; their number if `held` has no room for them, which is for `room` samples."""
         try:
             async with asyncio.timeout(FREE_S):
-                await self._free.acquire()
+                await self._places.take(0 if room else len(data))
         except TimeoutError:
             message = f"all decoders are busy, and none was free for {FREE_S} s: try again soon"
             raise RefusedError(429, message, "overloaded") from None
         try:
             worker = await self._worker()
             try:
-                samples = await self._decoded(worker, data, bounds, rate, held, last)
+                return await self._decoded(worker, data, bounds, rate, held, room)
             except AudioError as error:
                 raise RefusedError(400, f"{param}: {error}", error.code, param) from error
             finally:
@@ -97,8 +117,7 @@ class Decoders:
                     worker.kill()
                     self._all.discard(worker)
         finally:
-            self._free.release()
-        return Clip(samples, rate)
+            self._places.give()
 
     async def aclose(self) -> None:
         """Kill all processes."""
@@ -121,23 +140,18 @@ class Decoders:
         return worker
 
     async def _decoded(
-        self, worker: "Worker", data: bytes | memoryview, bounds: Bounds, rate: int, held: Reservation, last: bool
-    ) -> np.ndarray:
+        self, worker: "Worker", data: bytes | memoryview, bounds: Bounds, rate: int, held: Reservation, room: int
+    ) -> np.ndarray | int:
         worker.ready = False
         deadline_s = DEADLINE_S + math.ceil(bounds.seconds / SPEED)
         try:
-            async with asyncio.timeout(deadline_s) as clock:
+            async with asyncio.timeout(deadline_s):
                 await worker.send(data, bounds, rate)
-                if last:
-                    if isinstance(data, memoryview):
-                        data.release()
-                    del data
-                    held.drop_body()
-                count = await worker.count(bounds.bytes_at(rate))
-                clock.reschedule(None)
-                await held.add_clip(4 * count)
-                clock.reschedule(asyncio.get_running_loop().time() + deadline_s)
-                return await worker.samples(count)
+                count = await worker.count(4 * room if room else bounds.bytes_at(rate))
+                if room or held.add_clip_now(4 * count):
+                    return await worker.samples(count)
+                await worker.skip(count)
+                return count
         except TimeoutError:
             log.warning("a decoder was ended: it took more than %d s for a file", deadline_s)
             raise AudioError(
@@ -149,6 +163,38 @@ class Decoders:
             raise AudioError(
                 f"the decoder ended with {how}: the file is damaged, or no audio that this server reads"
             ) from None
+
+
+class Places:
+    """Who may have a file decoded: `free` places, which the smallest file takes first."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
+
+    async def take(self, size: int) -> None:
+        """Wait for a place, for a file of `size` bytes."""
+        if self.free:
+            self.free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (size, next(self._numbers), turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it has got the place in the meantime
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Give a place back."""
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.free += 1
 
 
 class Worker:
@@ -233,6 +279,16 @@ class Worker:
             start += len(piece)
         self.ready = True
         return samples
+
+    async def skip(self, count: int) -> None:
+        """Read the samples, after `count`, and keep none. Raises as `samples`."""
+        left = 4 * count
+        while left:
+            piece = await self._output.read(min(PIECE_BYTES, left))
+            if not piece:
+                raise asyncio.IncompleteReadError(b"", left)
+            left -= len(piece)
+        self.ready = True
 
     def kill(self) -> None:
         self.ready = False
