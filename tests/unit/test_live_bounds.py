@@ -86,6 +86,28 @@ def test_the_connection_that_is_idle_for_longest_makes_room() -> None:
     asyncio.run(run())
 
 
+def test_a_connection_whose_client_does_not_read_makes_room() -> None:
+    """It is not idle in the sense of a limit of time, as an event of its is being answered."""
+
+    async def run() -> None:
+        live = service(FakeEngine())
+        live.most = 2
+        clients = [FakeClient(live) for _ in range(2)]
+        for client in clients:
+            await client.until("created")
+            client.blocked = True
+            client.send("nonsense")
+        await asyncio.sleep(0.02)
+        assert [client.socket.listening_since for client in clients] == [None, None]
+        live.make_room()
+        clients[0].blocked = False
+        assert await clients[0].gone() == (1008, "idle, and another connection needs the place")
+        assert clients[1].closed is None
+        clients[1].blocked = False
+
+    asyncio.run(run())
+
+
 def test_connections_of_a_burst_each_make_room() -> None:
     """Before those that leave have gone, they are not counted."""
 
@@ -333,6 +355,7 @@ def transcription(**fields: Any) -> dict[str, Any]:
         ({"include": ["item.input_audio_transcription.logprobs"] * 11}, "session.include"),
         ({"x" * 1000: 1}, f"session.{'x' * 58}"),
         ({"audio": "x" * (1 << 20)}, "session"),
+        ({f"x{number}": 1 for number in range(101)}, "session"),
     ],
     ids=lambda value: json.dumps(value)[:60],
 )

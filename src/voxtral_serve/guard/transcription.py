@@ -17,7 +17,7 @@ from voxtral_serve.guard.keyring import CHECK_S, IN_FLIGHT, LIVE, KeyAudio
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
 from voxtral_serve.guard.live.service import LATER, POLICY, REFUSED, Ending
-from voxtral_serve.guard.live.socket import LiveSocket
+from voxtral_serve.guard.live.socket import LAST_WORD_S, LiveSocket
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.guard.request import MODELS, SERVER, Frontend, Request
 from voxtral_serve.guard.server import ServerFacts
@@ -120,8 +120,12 @@ class TranscriptionRequest(Request):
         try:
             while not (await asyncio.wait({session}, timeout=CHECK_S))[0]:
                 if facts.keys is not None and self.key is not None and not facts.keys.valid(self.key):
+                    session.cancel()
+                    await asyncio.wait({session}, timeout=LAST_WORD_S)
                     reason = "the key is no longer valid"
-                    await self.send({"type": "websocket.close", "code": POLICY, "reason": reason})
+                    with contextlib.suppress(OSError, RuntimeError):  # its client may have left, or may not read
+                        async with asyncio.timeout(LAST_WORD_S):
+                            await self.send({"type": "websocket.close", "code": POLICY, "reason": reason})
                     return
             await session
         finally:

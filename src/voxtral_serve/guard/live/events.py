@@ -8,12 +8,14 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from voxtral_serve.guard.typed import fault
 from voxtral_serve.units import MIB
 
 SETTINGS_BYTES = MIB  # of the JSON of `session`
+FIELDS = 100  # of one object in it: pydantic makes an error of each that is unknown
 LONGEST_VALUE = 4096  # bytes of the JSON of `model`, `final` or `event_id`
 Name = Annotated[str, StringConstraints(max_length=200)]
 Names = Annotated[list[Name], Field(max_length=100)]
@@ -31,6 +33,15 @@ class Settings(BaseModel):
     """A part of `session`: of the types of JSON, and with no other fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, content: Any) -> Any:
+        if isinstance(content, dict) and len(content) > FIELDS:
+            raise PydanticCustomError(
+                "invalid_value", f"an object has {len(content)} fields: expected at most {FIELDS}"
+            )
+        return content
 
 
 Model = TypeVar("Model", bound=Settings)

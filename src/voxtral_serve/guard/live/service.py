@@ -166,18 +166,23 @@ class LiveService:
 
     def make_room(self) -> None:
         """For another socket: if there are `most`, the one that has been idle for the longest ends, and one that had
-        audio after all others. Raises RefusedError if none is idle."""
+        audio after all others. One whose client does not read what it is sent is idle, too. Raises RefusedError if
+        none is idle."""
         staying = [socket for socket in self.sockets if socket.ending is None]
         if len(staying) < self.most:
             return
-        idle = [socket for socket in staying if socket.session is None and socket.listening_since is not None]
+        idle = [
+            (socket.had_audio, since, socket)
+            for socket in staying
+            if socket.session is None and (since := socket.listening_since or socket.sending_since) is not None
+        ]
         if not idle:
             raise RefusedError(
                 429,
                 f"{self.most} live connections are open and none is idle, as many as this server takes: try again soon",
                 "too_many_connections",
             )
-        longest = min(idle, key=lambda socket: (socket.had_audio, socket.listening_since))
+        *_, longest = min(idle, key=lambda each: each[:2])
         longest.stop(Ending("idle", POLICY, "idle, and another connection needs the place", "idle_timeout"))
 
     def has_room(self, waiting_bytes: int) -> bool:

@@ -36,6 +36,7 @@ MOST_APPEND = 15 * MIB  # bytes of one append's base64, as OpenAI has it; uvicor
 LARGE = 256 * 1024  # characters of an event that is decoded in a thread: more takes over a millisecond
 FULL = "too_many_sessions"  # the error's code
 LAST_WORD_S = 1.0  # for the error event and the close of a socket whose client may not read
+MESSAGE_BYTES = 128  # that a waiting message takes beside its content
 ROOM_S = 0.5  # between looks of a socket that is not read at the bytes that others have
 TURN_S = 0.002  # of a socket's events without a turn for others
 
@@ -291,7 +292,7 @@ class LiveSocket:
             self.wire.arriving = 0
         # In Python, text with a single character beyond ASCII may take four bytes for each.
         content = text if text is None or text.isascii() else text.encode()
-        size = sys.getsizeof(content)
+        size = sys.getsizeof(content) + MESSAGE_BYTES
         self._waiting.append((content, size))
         self.hold(size)
         self._news.set()
