@@ -15,7 +15,7 @@ from guarding import BOUNDS, RATE, RULES, SAMPLES, form
 
 from tools import inputs
 from voxtral_serve.audio.speech import Detector
-from voxtral_serve.guard import access, limits, middleware
+from voxtral_serve.guard import access, limits, middleware, transcription
 from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import request as guard_request
 from voxtral_serve.guard.budget import Budget
@@ -422,3 +422,29 @@ def test_a_body_that_nobody_asked_for_is_not_waited_for(path: str) -> None:
     scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"content-length", b"9")]}
     asyncio.run(asyncio.wait_for(made(scope, asyncio.Event().wait, app.send), 30))
     assert app.status == 200
+
+
+def test_an_idle_session_of_vllms_own_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcription, "CHECK_S", 0.01)
+    monkeypatch.setattr(transcription, "LIMITS", limits.LIMITS._replace(live_idle_s=0))
+    made, _ = guarded(live=True)
+    ended: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("session")
+
+    made.app = app
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
+    asyncio.run(asyncio.wait_for(made(scope, asyncio.Event().wait, send), 20))
+    assert [message["type"] for message in sent] == ["websocket.accept", "websocket.close"]
+    assert (sent[-1]["code"], sent[-1]["reason"]) == (1008, "no audio and no event for 0 s")
+    assert ended == ["session"] and made.sockets == 0

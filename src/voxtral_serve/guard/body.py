@@ -36,6 +36,7 @@ OVER = 1.5  # times the limit on bytes, which those with a turn may reach
 # Seconds before a refused slow client gets its response. Clients that retry at once would otherwise take all of the
 # event loop's time.
 HOLD_S = 2.0
+LARGE_BYTES = 32 << 20  # of a body that is joined in a thread: its copy takes 10 ms or more
 LINGER_S = 1.0  # the wait for the rest of a body that is refused, so that the client reads the answer
 DISCARD_S = 10.0  # the longest time that is spent on the rest of a refused body
 
@@ -132,6 +133,8 @@ class OpenBodies:
         body.clock.reschedule(None)
         if held is not None:
             await held.add_body(body.size)
+        if body.size > LARGE_BYTES:
+            return await asyncio.to_thread(b"".join, body.pieces)
         return b"".join(body.pieces)
 
     async def _wait_for_room(self, body: OpenBody, limits: OpenLimits) -> None:

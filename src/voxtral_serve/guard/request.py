@@ -98,7 +98,7 @@ class Request:
             self.status, self.answering = 101, True
         elif message["type"] == "websocket.close" and not self.answering:
             self.status = 403
-        websocket = self.scope["type"] == "websocket"  # LiveService.sweep has its deadline
+        websocket = self.scope["type"] == "websocket"  # the sessions of each kind have their own deadlines
         try:
             async with asyncio.timeout(None if websocket else SEND_S):
                 await self.client(message)

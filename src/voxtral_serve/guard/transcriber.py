@@ -241,6 +241,8 @@ class Transcriber:
             raise engine_dead() from error
         except _client_error() as error:
             raise RefusedError(400, str(error), "invalid_value", getattr(error, "parameter", None)) from error
+        except _busy_error() as error:
+            raise RefusedError(503, str(error), "overloaded") from error
 
     def _check_engine(self) -> None:
         if self.client.errored:
@@ -258,6 +260,14 @@ def _client_error() -> type[Exception]:
 
     error: type[Exception] = getattr(exceptions, "VLLMClientError", ValueError)
     return error
+
+
+def _busy_error() -> tuple[type[Exception], ...]:
+    """What vLLM raises where its own limits on queued requests are reached: nothing in 0.20.0, which has none."""
+    from vllm import exceptions
+
+    error: type[Exception] | None = getattr(exceptions, "GracefulHTTPError", None)
+    return () if error is None else (error,)
 
 
 def _text_of(model: Any, streamed: bool) -> Any:

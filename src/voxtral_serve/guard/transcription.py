@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -116,20 +117,40 @@ class TranscriptionRequest(Request):
         if not facts.live:
             code_counted(True, whole_clips.ERROR["code"])
         app = self.guard.app if facts.live else whole_clips.WholeClipsOnly(self.guard.app)
-        session = asyncio.ensure_future(app(self.scope, self.receive, self.send))
+        heard_s = time.monotonic()  # when the last message came or went
+
+        async def receive() -> Message:
+            nonlocal heard_s
+            message = await self.receive()
+            heard_s = time.monotonic()
+            return message
+
+        async def send(message: Message) -> None:
+            nonlocal heard_s
+            heard_s = time.monotonic()
+            await self.send(message)
+
+        session = asyncio.ensure_future(app(self.scope, receive, send))
         try:
             while not (await asyncio.wait({session}, timeout=CHECK_S))[0]:
+                reason = None
                 if facts.keys is not None and self.key is not None and not facts.keys.valid(self.key):
-                    session.cancel()
-                    await asyncio.wait({session}, timeout=LAST_WORD_S)
                     reason = "the key is no longer valid"
-                    with contextlib.suppress(OSError, RuntimeError):  # its client may have left, or may not read
-                        async with asyncio.timeout(LAST_WORD_S):
-                            await self.send({"type": "websocket.close", "code": POLICY, "reason": reason})
+                elif time.monotonic() - heard_s > LIMITS.live_idle_s:
+                    reason = f"no audio and no event for {LIMITS.live_idle_s} s"
+                if reason is not None:
+                    await self._end_vllms_live(session, reason)
                     return
             await session
         finally:
             session.cancel()
+
+    async def _end_vllms_live(self, session: asyncio.Future[None], reason: str) -> None:
+        session.cancel()
+        await asyncio.wait({session}, timeout=LAST_WORD_S)
+        with contextlib.suppress(OSError, RuntimeError):  # its client may have left, or may not read
+            async with asyncio.timeout(LAST_WORD_S):
+                await self.send({"type": "websocket.close", "code": POLICY, "reason": reason})
 
     async def _chat(self, facts: ServerFacts) -> None:
         if not facts.chats:
@@ -157,6 +178,7 @@ class TranscriptionRequest(Request):
         for audio in request.audio:
             bounds = chat.bounds(facts.rules, seconds)
             clip = await facts.decoders.decode(audio.data, bounds, facts.rules.rate, audio.where, held, last=False)
+            await held.add_clip(clip.samples.nbytes)  # of its WAV file, in base64 and in JSON
             clips.append(clip)
             seconds += Fraction(len(clip.samples), clip.rate)
         await self._accept(facts, float(seconds), "chat")

@@ -80,7 +80,8 @@ class Undecided(VllmDialect):
             await dialect.event(event, large)
         except EventError as error:
             await dialect.refuse(error, event)
-        await dialect.take(self.take_early())
+        with self.taken_early() as early:
+            await dialect.take(early)
 
 
 def key_as_header(scope: Message, headers: dict[bytes, bytes]) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from voxtral_serve.guard.asgi import Message
@@ -88,12 +89,15 @@ class VllmDialect(Dialect):
             self._early_bytes += len(pcm)
             self.socket.hold(len(pcm))
 
-    def take_early(self) -> bytes:
-        """The audio that has waited for its text to begin."""
-        early, self.early = b"".join(self.early), []
-        self.socket.hold(-self._early_bytes)
-        self._early_bytes = 0
-        return early
+    @contextlib.contextmanager
+    def taken_early(self) -> Iterator[bytes]:
+        """The audio that has waited for its text to begin; it counts as waiting until the end."""
+        early, size = b"".join(self.early), self._early_bytes
+        self.early, self._early_bytes = [], 0
+        try:
+            yield early
+        finally:
+            self.socket.hold(-size)
 
     async def _commit(self, final: bool) -> None:
         if final:
@@ -109,9 +113,9 @@ class VllmDialect(Dialect):
             return
         self.socket.texts += 1
         self.socket.write(functools.partial(self._write, session))
-        early = self.take_early()
         ends, self._early_end = self._early_end, False
-        await session.feed(early)
+        with self.taken_early() as early:
+            await session.feed(early)
         if ends or self.draining is not None:
             session.end()
 
