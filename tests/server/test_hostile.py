@@ -442,9 +442,8 @@ def good(url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", attackers.ATTACKS)
 def test_a_good_upload_beside_an_attack(fast: Server, words: str, name: str) -> None:
-    """Beside `backlogs`, as many good uploads are the measure: these clients have places among live sessions, and the
-    engine works for them."""
-    others = attackers.BACKLOGS if name == "backlogs" else 0
+    """The engine works for clients that have places in it: beside those, as many good uploads are the measure."""
+    others = {"backlogs": attackers.BACKLOGS, "long_stereo": attackers.STEREO_UPLOADS}.get(name, 0)
     with attackers.attacked(fast.url, lambda url, stop: attackers.together(url, stop, others, good)):
         alone_s = median_s(fast.url, words)
     with attackers.attacked(fast.url, attackers.ATTACKS[name]):

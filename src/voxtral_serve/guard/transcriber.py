@@ -16,6 +16,7 @@ from voxtral_serve.audio.level import raised
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
 from voxtral_serve.guard.pieces import ClipPieces
+from voxtral_serve.patches.live_server import log
 from voxtral_serve.transcript.logprobs import chosen_logprobs
 
 AT_ONCE = 8  # pieces of one clip in the engine: enough for vLLM's batch, with room for other requests
@@ -117,6 +118,7 @@ class Transcriber:
         async for output in self._outputs(prompt, params, f"{request_id}-language", None):
             tokens = list(output.outputs[0].token_ids)
         language: str = speech.model.parse_language_detection_output(tokens, speech.tokenizer)
+        log.info("detected language: %s, id %s", language, request_id)
         return language
 
     def separator(self, language: str | None, task: str) -> str:
