@@ -229,7 +229,8 @@ class Soak:
             content = answer.json()
         except ValueError:
             content = answer.text
-        if answer.status_code == 429:  # beside long files, an invalid request may be told to come later, too
+        code = content.get("error", {}).get("code") if isinstance(content, dict) else None
+        if (answer.status_code, code) == (429, "overloaded"):  # beside long files, an invalid request may come later
             return None
         found = each.problem(answer.status_code, content, self.texts["001"])
         return None if found is None else f"{each.name}: {found}"
