@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import dataset, environment, serve
+from bench import dataset, environment
+from bench.measure import engine
 from tools.compare_layouts import LIBRARIES, ROOT
 
 DATA = ROOT / "bench/data"
@@ -24,8 +25,8 @@ DATA = ROOT / "bench/data"
 
 def online(job: argparse.Namespace, flags: Sequence[str], folder: Path) -> dict[str, Any]:
     """The load's summary, as bench writes it, in part."""
-    port = serve.free_port()
-    with serve.server(job.config, job.dir, port, folder / "vllm.log", *flags):
+    port = engine.free_port()
+    with engine.served(job.config, job.dir, port, folder / "vllm.log", *flags):
         url, out = f"http://127.0.0.1:{port}", folder / "online"
         options = ["--samples", str(job.samples), "--concurrency", str(job.in_flight), "--out", str(out)]
         subprocess.run([sys.executable, "-m", "bench", "run", "--url", url, *options], cwd=ROOT, check=True)

@@ -19,7 +19,8 @@ from typing import Any
 
 import soundfile
 
-from bench import dataset, environment, metrics, results, serve
+from bench import dataset, environment, metrics, results
+from bench.measure import engine
 from pico import huggingface
 from tools import inputs
 from tools.compare_layouts import LIBRARIES, ROOT
@@ -67,13 +68,13 @@ def main() -> None:
     clips = dataset.select(dataset.load(ROOT / "bench/data").clips, flags.clips, seed=0)
     programs = [path for path in sorted(PROGRAMS.glob("*.py")) if "__main__" in path.read_text(encoding="utf-8")]
     with tempfile.TemporaryDirectory() as folder:
-        scratch, port = Path(folder), serve.free_port()
+        scratch, port = Path(folder), engine.free_port()
         paths = [scratch / f"{clip.id}.wav" for clip in clips]
         for path, clip in zip(paths, clips, strict=True):
             soundfile.write(path, samples_of(clip), RATE, subtype="PCM_16")
-        with serve.server(CONFIG, huggingface.PICO, port, scratch / "server.log", *FLAGS, *LIVE):
+        with engine.served(CONFIG, huggingface.PICO, port, scratch / "server.log", *FLAGS, *LIVE):
             url = f"http://127.0.0.1:{port}"
-            version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
+            version = engine.get(f"{url}/version", timeout_s=10).json()["version"]
             uploads = [ask(url, samples_of(clip)) for clip in clips]
             found = {}
             for program in programs:

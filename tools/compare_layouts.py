@@ -18,9 +18,10 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
-from bench import dataset, environment, metrics, results, serve
+from bench import dataset, environment, metrics, results
 from bench.answers import Row
 from bench.client import Client
+from bench.measure import engine
 from pico import huggingface
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,9 +44,9 @@ def compare(config: Path, samples: int | None, at_once: bool, scratch: Path) -> 
     with contextlib.ExitStack() as all_up, ThreadPoolExecutor(len(layouts)) as pool:
         tasks = {}
         for name, directory in layouts.items():
-            port, log = serve.free_port(), scratch / f"{name}.log"
+            port, log = engine.free_port(), scratch / f"{name}.log"
             with contextlib.ExitStack() as this_up:
-                (all_up if at_once else this_up).enter_context(serve.server(config, directory, port, log))
+                (all_up if at_once else this_up).enter_context(engine.served(config, directory, port, log))
                 tasks[name] = pool.submit(transcribe, f"http://127.0.0.1:{port}", clips)
                 if not at_once:
                     tasks[name].result()

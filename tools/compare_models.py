@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError, dataset, environment, metrics, results, serve
+from bench import BenchError, dataset, environment, metrics, results
+from bench.measure import engine
 from mistral_layout.tekken import CONTROL_TOKENS
 from pico import evaluate, huggingface, model
 from pico.tokenizer import TextTokenizer
@@ -146,9 +147,9 @@ def compare(config: Path, samples: int | None, scratch: Path) -> dict[str, Any]:
     """What the JSON file holds; `different` lists the clips whose texts are not the same, character for character."""
     clips = dataset.select(dataset.load(ROOT / "bench/data")[0], samples, seed=0)
     options = yaml.safe_load(config.read_text()) | {"hf_overrides": {"architectures": [MODELS["encode_once"]]}}
-    own, port = scratch / "encode_once.yaml", serve.free_port()
+    own, port = scratch / "encode_once.yaml", engine.free_port()
     own.write_text(yaml.safe_dump(options))
-    with serve.server(own, huggingface.PICO, port, scratch / "server.log"):
+    with engine.served(own, huggingface.PICO, port, scratch / "server.log"):
         rows, server_version = transcribe(f"http://127.0.0.1:{port}", clips)
     stock = {row.id: row.text for row in results.read_rows(STOCK_ROWS)}
     parted = [row for row in rows if row.text is not None and row.text != stock[row.id]]

@@ -15,7 +15,8 @@ from typing import Any
 
 import requests
 
-from bench import dataset, environment, metrics, prometheus, results, serve
+from bench import dataset, environment, metrics, prometheus, results
+from bench.measure import engine
 from pico import huggingface
 from tools import speech_figures
 from tools.compare_layouts import LIBRARIES, ROOT
@@ -56,10 +57,10 @@ def main() -> None:
     clips = list(dataset.load(ROOT / "bench/data").clips)
     reference = {row["id"]: row["text"] for row in map(json.loads, REFERENCE.read_text().splitlines())}
     with tempfile.TemporaryDirectory() as scratch:
-        port = serve.free_port()
-        with serve.server(CONFIG, huggingface.PICO, port, Path(scratch) / "server.log", *FLAGS):
+        port = engine.free_port()
+        with engine.served(CONFIG, huggingface.PICO, port, Path(scratch) / "server.log", *FLAGS):
             url = f"http://127.0.0.1:{port}"
-            version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
+            version = engine.get(f"{url}/version", timeout_s=10).json()["version"]
             with ThreadPoolExecutor(speech_figures.AT_ONCE) as pool:
                 texts = list(pool.map(lambda clip: speech_figures.ask(url, speech_figures.samples_of(clip)), clips))
             counted = accepted(requests.get(f"{url}/metrics", timeout=10).text)

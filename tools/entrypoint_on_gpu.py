@@ -27,9 +27,10 @@ from typing import Any
 import psutil
 import requests
 
-from bench import dataset, environment, prometheus, results, serve
+from bench import dataset, environment, prometheus, results
 from bench.gpu import checkpoint
-from bench.memory import Gpus
+from bench.measure import engine
+from bench.measure.gpus import Gpus
 from tools.compare_layouts import LIBRARIES, ROOT
 
 CONTEST, FAST = ROOT / "vllm_config.yaml", ROOT / "profiles/fast.yaml"
@@ -79,7 +80,7 @@ def holding(name: str, port: int) -> Iterator[None]:
 
 def refusal(name: str, model: Path) -> dict[str, Any]:
     config, words, variables, expected = REFUSALS[name]
-    port = serve.free_port()
+    port = engine.free_port()
     with holding(name, port):
         start = time.monotonic()
         command = ["sh", str(ROOT / "entrypoint.sh"), "--config", str(config), "--port", str(port), *words]
@@ -105,7 +106,7 @@ class Server:
     """entrypoint.sh with a configuration, in a session of its own."""
 
     def __init__(self, config: Path, model: Path, log: Path, **variables: str) -> None:
-        port = serve.free_port()
+        port = engine.free_port()
         self.url, self.log = f"http://127.0.0.1:{port}", log
         # The longest, so that there is time to see it run.
         self.clip = max(dataset.load(ROOT / "bench/data").clips, key=lambda clip: clip.duration_s).path
@@ -119,8 +120,14 @@ class Server:
         self.processes: list[psutil.Process] = []
 
     def wait_until_up(self) -> float:
-        """Seconds from its start. Raises BenchError when it does not come up."""
-        serve.wait_until_up(self.process, self.url, self.log)
+        """Seconds from its start. Ends this process if it does not come up."""
+        while True:
+            with contextlib.suppress(requests.RequestException):
+                if engine.get(f"{self.url}/health", timeout_s=2).status_code == 200:
+                    break
+            if self.process.poll() is not None or time.monotonic() - self.begun > engine.START_TIMEOUT_S:
+                sys.exit(f"error: the server did not come up: {self.log.read_text()}")
+            time.sleep(engine.POLL_S)
         self.processes = psutil.Process(self.process.pid).children(recursive=True)
         return round(time.monotonic() - self.begun, 1)
 

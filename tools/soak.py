@@ -38,7 +38,8 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from bench import dataset, environment, metrics, prometheus, results, serve, sound
+from bench import dataset, environment, metrics, prometheus, results, sound
+from bench.measure import engine
 from mistral_layout.audio import SAMPLE_RATE
 from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 from pico import huggingface
@@ -298,15 +299,15 @@ def tcmalloc() -> str:
 
 def soak(minutes: float, scratch: Path) -> dict[str, Any]:
     """What the JSON file holds."""
-    port, log = serve.free_port(), scratch / "server.log"
+    port, log = engine.free_port(), scratch / "server.log"
     many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(8 * CLIENTS), "LD_PRELOAD": tcmalloc()}
-    with serve.server(CONFIG, huggingface.PICO, port, log, *FLAGS, environment=many) as process:
+    with engine.served(CONFIG, huggingface.PICO, port, log, *FLAGS, environment=many) as process:
         url = f"http://127.0.0.1:{port}"
-        version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
+        version = engine.get(f"{url}/version", timeout_s=10).json()["version"]
         run = Soak(url, minutes)
         run.run(psutil.Process(process.pid))
         time.sleep(LEFT_S)
-        left = serve.get(f"{url}/metrics", 10).text
+        left = engine.get(f"{url}/metrics", 10).text
         alive = process.poll() is None
     first, _, last = parts = thirds(run)
     problems = [asdict(sent) for sent in run.sent if sent.problem]

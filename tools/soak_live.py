@@ -27,8 +27,9 @@ import psutil
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from websockets.asyncio.client import ClientConnection, connect
 
-from bench import dataset, environment, lag, metrics, prometheus, results, serve, sound
+from bench import dataset, environment, lag, metrics, prometheus, results, sound
 from bench.answers import Row
+from bench.measure import engine
 from mistral_layout.audio import DELAY_MS, SAMPLE_RATE
 from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 from pico import huggingface
@@ -161,12 +162,12 @@ def soak(minutes: float, scratch: Path, flags: tuple[str, ...], preloaded: str |
     variables = {"LD_PRELOAD": preloaded} if preloaded else {}
     clips = dataset.load(ROOT / "bench/data/live.jsonl")[0]
     samples, every = passes(clips, minutes)
-    port, log = serve.free_port(), scratch / "server.log"
-    with serve.server(CONFIG, huggingface.PICO, port, log, *FLAGS, *flags, environment=variables) as process:
+    port, log = engine.free_port(), scratch / "server.log"
+    with engine.served(CONFIG, huggingface.PICO, port, log, *FLAGS, *flags, environment=variables) as process:
         url = f"http://127.0.0.1:{port}"
-        version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
+        version = engine.get(f"{url}/version", timeout_s=10).json()["version"]
         session, memory = asyncio.run(hold(url, samples, every[-1].last, psutil.Process(process.pid)))
-        told = serve.get(f"{url}/metrics", 10).text
+        told = engine.get(f"{url}/metrics", 10).text
         alive = process.poll() is None
     scored = [session.scores(each) for each in every]
     for each, score in zip(every, scored, strict=True):

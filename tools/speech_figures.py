@@ -20,7 +20,8 @@ import numpy as np
 import requests
 import soundfile
 
-from bench import dataset, environment, metrics, results, serve
+from bench import dataset, environment, metrics, results
+from bench.measure import engine
 from pico import huggingface
 from tools import inputs
 from tools.compare_layouts import LIBRARIES, ROOT
@@ -105,10 +106,10 @@ def main() -> None:
     clips = list(dataset.load(ROOT / "bench/data").clips)
     mixed = random.Random(0).sample(clips, len(clips))
     with tempfile.TemporaryDirectory() as scratch:
-        port = serve.free_port()
-        with serve.server(CONFIG, huggingface.PICO, port, Path(scratch) / "server.log", *FLAGS):
+        port = engine.free_port()
+        with engine.served(CONFIG, huggingface.PICO, port, Path(scratch) / "server.log", *FLAGS):
             url = f"http://127.0.0.1:{port}"
-            version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
+            version = engine.get(f"{url}/version", timeout_s=10).json()["version"]
             found = {
                 "as they are": measure(url, ((samples_of(clip), clip.text) for clip in clips), AT_ONCE),
                 f"peak at {PEAK_DBFS} dBFS": measure(

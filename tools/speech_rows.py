@@ -27,7 +27,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError, environment, results, serve
+from bench import BenchError, environment, results
+from bench.measure import engine
 from tools import speech_checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +96,7 @@ def write_deploy(path: Path, seconds: float) -> None:
 
 def measure(mode: str, given: argparse.Namespace, found: dict[str, Any]) -> None:
     """Serve in one mode, measure all loads, and write the file after each."""
-    port = serve.free_port()
+    port = engine.free_port()
     deploy = given.logs.resolve() / "deploy.yaml"
     write_deploy(deploy, given.seconds)
     flags = ("--omni", "--deploy-config", str(deploy), "--stage-overrides", json.dumps(overrides(MODES[mode])))
@@ -103,7 +104,7 @@ def measure(mode: str, given: argparse.Namespace, found: dict[str, Any]) -> None
     command = (
         (str(Path(sys.executable).with_name("vllm")),) if given.command is None else tuple(shlex.split(given.command))
     )
-    with serve.server(PROFILE, given.dir, port, log, *flags, command=command, model="."):
+    with engine.served(PROFILE, given.dir, port, log, *flags, command=command, model="."):
         for load in map(int, given.concurrency.split(",")):
             out = given.logs / f"{mode}-{load}"
             arguments = ["--url", f"http://127.0.0.1:{port}", "--out", str(out), "--random-weights"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from vllm_omni.config import load_deploy_config
 
-from bench import serve
+from bench.measure import engine
 from speech.conftest import ENVIRONMENT, ON_CPU, START_TIMEOUT_S
 from tools import speech_rows
 
@@ -28,7 +28,7 @@ def test_each_speech_has_its_length(tmp_path: Path) -> None:
 def test_each_load_of_a_mode_is_a_row(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(serve, "START_TIMEOUT_S", START_TIMEOUT_S)
+    monkeypatch.setattr(engine, "START_TIMEOUT_S", START_TIMEOUT_S)
     monkeypatch.setattr(speech_rows, "overrides", lambda _: json.loads(ON_CPU[-1]))
     monkeypatch.setattr(speech_rows, "LEAST_TEXTS", 3)
     given = argparse.Namespace(

@@ -18,13 +18,13 @@ import pynvml
 import pytest
 import soundfile
 from conftest import DATA, PICO, ROOT
+from voxtral_serve.prove.gpus import Gpus, Meter
 
 from bench import dataset, lag, metrics, serve
 from voxtral_serve import cli
 from voxtral_serve.client import cause
 from voxtral_serve.client.errors import RequestError, UsageError
 from voxtral_serve.prove import clips, engine, facts, gpus, live, page, private, report, scoring, texts
-from voxtral_serve.prove.gpus import Gpus, Meter
 from voxtral_serve.prove.job import FULL, QUICK, ProveJob
 from voxtral_serve.prove.outcome import Part, Result, SkippedError, judged
 from voxtral_serve.prove.run import OTHERS, PARTS, measured

@@ -114,11 +114,10 @@ def _batched(run: Run) -> dict[str, Any]:
     # More than a server takes get 429. Each of its processes has a part of the limit, and some get more requests.
     in_flight = max(1, min(size.in_flight, (target.limit("in_flight") or 2 * size.in_flight) // 2))
     audio_s = sum(compared[place].seconds for place in places)
-    joules, began = run.meter.joules(), time.perf_counter()
+    meter, began = run.sampler.meter(), time.perf_counter()
     answers = target.send_all([target.clip(compared[place]) for place in places], in_flight)
-    wall_s, after = time.perf_counter() - began, run.meter.joules()
-    if joules is not None and after is not None:
-        run.batched_j_per_s = (after - joules) / audio_s or None
+    wall_s, (joules, _) = time.perf_counter() - began, meter()
+    run.batched_j_per_s = joules / audio_s if joules else None
     run.passes["batched"] = [(place, answer.text) for place, answer in zip(places, answers, strict=True)]
     return {
         "requests": len(places),
