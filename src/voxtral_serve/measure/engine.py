@@ -4,6 +4,7 @@ The command `vllm` is taken from this Python's environment or from PATH; nothing
 """
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -132,7 +133,10 @@ class Engine:
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """The exit status, negative for a signal; None if the server has not ended within that time."""
-        self._ended.wait(timeout_s)
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        # In steps: a signal that another thread receives does not wake the main thread, which handles it.
+        while not self._ended.wait(max(0, min(POLL_S, deadline - time.monotonic()))) and time.monotonic() < deadline:
+            pass
         return self._status
 
     def poll(self) -> int | None:
