@@ -59,10 +59,15 @@ HOUSE = {
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
     ),
-    "voxtral_serve.client": Rule("It is installed where there is no server.", never=MODEL_LIBRARIES),
+    "voxtral_serve.measure": Rule(
+        "bench has it by a link, where voxtral_serve is not installed.", never=(*MODEL_LIBRARIES, "bench")
+    ),
+    "voxtral_serve.client": Rule(
+        "It is installed where there is no server.", ("voxtral_serve.measure",), never=MODEL_LIBRARIES
+    ),
     "voxtral_serve.batch": Rule(
         "It sends files to servers, as a client does; vLLM runs in other processes.",
-        ("voxtral_serve.client", "voxtral_serve.transcript"),
+        ("voxtral_serve.client", "voxtral_serve.measure", "voxtral_serve.transcript"),
         never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.check": Rule(
@@ -74,7 +79,7 @@ HOUSE = {
     ),
     "voxtral_serve.prove": Rule(
         "It judges a server from outside, as its clients see it; vLLM runs in other processes.",
-        ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client"),
+        ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client", "voxtral_serve.measure"),
         never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.deploy": Rule("It runs around a server, as probes that take no time.", standard_library=True),
@@ -275,6 +280,8 @@ FORBIDDEN = [
         (f"{S}/batch/a.py", f"{INSIDE}import {name}")
         for name in (*MODEL_LIBRARIES, "bench.serve", "voxtral_serve.guard")
     ),
+    *((f"{S}/measure/a.py", f"import {name}") for name in (*MODEL_LIBRARIES, "bench.client", "voxtral_serve.units")),
+    (f"{S}/measure/a.py", f"{INSIDE}from ..client import server"),
     *(("bench/a.py", f"import {name}") for name in (*MODEL_LIBRARIES, "voxtral_serve.units", "pico.model")),
     *(
         (f"{S}/prove/a.py", f"{INSIDE}import {name}")
@@ -329,6 +336,9 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, source: str) -> 
         ("pico/evaluate.py", "from bench import metrics\nimport torch"),
         ("tools/a.py", "import vllm, bench.client, pico.model, voxtral_serve.engine.config"),
         ("bench/a.py", "import_module(name)"),
+        ("bench/a.py", "from bench.measure import engine"),
+        (f"{S}/prove/a.py", "from voxtral_serve.measure import engine"),
+        (f"{S}/measure/a.py", "from . import b\nfrom .b import c\nimport requests"),
     ],
 )
 def test_an_import_that_is_allowed(tmp_path: Path, file: str, source: str) -> None:
