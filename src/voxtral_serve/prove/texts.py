@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from voxtral_serve.check import PROFILES
@@ -23,7 +22,10 @@ PROFILE = "throughput.yaml"  # of the other servers
 DRAFTS = {"method": "ngram_gpu", "model": "voxtral_serve.drafter.PadDrafter", "num_speculative_tokens": 5}
 FEWER = {"num_speculative_tokens_per_batch_size": [[1, 32, 5], [33, 128, 2], [129, 256, 1]]}  # not in OLDER
 # As vLLM's own model runs on every version: it has no full graphs in OLDER.
-STOCK = ("--hf-overrides", "{}", "--attention-backend", "TRITON_ATTN", "--compilation-config.cudagraph_mode", "PIECEWISE")
+STOCK = (
+    *("--hf-overrides", "{}", "--attention-backend", "TRITON_ATTN"),
+    *("--compilation-config.cudagraph_mode", "PIECEWISE"),
+)
 NO_UPLOADS = "there are no texts of uploads to compare with"
 
 
