@@ -21,4 +21,10 @@ on frames, rows or the scheduler, and into `guard` where it speaks a protocol: t
 shapes, and nothing else of the engine.
 """
 
+import os
+
 __version__ = "1.1.0"
+
+# Python runs this at its start (voxtral_serve.pth): vLLM configures its log while it is imported, before its plugins.
+if os.environ.get("VOXTRAL_SERVE_LOG") == "json":
+    os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", os.path.join(os.path.dirname(__file__), "logs.json"))

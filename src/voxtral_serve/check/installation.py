@@ -5,7 +5,7 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
-from voxtral_serve import __version__, plugin, shims
+from voxtral_serve import __version__, logs, plugin, shims
 from voxtral_serve.check.report import Report
 
 LIBRARIES = ("vllm", "transformers", "mistral-common", "torch")
@@ -63,7 +63,7 @@ def check_patches(report: Report) -> None:
     try:
         plugin.register()
     except Exception as error:  # any exception here would end every vLLM process
-        kind = "" if isinstance(error, shims.PatchError) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, shims.PatchError | logs.LogError) else f"{type(error).__name__}: "
         report.problem(f"{kind}{error}")
 
 
