@@ -123,7 +123,7 @@ SHARED: dict[str, tuple[Path, tuple[str, ...]]] = {
     ),
     # vLLM's own model behind the guard. In float32, where no two candidates are so close that the order of a sum would
     # decide.
-    "live_server": (ROOT / "profiles/realtime-stock.yaml", ("--dtype", "float32", *EAGER)),
+    "live_server": (ROOT / "tests/support/vllm-live.yaml", ("--dtype", "float32", *EAGER)),
 }
 
 

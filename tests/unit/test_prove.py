@@ -436,7 +436,7 @@ CLIPS = {
     "wer": 0.1111,
 }
 BATCHED = {"requests": 64, "in_flight": 32, "audio_s": 450.0, "wall_s": 2.0, "rtfx": 225.0, "seconds": SPREAD}
-OTHER = {**PATHS, "profile": "fast-spec.yaml", "start_s": 60.0, "upload_s": SPREAD}
+OTHER = {**PATHS, "profile": "throughput.yaml, drafts", "start_s": 60.0, "upload_s": SPREAD}
 PHASES = [{"name": "importing vLLM", "seconds": 9.0}, {"name": "starting the API", "seconds": 1.0}]
 RESULTS = {
     "check": Result("failed", "a <b> & c", {"problems": ["too little <memory>"]}),
