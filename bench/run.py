@@ -22,11 +22,11 @@ from bench.answers import Mode, Row
 from bench.client import Client, clean_url, mime
 from bench.dataset import Clip, Dataset
 from bench.loads import Load
+from bench.measure.lag import DELAY_MS
 from bench.memory import MemorySampler
 from bench.plan import LivePlan, RunPlan, SearchPlan
 from bench.search import search
 from bench.sending import Sending, load_meter
-from mistral_layout.audio import DELAY_MS
 
 # After one of these no request can succeed: no response, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)

@@ -19,7 +19,8 @@ from typing import Any
 
 import soundfile
 
-from bench import dataset, environment, metrics, results, serve
+from bench import dataset, environment, results, serve
+from bench.measure import scoring, spread
 from pico import huggingface
 from tools import inputs
 from tools.compare_layouts import LIBRARIES, ROOT
@@ -47,15 +48,15 @@ def measure(url: str, program: Path, paths: Sequence[Path], uploads: Sequence[st
         env={**os.environ, "OPENAI_API_KEY": inputs.KEY},
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    edits = [metrics.word_errors(text, line["text"]) for text, line in zip(uploads, lines, strict=True)]
+    edits = [scoring.word_errors(text, line["text"]) for text, line in zip(uploads, lines, strict=True)]
     return {
         "clips": len(lines),
         "turns": sum(line["turns"] for line in lines),
         "other_than_the_upload": sum(each.total > 0 for each in edits),
         "words": sum(each.words for each in edits),
         "other_words": sum(each.total for each in edits),
-        "first_s": metrics.spread([line["first_s"] for line in lines if line["first_s"] is not None]),
-        "final_s": metrics.spread([line["final_s"] for line in lines]),
+        "first_s": spread.percentiles([line["first_s"] for line in lines if line["first_s"] is not None]),
+        "final_s": spread.percentiles([line["final_s"] for line in lines]),
     }
 
 

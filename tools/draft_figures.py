@@ -15,7 +15,8 @@ from typing import Any
 
 import requests
 
-from bench import dataset, environment, metrics, prometheus, results, serve
+from bench import dataset, environment, prometheus, results, serve
+from bench.measure import scoring
 from pico import huggingface
 from tools import speech_figures
 from tools.compare_layouts import LIBRARIES, ROOT
@@ -63,7 +64,7 @@ def main() -> None:
             with ThreadPoolExecutor(speech_figures.AT_ONCE) as pool:
                 texts = list(pool.map(lambda clip: speech_figures.ask(url, speech_figures.samples_of(clip)), clips))
             counted = accepted(requests.get(f"{url}/metrics", timeout=10).text)
-    edits = [metrics.word_errors(clip.text, text) for clip, text in zip(clips, texts, strict=True)]
+    edits = [scoring.word_errors(clip.text, text) for clip, text in zip(clips, texts, strict=True)]
     found = counted | {
         "clips": len(clips),
         "wer": sum(each.total for each in edits) / sum(each.words for each in edits),

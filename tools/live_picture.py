@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import tostring
 
-from bench import plots
+from bench.measure import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURE = ROOT / "bench/results/live.json", ROOT / "docs/pages/live-lag.svg"

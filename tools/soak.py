@@ -38,7 +38,8 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from bench import dataset, environment, metrics, prometheus, results, serve, sound
+from bench import dataset, environment, prometheus, results, serve, sound
+from bench.measure import spread
 from mistral_layout.audio import SAMPLE_RATE
 from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 from pico import huggingface
@@ -268,14 +269,13 @@ def thirds(soak: Soak) -> list[dict[str, Any]]:
         )
         memory = [sizes for at, sizes in soak.memory if start <= at < end]
         totals = [sum(sizes.values()) for sizes in memory]
-        spread = metrics.spread(took, (50, 95))
         found.append(
             {
                 "from_s": round(start, 1),
                 "good_requests": len(took),
-                "latency_s": spread,
+                "latency_s": spread.percentiles(took, (50, 95)),
                 "live_sessions": len(final),
-                "final_s": metrics.spread(final, (50, 95)),
+                "final_s": spread.percentiles(final, (50, 95)),
                 "rss_mean_bytes": round(statistics.mean(totals)),
                 "rss_max_bytes": max(totals),
                 "rss_mean_bytes_of": {

@@ -27,8 +27,9 @@ import psutil
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from websockets.asyncio.client import ClientConnection, connect
 
-from bench import dataset, environment, lag, metrics, prometheus, results, serve, sound
+from bench import dataset, environment, metrics, prometheus, results, serve, sound
 from bench.answers import Row
+from bench.measure import lag, spread
 from mistral_layout.audio import DELAY_MS, SAMPLE_RATE
 from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 from pico import huggingface
@@ -132,7 +133,7 @@ class Session:
             "wer": wer["value"],
             "words": wer["words"],
             "inserted": wer["insertions"],
-            "lag_ms": metrics.spread(lags, (50, 99)),
+            "lag_ms": spread.percentiles(lags, (50, 99)),
         }
 
 

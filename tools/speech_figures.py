@@ -20,7 +20,8 @@ import numpy as np
 import requests
 import soundfile
 
-from bench import dataset, environment, metrics, results, serve
+from bench import dataset, environment, results, serve
+from bench.measure import scoring
 from pico import huggingface
 from tools import inputs
 from tools.compare_layouts import LIBRARIES, ROOT
@@ -86,7 +87,7 @@ def measure(url: str, each: Iterable[tuple[np.ndarray, str]], at_once: int) -> d
     pairs = list(each)
     with ThreadPoolExecutor(at_once) as pool:
         texts = list(pool.map(lambda pair: ask(url, pair[0]), pairs))
-    edits = [metrics.word_errors(said, text) for (_, said), text in zip(pairs, texts, strict=True)]
+    edits = [scoring.word_errors(said, text) for (_, said), text in zip(pairs, texts, strict=True)]
     words = sum(each.words for each in edits)
     return {
         "wer": sum(each.total for each in edits) / words,

@@ -228,7 +228,7 @@ def given(path: Path, key: str = "k") -> dict[str, str]:
 @pytest.fixture
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the attempts of a request: those of the client have tests of their own."""
-    monkeypatch.setattr("voxtral_serve.client.server.WAIT_S", 0.0)
+    monkeypatch.setattr("voxtral_serve.measure.upload.WAIT_S", 0.0)
     monkeypatch.setattr("voxtral_serve.batch.worker.time.sleep", lambda seconds: None)
 
 

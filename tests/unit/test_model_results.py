@@ -8,7 +8,8 @@ import pytest
 import torch
 from conftest import DATA, ROOT
 
-from bench import dataset, metrics, results
+from bench import dataset, results
+from bench.measure import scoring
 from pico import model
 from tools import compare_models
 
@@ -126,5 +127,5 @@ def test_word_error_rates_there(h200: dict[str, Any], server: str, wer: float) -
     texts = h200["texts"] | h200["others"][server]
     clips = {clip.id: clip.text for clip in dataset.load(DATA)[0]}
     assert texts.keys() == clips.keys()
-    counts = [metrics.word_errors(clips[id], text) for id, text in texts.items()]
+    counts = [scoring.word_errors(clips[id], text) for id, text in texts.items()]
     assert sum(count.total for count in counts) / sum(count.words for count in counts) == pytest.approx(wer, abs=5e-5)

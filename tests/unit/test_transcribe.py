@@ -16,8 +16,8 @@ from transcribing import environment, run, start, wait_for
 
 from voxtral_serve import cli
 from voxtral_serve.client import files
-from voxtral_serve.client import server as client_server
-from voxtral_serve.client.server import RETRIES, Upload
+from voxtral_serve.measure import upload
+from voxtral_serve.measure.upload import RETRIES
 
 pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
@@ -247,7 +247,7 @@ def test_what_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The statuses of a server that may answer later, and dropped connections, whatever had arrived; no other 4xx."""
-    monkeypatch.setattr(client_server, "WAIT_S", 0.01)
+    monkeypatch.setattr(upload, "WAIT_S", 0.01)
     passing = {f"{status}.wav": Answer(status=status) for status in (429, 502, 503, 504)}
     passing |= {"before.wav": Answer(drop="before"), "inside.wav": Answer("fine", drop="inside")}
     lasting = {f"{status}.wav": Answer(status=status) for status in (400, 401, 404, 408, 413, 500)}

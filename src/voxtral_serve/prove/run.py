@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from voxtral_serve.client.errors import RequestError, UsageError, report_end
 from voxtral_serve.client.server import api_key
+from voxtral_serve.measure.errors import MeasureError
 from voxtral_serve.prove import clips, engine, facts, live, private, report, service, texts
 from voxtral_serve.prove.gpus import Gpus, Meter
 from voxtral_serve.prove.job import FULL, QUICK, ProveJob
@@ -98,7 +99,7 @@ def measured(name: str, title: str, function: Measure, state: Run) -> Part:
         result = function(state)
     except SkippedError as error:
         result = Result("skipped", str(error))
-    except (RequestError, OSError) as error:
+    except (RequestError, MeasureError, OSError) as error:
         result = Result("failed", " ".join(str(error).split()) or type(error).__name__)
     return Part(name, title, round(time.monotonic() - began, 2), result)
 
