@@ -140,17 +140,18 @@ def test_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
 
 def test_an_upload_is_read_as_it_is_sent(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "a.wav", size=300_000)
+    server = upload.Server("http://127.0.0.1:1", None, 1)
     with path.open("rb") as file:
-        upload = Upload(file, "ä.wav", [("model", "mine")])
-        blocks = list(upload)
-    assert len(upload) == sum(map(len, blocks))
+        body = server.transcription("ä.wav", file, [("model", "mine")]).data
+        blocks = list(body)
+    assert len(body) == sum(map(len, blocks))
     assert max(map(len, blocks)) <= 1 << 16
     assert path.read_bytes() in b"".join(blocks)
     with path.open("rb") as file:
-        upload = Upload(file, "a.wav", [])
+        body = server.transcription("a.wav", file, []).data
         os.truncate(path, 100)
         with pytest.raises(OSError, match="became shorter"):
-            list(upload)
+            list(body)
 
 
 # ---- Answers
