@@ -59,7 +59,9 @@ HOUSE = {
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
     ),
-    "voxtral_serve.measure": Rule("`bench` runs with it alone, without the rest of the package.", never=MODEL_LIBRARIES),
+    "voxtral_serve.measure": Rule(
+        "`bench` runs with it alone, without the rest of the package.", never=MODEL_LIBRARIES
+    ),
     "voxtral_serve.client": Rule(
         "It is installed where there is no server.", ("voxtral_serve.measure",), never=MODEL_LIBRARIES
     ),

@@ -591,9 +591,9 @@ def test_the_extra_has_what_prove_imports() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {re.match(r"[\w-]+", each)[0] for each in (*extras["prove"], *extras["client"])}  # type: ignore[index]
     found = {
-        name
+        name or other
         for path in (*PROVE.glob("*.py"), *(PROVE.parent / "measure").glob("*.py"))
-        for name in re.findall(r"^ *(?:from|import) (?!\d)(\w+)", path.read_text(), re.MULTILINE)
+        for name, other in re.findall(r"^ *(?:from (\w+)[\w.]* import|import (\w+))", path.read_text(), re.MULTILINE)
     }
     distributions = {"pynvml": "nvidia-ml-py", "whisper_normalizer": "whisper-normalizer", "markupsafe": "jinja2"}
     known = set(sys.stdlib_module_names) | {"voxtral_serve", "yaml"}
