@@ -25,10 +25,10 @@ from bench.loads import Load
 from bench.measure import engine
 from bench.measure import log as logs
 from bench.measure.gpus import MemorySampler
+from bench.measure.lag import DELAY_MS
 from bench.plan import LivePlan, RunPlan, SearchPlan
 from bench.search import search
 from bench.sending import Sending, load_meter
-from mistral_layout.audio import DELAY_MS
 
 # After one of these no request can succeed: no response, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)
