@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
+from voxtral_serve.guard.live.codec import Codec, CodecContext
 from voxtral_serve.guard.live.link import Engine, EngineLink
 from voxtral_serve.guard.live.service import LiveService
-from voxtral_serve.guard.live.socket import Dialect, LiveSocket
-from voxtral_serve.guard.live.vllm_dialect import VllmDialect
+from voxtral_serve.guard.live.socket import LiveSocket
+from voxtral_serve.guard.live.vllm_codec import VllmCodec
 from voxtral_serve.guard.live.voices import VoicePool
 from voxtral_serve.transcript.words import TokenStream
 
@@ -166,14 +167,14 @@ class FakeVoices:
 class FakeClient:
     """The other end of a LiveSocket: what it sends, and what comes."""
 
-    def __init__(self, service: LiveService, dialect: Callable[[LiveSocket], Dialect] = VllmDialect) -> None:
+    def __init__(self, service: LiveService, codec: Callable[[CodecContext], Codec] = VllmCodec) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.events: list[dict[str, Any]] = []
         self.closed: tuple[int, str] | None = None
         self.blocked = False
         self.read = 0  # messages that the server took
         self.inbox.put_nowait({"type": "websocket.connect"})
-        self.socket = LiveSocket(service, self._receive, self._take, "test", dialect)
+        self.socket = LiveSocket(service, self._receive, self._take, "test", codec)
         self.task = asyncio.ensure_future(self.socket.serve())
 
     async def _receive(self) -> Any:

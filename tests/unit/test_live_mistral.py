@@ -10,7 +10,8 @@ from livefakes import SHAPE, FakeClient, FakeEngine, service
 from test_live_openai import Sentences, with_pauses, with_sentences
 from test_live_session import RATE, noise, tokens_of
 
-from voxtral_serve.guard.live.mistral_dialect import MistralDialect, TurnDetection, TurnSigns
+from voxtral_serve.guard.live.mistral_codec import MistralCodec, TurnDetection
+from voxtral_serve.guard.live.turns import SignFinder
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
 
@@ -19,7 +20,7 @@ AUDIO = "input_audio"
 
 class Client(FakeClient):
     def __init__(self, live: Any, model: str | None = "voxtral") -> None:
-        super().__init__(live, lambda socket: MistralDialect(socket, model))
+        super().__init__(live, lambda context: MistralCodec(context, model))
 
     def update(self, **session: Any) -> None:
         self.send("session.update", session=session)
@@ -220,7 +221,7 @@ def test_turns_are_told() -> None:
 
 
 def test_a_turn_that_may_be_over_ends_with_its_timeout() -> None:
-    signs = TurnSigns(TurnDetection(end_threshold=0.3, min_silence_ms=64, end_timeout_ms=96), RATE)
+    signs = SignFinder(TurnDetection(end_threshold=0.3, min_silence_ms=64, end_timeout_ms=96).rule(RATE))
     found = [signs.step(p, 512 * n, 512 * (n + 1)) for n, p in enumerate([0.9, 0.4, 0.4, 0.4, 0.4, 0.4])]
     assert [each and (each.kind, each.reason) for each in found] == [
         *(("start", None), ("eager_end", None), None, None, ("end", "timeout"), None),

@@ -14,9 +14,9 @@ from livefakes import LOGPROB, SHAPE, SPOKEN, STREAM, FakeClient, FakeEngine, ch
 from test_live_session import RATE, noise, tokens_of
 
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES
-from voxtral_serve.guard.live.handshake import Undecided
+from voxtral_serve.guard.live.handshake import UndecidedCodec
 from voxtral_serve.guard.live.metrics import metrics
-from voxtral_serve.guard.live.openai_dialect import OpenAiDialect
+from voxtral_serve.guard.live.openai_codec import OpenAiCodec
 from voxtral_serve.guard.live.turn_audio import SLICE, TurnAudio
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
@@ -34,7 +34,7 @@ def with_pauses(*parts: float) -> bytes:
 class Client(FakeClient):
     """One that speaks OpenAI's protocol, in PCM of 16 kHz unless told."""
 
-    def __init__(self, live: Any, dialect: Any = OpenAiDialect) -> None:
+    def __init__(self, live: Any, dialect: Any = OpenAiCodec) -> None:
         super().__init__(live, dialect)
 
     def configure(self, **fields: Any) -> None:
@@ -66,10 +66,12 @@ def turns_of(client: Client) -> list[tuple[str, str, float]]:
 
 def test_the_first_event_fits_both_protocols() -> None:
     async def run() -> None:
-        for dialect in (OpenAiDialect, Undecided):
+        for dialect in (OpenAiCodec, UndecidedCodec):
             client = Client(service(FakeEngine()), dialect)
             created = await client.until("session.created")
-            assert list(created)[:3] == ["type"] + (["id", "created"] if dialect is Undecided else ["event_id", "id"])
+            assert list(created)[:3] == ["type"] + (
+                ["id", "created"] if dialect == UndecidedCodec else ["event_id", "id"]
+            )
             assert {"id", "created"} <= created.keys()
             session = created["session"]
             assert (session["object"], session["type"]) == ("realtime.transcription_session", "transcription")
@@ -557,7 +559,7 @@ def test_harmless_events_have_no_error() -> None:
 
 def test_the_beta_form_is_refused_by_its_name() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()), lambda socket: OpenAiDialect(socket, beta=True))
+        client = Client(service(FakeEngine()), lambda context: OpenAiCodec(context, is_beta=True))
         error = (await client.until("error"))["error"]
         assert error["code"] == "beta_api_shape_disabled"
         code, reason = await client.gone() or (0, "")
@@ -568,7 +570,7 @@ def test_the_beta_form_is_refused_by_its_name() -> None:
 
 def test_a_model_of_the_url_that_is_not_served_ends_the_connection() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()), lambda socket: OpenAiDialect(socket, model="whisper-9"))
+        client = Client(service(FakeEngine()), lambda context: OpenAiCodec(context, model="whisper-9"))
         assert (await client.until("error"))["error"]["code"] == "model_not_found"
         assert (await client.gone() or (0, ""))[0] == 1008
 
@@ -583,7 +585,7 @@ def test_a_nested_session_means_openais_protocol() -> None:
 
     async def run() -> None:
         engine = FakeEngine()
-        client = Client(service(engine), Undecided)
+        client = Client(service(engine), UndecidedCodec)
         client.speak(noise(1))
         client.configure(turn_detection=None)
         client.send(f"{INPUT}.commit")
@@ -595,7 +597,7 @@ def test_a_nested_session_means_openais_protocol() -> None:
 
 def test_a_model_at_the_top_means_vllms_protocol() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()), Undecided)
+        client = Client(service(FakeEngine()), UndecidedCodec)
         client.begin()
         client.speak(noise(1))
         client.end()
@@ -748,7 +750,7 @@ def test_a_turn_over_several_requests_is_one_item() -> None:
         words = [word["word"] for each in client.of(f"{TEXT}.segment") for word in each["words"]]
         assert words == transcript.split()
         await closed(client)
-        assert client.socket.rollovers >= 2
+        assert client.socket.conversation.rollovers >= 2
 
     asyncio.run(run())
 

@@ -15,9 +15,10 @@ from voxtral_serve.engine.session import NAME, SessionShape, least_positions
 from voxtral_serve.guard.live import cuts
 from voxtral_serve.guard.live import link as links
 from voxtral_serve.guard.live import service as services
+from voxtral_serve.guard.live.items import TurnEnd
 from voxtral_serve.guard.live.link import LinkError
 from voxtral_serve.guard.live.metrics import metrics
-from voxtral_serve.guard.live.session import MOST_PARTS, LiveSession, TurnEnd
+from voxtral_serve.guard.live.session import MOST_PARTS, LiveSession
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
 
@@ -506,7 +507,7 @@ def test_a_large_append_is_as_good_as_small_ones() -> None:
 
 
 def test_audio_before_the_commit_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("voxtral_serve.guard.live.vllm_dialect.MOST_EARLY", 64000)
+    monkeypatch.setattr("voxtral_serve.guard.live.conversation.MOST_EARLY", 64000)
 
     async def run() -> None:
         client = FakeClient(service(FakeEngine()))
@@ -604,7 +605,7 @@ def test_a_session_that_is_too_long_is_ended_with_its_text(state: str) -> None:
         assert await client.gone() == (1008, words)
         assert client.kinds()[-2:] == ["done", "error"]
         assert client.events[-1] == {"type": "error", "error": words, "code": "session_expired"}
-        assert client.events[-2]["usage"]["completion_tokens"] == tokens_of(client.socket.samples)
+        assert client.events[-2]["usage"]["completion_tokens"] == tokens_of(client.socket.conversation.samples)
         assert client.socket.reason == "expired"
 
     asyncio.run(run())

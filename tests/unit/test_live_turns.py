@@ -16,7 +16,7 @@ from pico.evaluate import read_audio
 from voxtral_serve.audio.level import StreamPower, voiced
 from voxtral_serve.audio.stream import StreamDecoder, StreamFormat
 from voxtral_serve.audio.voice import FRAME, VoiceModel, VoiceStream
-from voxtral_serve.guard.live.session import Output, TurnEnd
+from voxtral_serve.guard.live.items import SessionOutput, TurnEnd
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, SpeechStart, TurnFinder, TurnRule
 from voxtral_serve.guard.live.voices import VoicePool
 from voxtral_serve.transcript.turns import TimedSegment, TurnWords
@@ -37,7 +37,7 @@ def test_every_sample_is_in_one_turn(cuts: list[float], piece: int) -> None:
         engine = FakeEngine(positions=256, most=1)
         session = service(engine).session(lambda why: pytest.fail(why))
         await session.begin()
-        found: dict[int, list[Output]] = {}
+        found: dict[int, list[SessionOutput]] = {}
         ends: list[int] = []
 
         async def read() -> None:
