@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 import pybase64
 
-from voxtral_serve.audio.stream import StreamFormat
+from voxtral_serve.guard.live import commands
 from voxtral_serve.guard.live.endings import Ending
 from voxtral_serve.guard.live.events import Event, EventError
-from voxtral_serve.guard.live.items import TurnText
-from voxtral_serve.guard.live.turns import Rule, SpeechEvent, TurnSign
-from voxtral_serve.transcript.turns import TimedSegment
+from voxtral_serve.guard.live.outputs import Output
 from voxtral_serve.units import MIB
 
 MOST_APPEND = 15 * MIB  # bytes of one append's base64, as OpenAI has it; uvicorn takes messages of 16 MiB
@@ -45,83 +43,6 @@ class CodecContext(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the settings of a client mean for its session.
-
-    form      of the audio in appends
-    delay_ms  of the text behind the audio, from the first audio on; None is the checkpoint's
-    logprobs  whether deltas have the logprobs of their tokens
-    rule      by which turns are found; None if none are
-    """
-
-    form: StreamFormat
-    delay_ms: int | None = None
-    logprobs: bool = False
-    rule: Rule | None = None
-
-
-# ---- Commands: what an event asks for
-
-
-@dataclass(frozen=True)
-class Append:
-    """Audio, in the format of the options. It may be empty, and end within a sample."""
-
-    audio: bytes
-
-
-@dataclass(frozen=True)
-class Flush:
-    """The audio so far is a piece of its own: what the decoder holds of it goes to the session."""
-
-
-@dataclass(frozen=True)
-class Configure:
-    """The options from now on. `find`: the search for turns begins anew."""
-
-    options: Options
-    find: bool
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The turn ends with the audio so far. `empty` answers a cut of no audio; None if it has no answer."""
-
-    empty: EventError | None = None
-
-
-@dataclass(frozen=True)
-class Clear:
-    """The audio of the turn that goes on gets no text."""
-
-
-@dataclass(frozen=True)
-class Begin:
-    """A text begins with the audio that waits."""
-
-
-@dataclass(frozen=True)
-class End:
-    """No more audio follows. The connection ends with the text if there is an `ending`."""
-
-    ending: Ending | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An event for the client, as JSON."""
-
-    event: str
-
-
-@dataclass(frozen=True)
-class Close:
-    """The connection ends at once."""
-
-    ending: Ending
-
-
-@dataclass(frozen=True)
 class Become:
     """The event was of another protocol, whose codec takes over.
 
@@ -132,75 +53,17 @@ class Become:
     opens: bool
 
 
-Command = Append | Flush | Configure | Cut | Clear | Begin | End | Answer | Close | Become
-
-
-# ---- Outputs: what happens in a session
-
-
-@dataclass(frozen=True)
-class TurnHeard:
-    """Speech begins or ends within a turn, or silence has lasted too long."""
-
-    turn: TurnText
-    event: SpeechEvent
-
-
-@dataclass(frozen=True)
-class TurnCut:
-    """A turn has ended at `turn.end`. Its text is not complete."""
-
-    turn: TurnText
-
-
-@dataclass(frozen=True)
-class TurnDelta:
-    """More text of a turn, with the logprobs of its tokens if the options ask for them."""
-
-    turn: TurnText
-    text: str
-    logprobs: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class TurnSegment:
-    """A segment of a turn, before the turn's text is complete."""
-
-    turn: TurnText
-    segment: TimedSegment
-
-
-@dataclass(frozen=True)
-class TurnDone:
-    """The text of a turn is complete. `turn.end` is None for a turn without audio, or whose audio was cleared.
-
-    segments       those that have not been said before
-    prompt_tokens  of the turn's requests
-    """
-
-    turn: TurnText
-    segments: list[TimedSegment]
-    prompt_tokens: int
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Tokens of a text, and what they add to it."""
-
-    text: str
-    count: int
-
-
-@dataclass(frozen=True)
-class TextDone:
-    """A text is complete, with its numbers of tokens."""
-
-    text: str
-    prompt_tokens: int
-    tokens: int
-
-
-Output = TurnHeard | TurnSign | TurnCut | TurnDelta | TurnSegment | TurnDone | Tokens | TextDone
+Command = (
+    commands.Append
+    | commands.Configure
+    | commands.Cut
+    | commands.Clear
+    | commands.Begin
+    | commands.End
+    | commands.Answer
+    | commands.Close
+    | Become
+)
 
 
 class Codec:
@@ -209,7 +72,7 @@ class Codec:
     options  of the session's turns; None in a protocol without turns, in which one text follows the other
     """
 
-    options: Options | None = None
+    options: commands.Options | None = None
 
     def __init__(self, context: CodecContext) -> None:
         self.context = context
@@ -251,9 +114,9 @@ def audio_of(event: Event) -> bytes:
     return content
 
 
-def appended(event: Event) -> Append:
+def appended(event: Event) -> commands.Append:
     """The audio of an append, which may be empty. Raises EventError for what is no base64, or too long."""
     content = audio_of(event)
     if not content and event.audio:
         raise EventError("audio is not base64 of at most 15 MiB", "invalid_audio", "audio")
-    return Append(content)
+    return commands.Append(content)

@@ -11,27 +11,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from voxtral_serve.audio.stream import StreamDecoder
-from voxtral_serve.guard.live.codec import (
-    Append,
-    Begin,
-    Clear,
-    Command,
-    Configure,
-    Cut,
-    End,
-    Flush,
-    Options,
-    Output,
-    TextDone,
-    Tokens,
-    TurnCut,
-    TurnDelta,
-    TurnDone,
-    TurnHeard,
-    TurnSegment,
-)
+from voxtral_serve.guard.live import commands, outputs
+from voxtral_serve.guard.live.codec import Command
 from voxtral_serve.guard.live.events import EventError
-from voxtral_serve.guard.live.items import SessionOutput, TurnText
+from voxtral_serve.guard.live.items import TurnEnd, TurnText
+from voxtral_serve.guard.live.outputs import Output
 from voxtral_serve.guard.live.service import LiveService
 from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.live.turn_audio import TurnAudio
@@ -118,12 +102,12 @@ class Texts(Conversation):
 
     async def run(self, command: Command) -> None:
         match command:
-            case Append(audio):
+            case commands.Append(audio):
                 await self._append(audio)
-            case Begin():
+            case commands.Begin():
                 if self.session is None:  # vLLM ignores another one as well
                     await self._begin()
-            case End():
+            case commands.End():
                 if self.session is not None:
                     self.session.end()
                 else:
@@ -137,9 +121,9 @@ class Texts(Conversation):
             async for text, count in deltas:
                 tokens += count
                 texts.append(text)
-                await self.say(Tokens(text, count))
+                await self.say(outputs.Tokens(text, count))
         self.release()
-        await self.say(TextDone("".join(texts), session.prompt_tokens, tokens))
+        await self.say(outputs.TextDone("".join(texts), session.prompt_tokens, tokens))
 
     @property
     def awaits_text(self) -> bool:
@@ -182,7 +166,7 @@ class Turns(Conversation):
     turns  those whose text is not complete, by number
     """
 
-    def __init__(self, *args: Any, options: Options) -> None:
+    def __init__(self, *args: Any, options: commands.Options) -> None:
         super().__init__(*args)
         self.options, self.rate_hz = options, self.service.link.shape.rate_hz
         self.turns: dict[int, TurnText] = {}
@@ -192,21 +176,19 @@ class Turns(Conversation):
 
     async def run(self, command: Command) -> None:
         match command:
-            case Append(audio):
+            case commands.Append(audio):
                 await self.append(audio)
-            case Flush():
-                await self._hear(self._decoder.flush())
-            case Configure(options, find):
-                self._configure(options, find)
-            case Cut(empty):
+            case commands.Configure(options, find):
+                await self._configure(options, find)
+            case commands.Cut(empty):
                 await self._hear(self._decoder.flush())
                 if self._audio is not None and self._uncut:
                     await self._cut(self._audio, "client")
                 elif empty is not None:
                     raise empty
-            case Clear():
+            case commands.Clear():
                 self._clear()
-            case End():
+            case commands.End():
                 await self._end()
             case _:
                 raise TypeError(f"{command!r:.80} needs a protocol without turns")
@@ -223,22 +205,22 @@ class Turns(Conversation):
     async def write(self, session: LiveSession) -> None:
         assert self._audio is not None
         power = self._audio.power
-        async with contextlib.aclosing(session.outputs()) as outputs:
-            async for output in outputs:
-                if not isinstance(output, SessionOutput):
-                    if output.turn in self.turns:
-                        await self._complete(self.turns[output.turn], session, self._audio)
-                        self.turns.pop(output.turn)
+        async with contextlib.aclosing(session.outputs()) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, TurnEnd):
+                    if piece.turn in self.turns:
+                        await self._complete(self.turns[piece.turn], session, self._audio)
+                        self.turns.pop(piece.turn)
                     continue
-                turn = self._turn(output.turn, output.start)
-                text, logprobs = turn.add(output)
+                turn = self._turn(piece.turn, piece.start)
+                text, logprobs = turn.add(piece)
                 segments = turn.complete_segments(power)
                 if turn.is_dropped:
                     continue
                 if text:
-                    await self.say(TurnDelta(turn, text, logprobs))
+                    await self.say(outputs.TurnDelta(turn, text, logprobs))
                 for segment in segments:
-                    await self.say(TurnSegment(turn, segment))
+                    await self.say(outputs.TurnSegment(turn, segment))
 
     @property
     def awaits_text(self) -> bool:
@@ -253,9 +235,10 @@ class Turns(Conversation):
         """Samples of the turn that goes on."""
         return 0 if self._audio is None else self._audio.fed - self._audio.begin
 
-    def _configure(self, options: Options, find: bool) -> None:
+    async def _configure(self, options: commands.Options, find: bool) -> None:
         self.options = options
         if options.form != self._decoder.form:
+            await self._hear(self._decoder.flush())
             self._decoder = StreamDecoder(options.form, self.rate_hz)
         if self._audio is not None:
             self._audio.session.logprobs = options.logprobs
@@ -276,7 +259,7 @@ class Turns(Conversation):
             if isinstance(event, TurnSign):
                 await self.say(event)
                 continue
-            await self.say(TurnHeard(self._current(self._audio), event))
+            await self.say(outputs.TurnHeard(self._current(self._audio), event))
             if isinstance(event, SpeechEnd):
                 await self._cut(self._audio, "silence")
             elif isinstance(event, IdleTimeout):
@@ -299,7 +282,7 @@ class Turns(Conversation):
     async def _announce(self, turn: TurnText, end: int) -> None:
         turn.end = end
         self.texts += 1
-        await self.say(TurnCut(turn))
+        await self.say(outputs.TurnCut(turn))
 
     def _clear(self) -> None:
         self._decoder = StreamDecoder(self.options.form, self.rate_hz)
@@ -315,16 +298,16 @@ class Turns(Conversation):
         self.texts += 1
         turn = self._turn(0, 0)
         turn.end = 0
-        await self.say(TurnDone(turn, [], 0))
+        await self.say(outputs.TurnDone(turn, [], 0))
 
     async def _complete(self, turn: TurnText, session: LiveSession, audio: TurnAudio) -> None:
         if turn.is_dropped:
-            await self.say(TurnDone(turn, [], 0))
+            await self.say(outputs.TurnDone(turn, [], 0))
             return
         if turn.end is None and audio.fed > turn.begin:  # the end of the session has ended it
             await self._announce(turn, audio.fed)
         segments = turn.last_segments(audio.power)
-        await self.say(TurnDone(turn, segments, turn.requests * session.shape.prompt))
+        await self.say(outputs.TurnDone(turn, segments, turn.requests * session.shape.prompt))
 
     def _turn(self, number: int, begin: int) -> TurnText:
         if number not in self.turns:

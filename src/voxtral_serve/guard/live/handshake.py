@@ -11,7 +11,8 @@ from urllib.parse import parse_qs
 from msgspec import UNSET
 
 from voxtral_serve.guard.asgi import Message
-from voxtral_serve.guard.live.codec import Answer, Become, Codec, CodecContext, Command, written
+from voxtral_serve.guard.live import commands
+from voxtral_serve.guard.live.codec import Become, Codec, CodecContext, Command, written
 from voxtral_serve.guard.live.events import Event, is_object
 from voxtral_serve.guard.live.mistral_codec import MistralCodec
 from voxtral_serve.guard.live.openai_codec import BETA_UPDATE, UPDATE, OpenAiCodec, opened
@@ -58,7 +59,7 @@ class UndecidedCodec(VllmCodec):
         self._is_beta, self._is_vllms = is_beta, False
 
     def open(self) -> list[Command]:
-        return [Answer(written("session.created", **opened(self.context, OpenAiSettings(self.context))))]
+        return [commands.Answer(written("session.created", **opened(self.context, OpenAiSettings(self.context))))]
 
     def decode(self, event: Event, begun: bool) -> list[Command]:
         kind, named = event.type, event.model is not UNSET

@@ -11,26 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from voxtral_serve.audio.stream import RATES_HZ, StreamFormat
-from voxtral_serve.guard.live.codec import (
-    Answer,
-    Close,
-    Codec,
-    CodecContext,
-    Command,
-    Configure,
-    Cut,
-    End,
-    Options,
-    Output,
-    TurnCut,
-    TurnDelta,
-    TurnDone,
-    TurnSegment,
-    appended,
-    written,
-)
+from voxtral_serve.guard.live import commands, outputs
+from voxtral_serve.guard.live.codec import Codec, CodecContext, Command, appended, written
 from voxtral_serve.guard.live.endings import IDLE, NORMAL, POLICY, REFUSED, Ending
 from voxtral_serve.guard.live.events import Event, EventError, Name, Names, Settings, read, settings
+from voxtral_serve.guard.live.outputs import Output
 from voxtral_serve.guard.live.turns import SignRule, TurnSign
 from voxtral_serve.transcript.turns import TimedSegment
 
@@ -96,21 +81,21 @@ class Update(Settings):
 class MistralCodec(Codec):
     """`model`: that of the URL."""
 
-    options: Options
+    options: commands.Options
 
     def __init__(self, context: CodecContext, model: str | None) -> None:
         super().__init__(context)
         self._model = model if model is not None else context.model
-        self.options = Options(StreamFormat("pcm_s16le", context.rate_hz))
+        self.options = commands.Options(StreamFormat("pcm_s16le", context.rate_hz))
         self._turn_detection: TurnDetection | None = None
         self._has_ended = False
         self._segments: list[dict[str, Any]] = []  # of the text that goes on, as they were sent
 
     def open(self) -> list[Command]:
         if self.context.serves(self._model):
-            return [Answer(written("session.created", session=self._described()))]
+            return [commands.Answer(written("session.created", session=self._described()))]
         words = f"the model {ascii(self._model)[:80]} does not exist: expected {self.context.model}"
-        return [Close(Ending(REFUSED, POLICY, words, "model_not_found"))]
+        return [commands.Close(Ending(REFUSED, POLICY, words, "model_not_found"))]
 
     def decode(self, event: Event, begun: bool) -> list[Command]:
         kind = event.type
@@ -126,24 +111,22 @@ class MistralCodec(Codec):
         if kind == APPEND:
             return [appended(event)]
         if kind == FLUSH:
-            return [Cut()]
+            return [commands.Cut()]
         self._has_ended = True
-        return [Cut(), End(ENDED)]
+        return [commands.Cut(), commands.End(ENDED)]
 
     def encode(self, output: Output) -> list[str]:
         match output:
             case TurnSign(kind, at, reason):
-                time_s = round(at / self.context.rate_hz, 3)
-                if reason is None:
-                    return [written(f"turn.{kind}", time_s=time_s)]
-                return [written(f"turn.{kind}", time_s=time_s, end_reason=reason)]
-            case TurnCut():
+                fields = {} if reason is None else {"end_reason": reason}
+                return [written(f"turn.{kind}", time_s=round(at / self.context.rate_hz, 3), **fields)]
+            case outputs.TurnCut():
                 return []
-            case TurnDelta(_, text):
+            case outputs.TurnDelta(_, text):
                 return [written("transcription.text.delta", text=text)]
-            case TurnSegment(_, segment):
+            case outputs.TurnSegment(_, segment):
                 return [self._segment(segment)]
-            case TurnDone():
+            case outputs.TurnDone():
                 return self._done(output)
         raise TypeError(f"{output!r:.80} has no event in Mistral's protocol")
 
@@ -164,7 +147,10 @@ class MistralCodec(Codec):
             rule = None if update.turn_detection is None else update.turn_detection.rule(self.context.rate_hz)
             options = replace(options, rule=rule)
         self.options = options
-        return [Configure(options, find), Answer(written("session.updated", session=self._described()))]
+        return [
+            commands.Configure(options, find),
+            commands.Answer(written("session.updated", session=self._described())),
+        ]
 
     def _form(self, audio_format: AudioFormat | None, begun: bool) -> StreamFormat:
         if audio_format is None:
@@ -203,7 +189,7 @@ class MistralCodec(Codec):
         self._segments.append({"type": "transcription_segment", **segment})
         return written("transcription.segment", **segment)
 
-    def _done(self, done: TurnDone) -> list[str]:
+    def _done(self, done: outputs.TurnDone) -> list[str]:
         if done.turn.end is None:
             return []
         events = [self._segment(segment) for segment in done.segments]

@@ -9,30 +9,13 @@ import time
 import uuid
 from typing import Any
 
-from voxtral_serve.guard.live.codec import (
-    Answer,
-    Clear,
-    Close,
-    Codec,
-    CodecContext,
-    Command,
-    Configure,
-    Cut,
-    Flush,
-    Options,
-    Output,
-    TurnCut,
-    TurnDelta,
-    TurnDone,
-    TurnHeard,
-    TurnSegment,
-    appended,
-    written,
-)
+from voxtral_serve.guard.live import commands, outputs
+from voxtral_serve.guard.live.codec import Codec, CodecContext, Command, appended, written
 from voxtral_serve.guard.live.endings import IDLE, POLICY, REFUSED, Ending
 from voxtral_serve.guard.live.events import Event, EventError, settings, text
 from voxtral_serve.guard.live.items import TurnText
 from voxtral_serve.guard.live.openai_settings import DELAY, OpenAiSettings
+from voxtral_serve.guard.live.outputs import Output
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, SpeechEvent, SpeechStart
 from voxtral_serve.transcript.turns import TimedSegment
 
@@ -74,7 +57,7 @@ class Item:
 class OpenAiCodec(Codec):
     """`is_beta`: the client has asked for the API's beta form. `model`: that of the URL, if it names one."""
 
-    options: Options
+    options: commands.Options
 
     def __init__(self, context: CodecContext, is_beta: bool = False, model: str | None = None) -> None:
         super().__init__(context)
@@ -85,12 +68,12 @@ class OpenAiCodec(Codec):
         self._last: str | None = None  # id of the item that was committed last
 
     def open(self) -> list[Command]:
-        created = Answer(self._say("session.created", **opened(self.context, self.settings)))
+        created = commands.Answer(self._say("session.created", **opened(self.context, self.settings)))
         if self._is_beta:
-            return [created, Close(Ending(REFUSED, POLICY, BETA_WORDS, BETA_CODE))]
+            return [created, commands.Close(Ending(REFUSED, POLICY, BETA_WORDS, BETA_CODE))]
         if self._model is not None and not self.context.serves(self._model):
             words = f"the model {ascii(self._model)[:80]} does not exist: expected {self.context.model}"
-            return [created, Close(Ending(REFUSED, POLICY, words, "model_not_found"))]
+            return [created, commands.Close(Ending(REFUSED, POLICY, words, "model_not_found"))]
         return [created]
 
     def decode(self, event: Event, begun: bool) -> list[Command]:
@@ -98,9 +81,9 @@ class OpenAiCodec(Codec):
         if kind == APPEND:
             return [appended(event)]
         if kind == COMMIT:
-            return [Cut(EventError(EMPTY_WORDS, EMPTY_CODE))]
+            return [commands.Cut(EventError(EMPTY_WORDS, EMPTY_CODE))]
         if kind == CLEAR:
-            return [Clear(), Answer(self._say(f"{BUFFER}.cleared"))]
+            return [commands.Clear(), commands.Answer(self._say(f"{BUFFER}.cleared"))]
         if kind == UPDATE:
             return self._update(settings(event.session), begun)
         if kind == BETA_UPDATE:
@@ -109,19 +92,19 @@ class OpenAiCodec(Codec):
         raise EventError(f"type is {ascii(kind)[:80]}: expected one of {expected}", "invalid_value", "type")
 
     def encode(self, output: Output) -> list[str]:
-        if isinstance(output, (TurnDelta, TurnSegment)) and not self.settings.transcribes:
+        if isinstance(output, (outputs.TurnDelta, outputs.TurnSegment)) and not self.settings.transcribes:
             return []
         match output:
-            case TurnHeard(turn, event):
+            case outputs.TurnHeard(turn, event):
                 return [self._heard(self._item(turn), event)]
-            case TurnCut(turn):
+            case outputs.TurnCut(turn):
                 return self._committed(self._item(turn))
-            case TurnDelta(turn, delta, logprobs):
+            case outputs.TurnDelta(turn, delta, logprobs):
                 fields = {"logprobs": logprobs} if self.options.logprobs else {}
                 return [self._text("delta", self._item(turn), delta=delta, **fields)]
-            case TurnSegment(turn, segment):
+            case outputs.TurnSegment(turn, segment):
                 return [self._segment(self._item(turn), segment)]
-            case TurnDone():
+            case outputs.TurnDone():
                 return self._done(output)
         raise TypeError(f"{output!r:.80} has no event in OpenAI's protocol")
 
@@ -144,12 +127,10 @@ class OpenAiCodec(Codec):
         new, old = self.settings.updated(update), self.settings
         if begun and new.delay_ms != old.delay_ms:
             raise EventError(f"{DELAY} cannot change once there is audio", "invalid_value", DELAY)
-        options, form = new.options, self.options.form
-        self.settings, self.options = new, options
+        self.settings, self.options = new, new.options
         return [
-            *([Flush()] if options.form != form else []),
-            Configure(options, find=new.input.turn_detection != old.input.turn_detection),
-            Answer(self._say("session.updated", session=described(self.context, new))),
+            commands.Configure(new.options, find=new.input.turn_detection != old.input.turn_detection),
+            commands.Answer(self._say("session.updated", session=described(self.context, new))),
         ]
 
     def _item(self, turn: TurnText) -> Item:
@@ -178,7 +159,7 @@ class OpenAiCodec(Codec):
             self._say("conversation.item.added", previous_item_id=item.previous, item=item.described()),
         ]
 
-    def _done(self, done: TurnDone) -> list[str]:
+    def _done(self, done: outputs.TurnDone) -> list[str]:
         item = self._items.pop(done.turn.number, None)
         if item is None or done.turn.end is None or not self.settings.transcribes:
             return []

@@ -12,7 +12,8 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 from pydantic_core import PydanticCustomError
 
 from voxtral_serve.audio.stream import StreamFormat
-from voxtral_serve.guard.live.codec import CodecContext, Options
+from voxtral_serve.guard.live import commands
+from voxtral_serve.guard.live.codec import CodecContext
 from voxtral_serve.guard.live.events import Name, Names, Settings, read
 from voxtral_serve.guard.live.turns import TurnRule
 
@@ -191,11 +192,11 @@ class OpenAiSettings:
         return self._delay_ms or self._context.delay_ms
 
     @property
-    def options(self) -> Options:
+    def options(self) -> commands.Options:
         form = self.input.format
         stream = StreamFormat(ENCODINGS[form.type], form.rate or FORMATS[form.type][0])
         logprobs = LOGPROBS in (self.typed.include or ())
-        return Options(stream, self._delay_ms, logprobs, self._rule())
+        return commands.Options(stream, self._delay_ms, logprobs, self._rule())
 
     @property
     def _delay_ms(self) -> int | None:

@@ -23,22 +23,13 @@ from typing import Any
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.keyring import KeyAudio
-from voxtral_serve.guard.live.codec import (
-    Answer,
-    Become,
-    Close,
-    Codec,
-    CodecContext,
-    Command,
-    End,
-    Output,
-    TextDone,
-    TurnDone,
-)
+from voxtral_serve.guard.live import commands, outputs
+from voxtral_serve.guard.live.codec import Become, Codec, CodecContext, Command
 from voxtral_serve.guard.live.conversation import Conversation, Texts, Turns
 from voxtral_serve.guard.live.endings import DEAD, FAILED, LATER, REFUSED, STOPPING, Ending, failed
 from voxtral_serve.guard.live.events import Event, EventError, parsed
 from voxtral_serve.guard.live.link import EngineGoneError, LinkError
+from voxtral_serve.guard.live.outputs import Output
 from voxtral_serve.guard.live.service import LiveService
 from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.metrics import code_counted
@@ -159,17 +150,8 @@ class LiveSocket:
             else:
                 self.session.end()
 
-    def report(self) -> str:
-        """What the line in the log says of it."""
-        sums = self.conversation
-        return (
-            f"{sums.samples / self.service.link.shape.rate_hz:.2f} s of audio, {sums.tokens} tokens, "
-            f"{sums.texts} texts, worst lag {1000 * sums.worst_lag_s:.0f} ms, {sums.rollovers} rollovers, "
-            f"ended: {self.reason}"
-        )
-
     def fields(self) -> dict[str, Any]:
-        """The same as fields of a line of JSON."""
+        """What the line in the log says of it, as fields of JSON."""
         sums = self.conversation
         return {
             "audio_s": round(sums.samples / self.service.link.shape.rate_hz, 3),
@@ -179,6 +161,13 @@ class LiveSocket:
             "rollovers": sums.rollovers,
             "ended": self.reason,
         }
+
+    def report(self) -> str:
+        """The same as text."""
+        return (
+            "{audio_s:.2f} s of audio, {tokens} tokens, {texts} texts, worst lag {worst_lag_ms} ms, "
+            "{rollovers} rollovers, ended: {ended}"
+        ).format(**self.fields())
 
     def failed(self, why: str) -> None:
         self.stop(failed(why))
@@ -257,10 +246,8 @@ class LiveSocket:
                 raise EventError("a binary message: expected events as JSON text", "invalid_event")
             is_large = len(content) > LARGE
             event = await asyncio.to_thread(parsed, content) if is_large else parsed(content)
-            begun = self.session is not None
-            decode = self.codec.decode
-            commands = await asyncio.to_thread(decode, event, begun) if is_large else decode(event, begun)
-            for command in commands:
+            decode, begun = self.codec.decode, self.session is not None
+            for command in await asyncio.to_thread(decode, event, begun) if is_large else decode(event, begun):
                 if isinstance(command, Become):
                     await self._become(command, event)
                 else:
@@ -273,20 +260,20 @@ class LiveSocket:
         await self.send(self.codec.refuse(error, event))
 
     async def _run(self, command: Command) -> None:
-        if isinstance(command, Answer):
+        if isinstance(command, commands.Answer):
             await self.send(command.event)
             return
-        if isinstance(command, Close):
+        if isinstance(command, commands.Close):
             self.stop(command.ending)
             return
         early_bytes = self.conversation.early_bytes
-        if isinstance(command, End):
+        if isinstance(command, commands.End):
             self._last_ending = command.ending
         try:
             await self.conversation.run(command)
         finally:
             self.hold(self.conversation.early_bytes - early_bytes)
-        if isinstance(command, End) and command.ending is not None and self.session is None:
+        if isinstance(command, commands.End) and command.ending is not None and self.session is None:
             self.stop(command.ending)
 
     async def _become(self, become: Become, event: Event) -> None:
@@ -354,7 +341,7 @@ class LiveSocket:
     async def _say(self, output: Output) -> None:
         for event in self.codec.encode(output):
             await self.send(event)
-        if isinstance(output, (TextDone, TurnDone)) and self.listening_since is not None:
+        if isinstance(output, (outputs.TextDone, outputs.TurnDone)) and self.listening_since is not None:
             self.listening_since = time.monotonic()  # the client has what it waited for: it is idle from now on
 
     async def send(self, event: str) -> None:

@@ -10,23 +10,12 @@ import json
 import time
 from typing import Any
 
-from voxtral_serve.guard.live.codec import (
-    Answer,
-    Append,
-    Begin,
-    Codec,
-    CodecContext,
-    Command,
-    End,
-    Output,
-    TextDone,
-    Tokens,
-    audio_of,
-    written,
-)
+from voxtral_serve.guard.live import commands, outputs
+from voxtral_serve.guard.live.codec import Codec, CodecContext, Command, audio_of, written
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES
 from voxtral_serve.guard.live.endings import Ending
 from voxtral_serve.guard.live.events import Event, EventError, value
+from voxtral_serve.guard.live.outputs import Output
 
 LONGEST_NAME = 200  # characters that an error repeats
 EMPTY = '{"type":"transcription.delta","delta":""}'
@@ -41,7 +30,7 @@ class VllmCodec(Codec):
         self._model_known = False
 
     def open(self) -> list[Command]:
-        return [Answer(written("session.created", id=f"sess-{self.context.id}", created=int(time.time())))]
+        return [commands.Answer(written("session.created", id=f"sess-{self.context.id}", created=int(time.time())))]
 
     def decode(self, event: Event, begun: bool) -> list[Command]:
         kind = event.type
@@ -53,17 +42,17 @@ class VllmCodec(Codec):
         if kind == "input_audio_buffer.commit":
             if not self._model_known:
                 raise EventError(NOT_VALIDATED, "model_not_validated")
-            return [End() if str(value(event.final)).lower() in ("true", "1") else Begin()]
+            return [commands.End() if str(value(event.final)).lower() in ("true", "1") else commands.Begin()]
         raise EventError(f"Unknown event type: {kind[:LONGEST_NAME]}", "unknown_event")
 
     def encode(self, output: Output) -> list[str]:
         match output:
-            case Tokens("", count):
+            case outputs.Tokens("", count):
                 return [EMPTY] * count
-            case Tokens(text, count):
+            case outputs.Tokens(text, count):
                 delta = '{"type":"transcription.delta","delta":' + json.dumps(text, ensure_ascii=False) + "}"
                 return [EMPTY] * (count - 1) + [delta]
-            case TextDone(text, prompt_tokens, tokens):
+            case outputs.TextDone(text, prompt_tokens, tokens):
                 usage = {
                     "prompt_tokens": prompt_tokens,
                     "total_tokens": prompt_tokens + tokens,
@@ -87,9 +76,9 @@ class VllmCodec(Codec):
         self._model_known = True
 
 
-def pcm16(event: Event) -> Append:
+def pcm16(event: Event) -> commands.Append:
     """Whole samples of PCM16. Raises EventError."""
     pcm = audio_of(event)
     if not pcm or len(pcm) % SAMPLE_BYTES:
         raise EventError("Invalid audio data", "invalid_audio")
-    return Append(pcm)
+    return commands.Append(pcm)
