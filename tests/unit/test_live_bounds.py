@@ -11,12 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 from clock import Clock
-from livefakes import FakeClient, FakeEngine, service
+from livefakes import RATE, FakeClient, FakeEngine, MistralClient, OpenAiClient, noise, service, tokens_of
 from test_guard import guarded
 from test_live_handshake import handshaken, status_of
-from test_live_mistral import Client as MistralClient
-from test_live_openai import Client as OpenAiClient
-from test_live_session import RATE, noise, tokens_of
 
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.live import service as services

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from livefakes import SHAPE, FakeClient, FakeEngine, chunks, service
+from livefakes import RATE, SHAPE, FakeClient, FakeEngine, chunks, noise, service, speech, tokens_of
 
 from voxtral_serve.engine.session import NAME, SessionShape, least_positions
 from voxtral_serve.guard.live import cuts
@@ -22,28 +22,7 @@ from voxtral_serve.guard.live.session import MOST_PARTS, LiveSession
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
 
-RATE = 16000
 SHORT = 256  # positions of a context: cuts from 15.5 to 20 s
-
-
-def noise(seconds: float, seed: int = 0, loud: float = 3000.0) -> bytes:
-    """No two samples in a row are likely to be those of another place."""
-    samples = np.random.default_rng(seed).normal(0, loud, round(seconds * RATE))
-    return samples.clip(-32767, 32767).astype("<i2").tobytes()
-
-
-def speech(seconds: float, pauses: list[float], pause_s: float = 0.5) -> bytes:
-    """Noise whose level changes as speech's does, with pauses from these seconds on."""
-    samples = np.frombuffer(noise(seconds), "<i2").astype(np.float64)
-    samples *= 0.6 + 0.4 * np.sin(np.arange(len(samples)) * 2 * np.pi * 3 / RATE)
-    for start in pauses:
-        samples[round(start * RATE) : round((start + pause_s) * RATE)] *= 0.003
-    return samples.astype("<i2").tobytes()
-
-
-def tokens_of(samples: int, shape: SessionShape = SHAPE) -> int:
-    """As an upload of this length has: the last token is sampled at the last padded row."""
-    return shape.total_rows(samples) - shape.prompt + 1 if samples else 0
 
 
 class Run:

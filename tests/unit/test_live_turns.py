@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import DATA
-from livefakes import PAD, SHAPE, SPOKEN, STREAM, WORD, FakeEngine, chunks, service
-from test_live_session import RATE, noise, speech, tokens_of
+from livefakes import PAD, RATE, SHAPE, SPOKEN, STREAM, WORD, FakeEngine, chunks, noise, service, speech, tokens_of
 
 from pico.evaluate import read_audio
 from voxtral_serve.audio.level import StreamPower, voiced
