@@ -4,6 +4,7 @@ Exit status: 0 if all rows were measured without a failed request; 1 if a server
 for a usage error; 3 if --minutes ended before all rows were measured.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         content = report.run(plan)
     except report.TimeIsUpError as told:
+        print(record.table(json.loads(plan.out.read_bytes())))
         print(f"{told}. Run the same command again to continue.", file=sys.stderr)
         return 3
     except BenchError as error:

@@ -24,7 +24,8 @@ from bench.gpu.record import RANDOM, Record, machine
 from bench.gpu.servers import Server
 from bench.memory import Gpus
 
-START_S = {"cold": 300, "warm": 120}  # longest start of several servers on 16 cores, with empty and filled caches
+# Longest start on 16 cores in seconds, of one server and of several, with empty and with filled caches
+START_S = {(False, False): 240, (False, True): 90, (True, False): 320, (True, True): 150}
 SHARE = 0.94  # of the GPU's memory that servers together may take
 WARM_UP = (6, 1)  # live clips sent before the first sessions, and before each further ones
 
@@ -104,7 +105,8 @@ class Measurement:
             places = Path(up.enter_context(tempfile.TemporaryDirectory()))
             cache = places / "empty" if cold else self.plan.work / "cache"
             filled = all(servers.filled(cache, name) for name in names)
-            self._must_end(START_S["warm" if filled else "cold"] + group[0].seconds, f"the start of {', '.join(names)}")
+            longest_s = START_S[len(names) > 1, filled] + group[0].seconds
+            self._must_end(longest_s, f"the start of {', '.join(names)} with {group[0].row}")
             cores = up.enter_context(live.cores(self.plan.cores if isinstance(group[0], Sessions) else 0))
             start = StartPlan(True, cache, self.plan.logs, self.plan.command, steps=self.plan.steps)
             configs = {name: self.configs[name] for name in names}

@@ -433,7 +433,7 @@ def test_a_report_ends_in_time(case: Case, capsys: pytest.CaptureFixture[str]) -
     assert case.run("--minutes", "1") == 3
     assert case.starts() == 0
     assert case.result()["rows"] == []
-    assert "the start of contest may take 330 s, but --minutes leaves" in capsys.readouterr().err
+    assert "the start of contest with contest@1 may take 270 s, but --minutes leaves" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
