@@ -16,7 +16,7 @@ import requests
 from conftest import NOBIND, ROOT
 
 from bench import serve
-from tools import speech_checkpoint
+from bench.gpu import speech_checkpoint
 
 # They need .venv-omni: `make test-speech`.
 collect_ignore_glob = [] if find_spec("vllm_omni") else ["test_*"]
