@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+import clock
 import pytest
 import starts
 from uploads import KEY
@@ -81,6 +82,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"FAILED: a session without slow tests may start {starts.MOST} servers", red=True)
 
 
+# ---- Time
+
+
+@pytest.fixture
+def turned_clock() -> Iterator[clock.Clock]:
+    """The clock of asyncio and of time.monotonic goes on when nothing else is left to do: support/clock.py."""
+    with clock.turned() as turned:
+        yield turned
+
+
 # ---- Servers
 
 
@@ -123,7 +134,7 @@ SHARED: dict[str, tuple[Path, tuple[str, ...]]] = {
     ),
     # vLLM's own model behind the guard. In float32, where no two candidates are so close that the order of a sum would
     # decide.
-    "live_server": (ROOT / "profiles/realtime-stock.yaml", ("--dtype", "float32", *EAGER)),
+    "live_server": (ROOT / "tests/support/vllm-live.yaml", ("--dtype", "float32", *EAGER)),
 }
 
 

@@ -100,7 +100,7 @@ def measured(name: str, title: str, function: Measure, state: Run) -> Part:
         result = function(state)
     except SkippedError as error:
         result = Result("skipped", str(error))
-    except (RequestError, OSError) as error:
+    except (RequestError, MeasureError, OSError) as error:
         result = Result("failed", " ".join(str(error).split()) or type(error).__name__)
     return Part(name, title, round(time.monotonic() - began, 2), result)
 
