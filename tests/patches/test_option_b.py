@@ -11,8 +11,8 @@ import requests
 import scratch
 from conftest import CONFIG, DATA, PICO
 
-from bench import dataset, serve
-from bench.measure import scoring
+from bench import dataset
+from bench.measure import engine, scoring
 from voxtral_serve.shims import PATCHES, installed
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ CLIP = "001"
 @pytest.fixture(scope="module")
 def served(option_b: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """One `vllm serve --config vllm_config.yaml` in the checkpoint's directory."""
-    log, port, text = tmp_path_factory.mktemp("served") / "log", serve.free_port(), None
+    log, port, text = tmp_path_factory.mktemp("served") / "log", engine.free_port(), None
     clip = next(clip for clip in dataset.load(DATA)[0] if clip.id == CLIP)
     with scratch.started(option_b, checkpoint, port, log, config=Path(CONFIG.name)) as process:
         deadline = time.monotonic() + scratch.START_TIMEOUT_S
