@@ -81,7 +81,7 @@ def _run(job: ProveJob) -> int:
         measure("start", "Start", lambda _: _started(state, stack, key, checked))
         for each in PARTS:
             measure(*each)
-        if state.engine is not None:
+        if state.engine is not None and state.engine.key is not None:
             hidden.append(state.engine.key)
         found = facts.of_run(state, gpus, began)
     for each in OTHERS:
