@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -112,8 +113,10 @@ def _sessions(plan: RunPlan, made_of: LivePlan, clips: Sequence[Clip]) -> list[C
     from bench import sound
 
     most = made_of.search.most if made_of.search else max(load.sessions or 0 for load in plan.loads)
-    seconds, age_s = sound.whole_pieces(made_of.seconds), sound.whole_pieces(made_of.age_s)
-    return [sound.session(number, clips, seconds, age_s, plan.seed) for number in range(1, most + 1)]
+    age_s, least_s = sound.whole_pieces(made_of.age_s), made_of.least_seconds or made_of.seconds
+    draw = random.Random(plan.seed)
+    lengths = [sound.whole_pieces(draw.uniform(least_s, made_of.seconds)) for _ in range(most)]
+    return [sound.session(number, clips, length, age_s, plan.seed) for number, length in enumerate(lengths, 1)]
 
 
 def claim(out: Path, resume: bool) -> None:

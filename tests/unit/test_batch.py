@@ -364,7 +364,7 @@ def test_an_engine_is_started_again_a_few_times(tmp_path: Path, monkeypatch: pyt
         first = own.take()
         assert own.take() is first
         (call,) = vllm.calls()
-        assert call["keys"]["VLLM_API_KEY"] == first.key
+        assert call["keys"]["VLLM_API_KEY"] == first.http.key
         assert call["arguments"][-1] == "--flag"
         for _ in range(servers.RESTARTS):
             die()
