@@ -299,13 +299,10 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
     ]
     here = {row.id: row for row in rows[summary["run"]["loads"][0]]}
     empties = [(clip, here[clip].duration_s, here[clip].reference) for clip in quality["empty"]]
-    setup = {name: summary[name] for name in ("environment", "server", "run")}
-    numbers = {name: value for name, value in summary.items() if name not in setup}
-    joules = sorted({str(load["joules_reason"]) for load in loads if load["joules_reason"]})
     latency, speed, streaming, lags = (tables.measured(loads, wanted) for wanted in (LATENCY, SPEED, STREAMING, LIVE))
     found = [
         Section("Latency", "95 % intervals in brackets.", *latency),
-        Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
+        Section("Speed and resources", tables.resources(loads), *speed),
         Section("Streaming", "", *streaming) if streaming[1] else None,
         Section("Live sessions", "", *lags) if lags[1] else None,
         Section("Memory of the server", memory["reason"] or "", ("measure", "amount"), tables.sizes(memory)),
@@ -318,13 +315,7 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
         Section(f"Errors by duration, in {unit}", "", ("duration", "clips", "rate"), groups),
         Section(f"Failures: {len(failures)}", "", ("load", "clip", "status", "error"), failures),
         Section(f"Empty transcripts: {len(empties)}", "", ("clip", "seconds", "reference"), empties),
-        Section(
-            "Machine, versions, configuration",
-            "The machine is the one that ran the benchmark. A remote server runs on another one.",
-            ("setting", "value"),
-            list(tables.flat(setup)),
-        ),
-        Section("All numbers", "", ("number", "value"), list(tables.flat(numbers)), folded=True),
+        *tables.last_sections(summary, ("environment", "server", "run"), "Machine, versions, configuration"),
     ]
     return [section for section in found if section]
 

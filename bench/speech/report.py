@@ -194,28 +194,19 @@ def _sections(
 ) -> list[Section]:
     """`unheard` are the transcriptions that failed."""
     levels, memory = summary["loads"], summary["memory"]
-    joules = sorted({str(load["joules_reason"]) for load in levels if load["joules_reason"]})
     failures: list[tuple[Any, ...]] = [
         (load, row.id, row.status, row.error) for load, each in rows.items() for row in each if row.error is not None
     ]
     failures += unheard
-    setup = {name: summary[name] for name in ("environment", "run")}
-    numbers = {name: value for name, value in summary.items() if name not in setup}
     times, speed, playback = (tables.measured(levels, wanted) for wanted in (TIMES, SPEED, PLAYBACK))
     return [
         Section("First audio and latency", "", *times),
         Section("Playback", "", *playback),
-        Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
+        Section("Speed and resources", tables.resources(levels), *speed),
         Section("Memory of the server", memory["reason"] or "", ("measure", "amount"), tables.sizes(memory)),
         _round_trip(summary),
         Section(f"Failures: {len(failures)}", "", ("where", "text", "status", "error"), failures),
-        Section(
-            "Machine, versions, settings",
-            "The machine is the one that ran the benchmark. A remote server runs on another one.",
-            ("setting", "value"),
-            list(tables.flat(setup)),
-        ),
-        Section("All numbers", "", ("number", "value"), list(tables.flat(numbers)), folded=True),
+        *tables.last_sections(summary, ("environment", "run"), "Machine, versions, settings"),
     ]
 
 
