@@ -113,9 +113,8 @@ def last_sections(summary: Mapping[str, Any], setup: Sequence[str], title: str) 
 
 def resources(loads: Sequence[Mapping[str, Any]]) -> str:
     """Why the energy of loads was not measured; empty if it was."""
-    return "; ".join(
-        f"Energy: {reason}." for reason in sorted({str(load["joules_reason"]) for load in loads} - {"None"})
-    )
+    reasons = {load["joules_reason"] for load in loads if load["joules_reason"]}
+    return "; ".join(f"Energy: {reason}." for reason in sorted(reasons))
 
 
 def peak(memory: Mapping[str, Any]) -> str:
