@@ -49,6 +49,7 @@ class Answer:
 
     `body` replaces the JSON; `drop` breaks the connection "before" the status line or "inside" the body. `events` is a
     stream in its place: pieces of it, each sent after so many seconds, in chunks unless the connection's end is theirs.
+    With `together`, an answer waits until as many requests wait as the barrier has parties.
     """
 
     text: str = ""
@@ -59,6 +60,7 @@ class Answer:
     events: tuple[tuple[float, bytes], ...] | None = None
     chunked: bool = True
     headers: tuple[tuple[str, str], ...] = ()
+    together: threading.Barrier | None = None
 
 
 @dataclass
@@ -170,6 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
             if not chat and self.path != "/v1/audio/transcriptions":
                 answer = Answer(status=404)
             time.sleep(answer.delay_s)
+            if answer.together:
+                answer.together.wait(60)
             payload = answer.body
             if payload is None:
                 message = {"choices": [{"message": {"content": answer.text}, "finish_reason": "stop"}]}

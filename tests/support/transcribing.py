@@ -30,7 +30,7 @@ def start(*arguments: object, **settings: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([*COMMAND, *map(str, arguments)], text=True, **{**pipes, **settings})
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

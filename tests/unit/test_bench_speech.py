@@ -28,7 +28,7 @@ from bench.loads import closed
 from bench.plan import SpeechPlan
 from bench.speech import metrics, report
 from bench.speech.client import SpeechClient
-from bench.speech.rows import SpeechRow, Text, joined, late_ms, read_rows, row_line, rtf
+from bench.speech.rows import SpeechRow, Text, joined, late_ms, rtf
 from bench.speech.run import measure, select
 from bench.speech.samples import Samples, SamplesError
 
@@ -222,7 +222,7 @@ class Case:
 
     @property
     def rows(self) -> list[SpeechRow]:
-        return read_rows(self.out / results.ROWS)
+        return results.read_lines(self.out / results.ROWS, SpeechRow)
 
     def all_valid(self) -> None:
         for name in ("run", "summary"):
@@ -578,7 +578,7 @@ def test_hostile_texts_do_not_leave_their_place(case: Case) -> None:
 def test_a_row_of_another_run(case: Case, capsys: pytest.CaptureFixture[str], changed: dict[str, Any]) -> None:
     assert case.run() == 0
     with (case.out / results.ROWS).open("a") as file:
-        file.write(row_line(replace(case.rows[0], **changed)))
+        file.write(results.row_line(replace(case.rows[0], **changed)))
     assert main(["report", str(case.out)]) == 2
     assert "line 7: text" in capsys.readouterr().err
 
@@ -605,7 +605,7 @@ def test_another_schema_version(case: Case, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_schemas_refuse_what_is_not_measured_as_zero_and_what_failed_with_figures() -> None:
-    done, failed = (json.loads(row_line(each)) for each in (row(0, (100, 1.0)), row(1)))
+    done, failed = (json.loads(results.row_line(each)) for each in (row(0, (100, 1.0)), row(1)))
     assert is_valid("speech-requests", done) and is_valid("speech-requests", failed)
     assert not is_valid("speech-requests", failed | {"latency_ms": 0.0})
     assert not is_valid("speech-requests", done | {"audio_s": 0.0})

