@@ -59,7 +59,9 @@ HOUSE = {
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
     ),
-    "voxtral_serve.client": Rule("It is installed where there is no server.", never=MODEL_LIBRARIES),
+    "voxtral_serve.client": Rule(
+        "It is installed where there is no server.", ("voxtral_serve.transcript.subtitles",), never=MODEL_LIBRARIES
+    ),
     "voxtral_serve.batch": Rule(
         "It sends files to servers, as a client does; vLLM runs in other processes.",
         ("voxtral_serve.client", "voxtral_serve.transcript"),

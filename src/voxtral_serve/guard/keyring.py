@@ -59,10 +59,6 @@ class KeyRing:
         """Whether a key that was found is still in the file, by whatever name."""
         return any(other.digest == key.digest for other in self.keys.values())
 
-    def close(self) -> None:
-        """Wait until all is counted. Nothing may be counted afterwards."""
-        self._thread.shutdown()
-
     @contextlib.asynccontextmanager
     async def place(self, key: Key, what: str) -> AsyncIterator[None]:
         """A place of the key's among `what`, IN_FLIGHT or LIVE. Raises RefusedError if there is none."""

@@ -56,8 +56,8 @@ class SpeechFacts(NamedTuple):
             yield self.keys.watch()
 
 
-def read(state: Any, app: Any) -> SpeechFacts:
-    """What vLLM-Omni's live objects say. `state` is the application's, `app` what the guard wraps.
+def read(state: Any) -> SpeechFacts:
+    """What vLLM-Omni's live objects say. `state` is the application's.
 
     Raises KindError, KeysError, AttributeError or another error if vLLM-Omni is not as expected.
     """
@@ -76,7 +76,7 @@ def read(state: Any, app: Any) -> SpeechFacts:
     return SpeechFacts(
         voices=voices,
         most_in_flight=in_flight,
-        verify=access.verify(state, app),
+        verify=access.verify(state),
         open=OpenLimits.of_process(1, BODY_BYTES),
         about=about_speech(names, in_flight),
         stages=Stages(engine, LIMITS.shutdown_s, state.server),  # vLLM-Omni 0.32.0rc1 refuses shutdown_timeout
