@@ -625,6 +625,7 @@ def test_kv_cache_of_the_full_size(full: Path, tmp_path: Path) -> None:
     assert laid_out(full, config, encode_once=True) == kv_cache.KvCache(26 * 2 * 2 * 16 * 8 * 128, 33)
 
 
+@pytest.mark.skipif(shims.installed("vllm") == "0.20.0", reason="on a CPU it refuses an FP8 KV cache")
 def test_an_eight_bit_kv_cache_is_half_as_large(full: Path, tmp_path: Path) -> None:
     sixteen = laid_out(full, write(tmp_path / "a.yaml", max_model_len=512))
     eight = laid_out(full, write(tmp_path / "b.yaml", max_model_len=512, kv_cache_dtype="fp8"))
@@ -699,7 +700,7 @@ def test_the_rows_of_audio_are_counted(full: Path, monkeypatch: pytest.MonkeyPat
     on_gpu(monkeypatch, 12, 12)
     assert row(check_all(LONG, full, GPU_BLOCKS), "room for").startswith("at most 1.")
     on_gpu(monkeypatch, 11.25, 11.25)  # without the rows, one clip would fit
-    assert "max_model_len 45,056 needs 939.25 MiB of KV cache" in only_problem(check_all(LONG, full, GPU_BLOCKS))
+    assert "max_model_len 45,056 needs 887.25 MiB of KV cache" in only_problem(check_all(LONG, full, GPU_BLOCKS))
 
 
 @pytest.mark.parametrize("profile", ["fast", "long", "realtime"])

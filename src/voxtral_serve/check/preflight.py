@@ -1,7 +1,8 @@
 """Check whether `vllm serve` would start with a config and a checkpoint, without starting an engine.
 
 vLLM's own parser reads the options, vLLM makes its engine's config of them and computes the KV cache, and
-mistral-common computes the padding of clips. The results are therefore those of the installed versions. Only the headers of the weight files are read.
+mistral-common computes the padding of clips. The results are therefore those of the installed versions. Only the
+headers of the weight files are read.
 """
 
 from collections.abc import Sequence
