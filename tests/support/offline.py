@@ -1,7 +1,7 @@
 """Real vLLM without a server: pico on an `LLM` of its own, asked and answering in tokens, beside pico's reference.
 
 In float32. There the tokens must be the reference's whatever is computed together: two candidates are never as close
-as two orders of summation. In bfloat16 they are, in a few clips of the 500 (bench/results/encode-once).
+as two orders of summation. In bfloat16 they are, in a few clips of the 500.
 """
 
 import contextlib
@@ -209,7 +209,7 @@ def packed_rows_of(served: Any, audios: Sequence[np.ndarray]) -> list[torch.Tens
     clips.put([torch.rand(encoder.samples * (left.frames + most))])
     with torch.inference_mode():
         lengths = clips.put(padded)
-        rows = clips.run(sum(lengths), Spans(lengths, lengths, left=left.held))
+        rows = clips.run(sum(lengths), Spans(lengths, lengths, left=left.kv))
     parts = rows.split([length // served.downsample_factor for length in lengths])
     return [torch.cat([left.rows, part]).clone() for part in parts]
 

@@ -59,12 +59,17 @@ HOUSE = {
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
     ),
+    "voxtral_serve.measure": Rule(
+        "`bench` runs with it alone, without the rest of the package.", never=MODEL_LIBRARIES
+    ),
     "voxtral_serve.client": Rule(
-        "It is installed where there is no server.", ("voxtral_serve.transcript.subtitles",), never=MODEL_LIBRARIES
+        "It is installed where there is no server.",
+        ("voxtral_serve.measure", "voxtral_serve.transcript.subtitles"),
+        never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.batch": Rule(
         "It sends files to servers, as a client does; vLLM runs in other processes.",
-        ("voxtral_serve.client", "voxtral_serve.transcript"),
+        ("voxtral_serve.client", "voxtral_serve.measure", "voxtral_serve.transcript"),
         never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.check": Rule(
@@ -76,7 +81,7 @@ HOUSE = {
     ),
     "voxtral_serve.prove": Rule(
         "It judges a server from outside, as its clients see it; vLLM runs in other processes.",
-        ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client"),
+        ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client", "voxtral_serve.measure"),
         never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.deploy": Rule("It runs around a server, as probes that take no time.", standard_library=True),
@@ -97,6 +102,9 @@ HOUSE = {
     "voxtral_serve.drafter": Rule("A name that configs use.", ("voxtral_serve.engine",)),
     "bench": Rule("It measures any server from outside.", ("mistral_layout",), never=MODEL_LIBRARIES),
     "pico": Rule("The independent reference of the model.", ("mistral_layout",), never=("vllm",)),
+    "bench.gpu.kernels": Rule("It times the engine's kernels.", ("voxtral_serve", "bench", "mistral_layout")),
+    "bench.gpu.speech_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "mistral_layout"), never=("vllm",)),
+    "bench.gpu.voxcpm2_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "voxtral_serve.check")),
     "pico.evaluate": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "pico.hearing": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "pico.damage": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
