@@ -182,8 +182,8 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
     shims.require("live_audio")
     if vllm_config.speculative_config is not None:
         raise ValueError(
-            f"speculative_config with {session.OPTION} {most}: drafts do not work with live sessions. Remove one of "
-            "the two; profiles/throughput.yaml is for drafts"
+            f"speculative_config with {session.OPTION} {sessions}: drafts do not work with live sessions. Remove one "
+            "of the two; profiles/throughput.yaml is for drafts"
         )
     ours = "voxtral_serve.engine.live_scheduler.live_scheduler"
     for name, value, expected in (
