@@ -65,7 +65,7 @@ def _kv_specs(params: dict[str, Any], block_size: int, dtype: Any, encode_once: 
     heads, window = encoder["n_heads"], encoder["sliding_window"]
     text = {"num_kv_heads": params["n_kv_heads"], "head_size": params["head_dim"]}
     audio: dict[str, Any] = {"head_size": encoder["head_dim"]}
-    if "tokens_per_state" in {each.name for each in fields(SlidingWindowSpec)}:
+    if "tokens_per_state" in {field.name for field in fields(SlidingWindowSpec)}:
         audio |= {
             "num_kv_heads": heads,
             "tokens_per_state": Fraction(1, pooled),

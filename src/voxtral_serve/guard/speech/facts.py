@@ -72,7 +72,7 @@ def read(state: Any) -> SpeechFacts:
     if (processes := config.parallel_config._api_process_count) != 1:
         raise KindError(f"api_server_count is {processes}: expected 1 for speech synthesis behind {MIDDLEWARE}")
     voices, in_flight = _voices(state.openai_serving_speech), most_in_flight(config)
-    names = tuple(each.name for each in state.openai_serving_models.base_model_paths)
+    names = tuple(model.name for model in state.openai_serving_models.base_model_paths)
     return SpeechFacts(
         voices=voices,
         most_in_flight=in_flight,
@@ -97,8 +97,8 @@ def _voices(serving: Any) -> tuple[str, ...]:
 def unknown(engine: Any) -> KindError:
     """The error for a server of neither speech-to-text nor ARCHITECTURES. `engine`: vLLM's EngineClient."""
     config = engine.vllm_config
-    found = "a model without a language model" if config is None else config.model_config.architecture
+    served = "a model without a language model" if config is None else config.model_config.architecture
     return KindError(
-        f"voxtral_serve.guard cannot serve {found}: expected a model of speech-to-text, or "
+        f"voxtral_serve.guard cannot serve {served}: expected a model of speech-to-text, or "
         f"{' or '.join(ARCHITECTURES)}. Remove {MIDDLEWARE} for this model"
     )
