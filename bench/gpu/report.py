@@ -1,0 +1,199 @@
+"""Measure the rows of a plan: `bench gpu report`, every figure of the pages, and `run` and `live`, a row or a few.
+
+Each server is up alone while it is measured. A first start compiles for minutes, so servers whose caches are empty are
+started together before, as many as the GPU's memory holds, and stopped again. The file is written after every row; the
+same command continues with the rows that are missing.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import BenchError
+from bench.gpu import checkpoint, live, rows, servers, tasks
+from bench.gpu.clock import Clock
+from bench.gpu.measure import measure
+from bench.gpu.plan import GpuPlan, Item, Sessions, Start, StartPlan, Uploads
+from bench.gpu.readings import watts
+from bench.gpu.record import RANDOM, Record, machine
+from bench.gpu.servers import Server
+from bench.measure.gpus import Gpus
+
+START_S = {False: 240, True: 90}  # longest start on 16 cores in seconds, with empty and with filled caches
+FILL_S = 330  # the same of several servers at once with empty caches
+SHARE = 0.94  # of the GPU's memory that servers together may take
+WARM_UP = (6, 1)  # live clips sent before the first sessions, and before each further ones
+
+
+class TimeIsUpError(Exception):
+    """The next row would not end in the time of this call."""
+
+
+class Measurement:
+    """One call of the command."""
+
+    def __init__(self, plan: GpuPlan) -> None:
+        """Raises BenchError if a configuration cannot be read."""
+        self.plan, self.clock, self.gpus = plan, Clock(), Gpus()
+        self.ends = time.monotonic() + 60 * plan.minutes if plan.minutes else None
+        names = dict.fromkeys(item.server for item in plan.items)
+        self.configs = {
+            name: rows.config(name, kv_gib=plan.kv_gib.get(name), acceptance=plan.acceptance, changes=plan.changes)
+            for name in names
+        }
+
+    def record(self) -> Record:
+        """The file, with what it had before. Raises BenchError if it is of another machine or of other code."""
+        plan = self.plan
+        described = {name: rows.described(name, config) for name, config in self.configs.items()}
+        weights = RANDOM if plan.model is None else f"{plan.model.resolve().name}"
+        plan.out.parent.mkdir(parents=True, exist_ok=True)
+        return Record(plan.out, machine(plan.commit), weights, described, [item.row for item in plan.items])
+
+    def run(self) -> dict[str, Any]:
+        """Measure what is missing. Returns the content of the file. Raises BenchError and TimeIsUpError."""
+        plan, record = self.plan, self.record()
+        missing = [item for item in plan.items if item.row in plan.chosen and not record.has(item.row)]
+        self.clock.say(f"{len(missing)} rows to measure: {', '.join(item.row for item in missing)}")
+        if not missing:
+            return record.content
+        for directory in (plan.work, *([plan.logs] if plan.logs else [])):
+            directory.mkdir(parents=True, exist_ok=True)
+        record.begin_call(
+            command=plan.command_line,
+            settings=servers.variables(),
+            idle_watts=watts(self.gpus),
+        )
+        model = self._model()
+        for names in self._to_fill(missing):
+            self._fill(names, model)
+        for group in groups(missing):
+            self._group(group, model, record)
+        self.clock.say("done")
+        return record.content
+
+    def _model(self) -> Path:
+        """The checkpoint, which is written once. One that is not complete has another name."""
+        if self.plan.model is not None:
+            return self.plan.model
+        model = self.plan.work / "checkpoint"
+        if not model.exists():
+            partial = self.plan.work / "checkpoint.partial"
+            checkpoint.write(partial)
+            partial.rename(model)
+            self.clock.say("checkpoint written")
+        return model
+
+    def _to_fill(self, items: Sequence[Item]) -> list[list[str]]:
+        """The servers to start together so that their caches are filled; none without a GPU."""
+        sizes = machine(None)["gpu_memory_bytes"]
+        names = dict.fromkeys(item.server for item in items if not isinstance(item, Start))
+        empty = [name for name in names if not servers.filled(self.plan.work / "cache", name)]
+        return together(empty, self.configs, sizes[0] if sizes else 0)
+
+    def _fill(self, names: Sequence[str], model: Path) -> None:
+        """Start servers at the same time and stop them, for their compiled graphs and kernels."""
+        self._must_end(FILL_S, f"the first start of {', '.join(names)}")
+        self.clock.say(f"filling the caches of {', '.join(names)}")
+        plan = StartPlan(True, self.plan.work / "cache", self.plan.logs, self.plan.command)
+        with contextlib.ExitStack() as up:
+            places = Path(up.enter_context(tempfile.TemporaryDirectory()))
+            servers.start({name: self.configs[name] for name in names}, plan, model, places, up, self.clock)
+
+    def _must_end(self, seconds: float, what: str) -> None:
+        if self.ends is not None and time.monotonic() + seconds > self.ends:
+            left = self.ends - time.monotonic()
+            raise TimeIsUpError(f"{what} may take {seconds:.0f} s, but --minutes leaves {left:.0f} s")
+
+    def _group(self, group: Sequence[Item], model: Path, record: Record) -> None:
+        """Start one server, and measure its rows one after the other."""
+        name = group[0].server
+        cold = isinstance(group[0], Start)
+        with contextlib.ExitStack() as up:
+            places = Path(up.enter_context(tempfile.TemporaryDirectory()))
+            cache = places / "empty" if cold else self.plan.work / "cache"
+            longest_s = START_S[servers.filled(cache, name)] + group[0].seconds
+            self._must_end(longest_s, f"the start of {name} with {group[0].row}")
+            cores = up.enter_context(live.cores(self.plan.cores if isinstance(group[0], Sessions) else 0))
+            start = StartPlan(True, cache, self.plan.logs, self.plan.command, steps=self.plan.steps)
+            ready, failures = servers.start({name: self.configs[name]}, start, model, places, up, self.clock)
+            os.sched_setaffinity(0, cores)  # of this thread and of all threads and processes that it starts later
+            if name in failures:
+                for item in group:
+                    record.fail(item.row, failures[name])
+                return
+            server = ready[name]
+            version = server.client.get("/version")["version"]
+            for number, item in enumerate(group):
+                self._must_end(item.seconds, item.row)
+                self.clock.say(f"{item.row}: measuring")
+                try:
+                    row = self._measure(item, server, version, places / str(number), WARM_UP[number > 0])
+                except BenchError as error:
+                    record.fail(item.row, str(error))
+                    self.clock.say(f"{item.row}: {error}")
+                    continue
+                record.add(item.row, {"kind": item.kind, "server": item.server, **row})
+                self.clock.say(f"{item.row}: {_short(row)}")
+
+    def _measure(self, item: Item, server: Server, vllm: str, places: Path, warm_up: int) -> dict[str, Any]:
+        places.mkdir()
+        if isinstance(item, Start):
+            return {"vllm": vllm, "start_s": server.start_s, "start_caches": server.cache, "failed": 0}
+        if isinstance(item, Uploads):
+            (task,) = tasks.decoded([tasks.task_of(item, self.configs[item.server])], places / "clips")
+            return measure(server, task, self.gpus, vllm)
+        most = self.configs[item.server].get("max_num_seqs", item.sessions)
+        if item.sessions + item.uploads > most:
+            raise BenchError(f"{item.row}: {item.server} has max_num_seqs {most}: add --set max_num_seqs=NUMBER")
+        out = (self.plan.results or places) / f"{item.row}-{time.time():.0f}"
+        clips = live.decoded(places) if item.uploads else []
+        figures = live.measure(item, server, self.gpus, clips, out, warm_up)
+        return {"vllm": vllm, **figures, "start_s": server.start_s, "start_caches": server.cache}
+
+
+def groups(missing: Sequence[Item]) -> list[list[Item]]:
+    """The rows by the start of a server that they share. A cold start has one of its own."""
+    grouped: dict[tuple[str, str], list[Item]] = {}
+    for item in missing:
+        grouped.setdefault((item.kind, item.server), []).append(item)
+    return list(grouped.values())
+
+
+def together(names: Sequence[str], configs: Mapping[str, Mapping[str, Any]], memory: int) -> list[list[str]]:
+    """The servers that fit into the GPU's memory of so many bytes at the same time. One that is left over alone, or
+    whose memory is not known, is in none: its own start fills its caches."""
+    groups: list[list[str]] = []
+    free: list[int] = []  # bytes that each group leaves
+    for name in names:
+        needed = rows.memory_of(configs[name])
+        if needed is None:
+            continue
+        place = next((number for number, left in enumerate(free) if needed <= left), len(groups))
+        if place == len(groups):
+            groups.append([])
+            free.append(int(SHARE * memory))
+        groups[place].append(name)
+        free[place] -= needed
+    return [group for group in groups if len(group) > 1]
+
+
+def _short(row: Mapping[str, Any]) -> str:
+    shown = ("failed", "p50_ms", "rtfx", "lag_ms", "final_ms", "fell_behind", "joules_per_audio_second", "start_s")
+    return "  ".join(f"{name} {row[name]}" for name in shown if name in row)
+
+
+def run(plan: GpuPlan) -> dict[str, Any]:
+    """Measure what is missing in the plan's file, and return its content. Raises BenchError and TimeIsUpError."""
+    measurement = Measurement(plan)
+    if not plan.only_plan:
+        return measurement.run()
+    chosen = [item for item in plan.items if item.row in plan.chosen]
+    for group in groups(chosen):
+        print("one start: " + ", ".join(f"{item.row} ({item.seconds:.0f} s)" for item in group), file=sys.stderr)
+    return {}
