@@ -407,13 +407,13 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("dialect", [OpenAiCodec, lambda context: MistralCodec(context, None), UndecidedCodec])
+@pytest.mark.parametrize("codec", [OpenAiCodec, lambda context: MistralCodec(context, None), UndecidedCodec])
 @pytest.mark.parametrize("kind", ["session.update", "input_audio_buffer.append", "input_audio.append", "hello"])
-def test_no_value_at_any_place_ends_a_connection(kind: str, dialect: Any) -> None:
+def test_no_value_at_any_place_ends_a_connection(kind: str, codec: Any) -> None:
     """And no answer is long."""
 
     async def run() -> None:
-        client = FakeClient(service(FakeEngine()), dialect)
+        client = FakeClient(service(FakeEngine()), codec)
         for place in PLACES:
             for value in STRANGE:
                 for name in reversed(place):
