@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import lag, loads
+from bench import loads
 from bench.client import CHAT_PROMPT
+from bench.measure import lag
+from bench.measure.lag import DELAY_MS
 from bench.plan import (
     OWN_DATA,
     ComparePlan,
@@ -20,7 +22,6 @@ from bench.plan import (
     ServePlan,
     SpeechPlan,
 )
-from mistral_layout.audio import DELAY_MS
 
 # Flags of `bench run` and their minimum
 LOWEST = (

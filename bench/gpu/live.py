@@ -24,7 +24,7 @@ from bench.gpu.measure import memory
 from bench.gpu.plan import Sessions
 from bench.gpu.readings import MemoryWatch, processes
 from bench.gpu.servers import Server
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 UPLOADED = 128  # number of different clips that the uploads send in turn
 MARGIN_S = 1.5  # sampling continues for this time after the last text

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError, environment, results
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "triton", "nvidia-ml-py", "requests")
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # another one after each start of the machine

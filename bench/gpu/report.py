@@ -22,7 +22,7 @@ from bench.gpu.plan import GpuPlan, Item, Sessions, Start, StartPlan, Uploads
 from bench.gpu.readings import watts
 from bench.gpu.record import RANDOM, Record, machine
 from bench.gpu.servers import Server
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 # Longest start on 16 cores in seconds, of one server and of several, with empty and with filled caches
 START_S = {(False, False): 240, (False, True): 90, (True, False): 320, (True, True): 150}

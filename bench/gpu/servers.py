@@ -5,7 +5,6 @@ import functools
 import importlib.util
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,12 +14,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError, prometheus, serve
+from bench import BenchError, prometheus
 from bench.client import Client
 from bench.gpu.clock import Clock
 from bench.gpu.plan import StartPlan
 from bench.gpu.readings import MemoryWatch, in_use, processes
-from bench.memory import Gpus
+from bench.measure import engine
+from bench.measure.gpus import Gpus
 
 # Caches that speed up a start: vLLM's compiled graphs, kernels of Triton, PyTorch, FlashInfer and the CUDA driver
 CACHES = (
@@ -73,7 +73,7 @@ class Server:
     def counter(self, name: str) -> float | None:
         """A counter of vLLM's /metrics; null if it is missing."""
         try:
-            text = serve.get(f"{self.url}/metrics", timeout_s=10).text
+            text = engine.get(f"{self.url}/metrics", timeout_s=10).text
         except OSError:  # the base class of all errors of requests
             return None
         return prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")
@@ -84,8 +84,7 @@ class _Started:
     """A server that may not be ready yet. `begun` is the time of its start, from time.monotonic."""
 
     server: Server
-    process: subprocess.Popen[bytes]
-    log: Path
+    running: engine.Engine
     watch: MemoryWatch
     begun: float
 
@@ -152,7 +151,7 @@ def _start(
     plain = _plain(name)
     cache = (plan.cache or places / "cache").resolve() / plain
     caches = {variable: str(cache / variable.lower()) for variable in CACHES}
-    port, log = serve.free_port(), (plan.logs or places) / f"{plain}.log"
+    port, log = engine.free_port(), (plan.logs or places) / f"{plain}.log"
     state = "warm" if filled(cache.parent, name) else "cold"
     file = places / f"{plain}.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -162,13 +161,13 @@ def _start(
     if steps is not None:
         steps.unlink(missing_ok=True)
         environment[STEPS] = str(steps)
-    process = up.enter_context(
-        serve.server(file, model, port, log, command=plan.command, environment=environment, wait=False)
+    running = up.enter_context(
+        engine.served(file, model, port, log, command=plan.command, environment=environment, wait=False)
     )
-    server = Server(name, content, f"http://127.0.0.1:{port}", process.pid, state, steps=steps)
-    watch = MemoryWatch(gpus, functools.partial(processes, process.pid))
+    server = Server(name, content, running.url, running.pid, state, steps=steps)
+    watch = MemoryWatch(gpus, functools.partial(processes, running.pid))
     watch.start()
-    return _Started(server, process, log, watch, begun)
+    return _Started(server, running, watch, begun)
 
 
 def _wait(started: _Started, gpus: Gpus, apart: bool, clock: Clock) -> str | None:
@@ -178,7 +177,7 @@ def _wait(started: _Started, gpus: Gpus, apart: bool, clock: Clock) -> str | Non
     """
     server, watch = started.server, started.watch
     try:
-        serve.wait_until_up(started.process, server.url, started.log, show=False)
+        started.running.wait_until_up(show=False)
     except BenchError as error:
         return str(error)
     finally:

@@ -20,7 +20,7 @@ from bench.gpu import live, meanwhile, report
 from bench.gpu.command import main
 from bench.gpu.meanwhile import Sample, Samples, Uploads
 from bench.gpu.plan import Sessions
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 FAKE_VLLM = """\
 import sys, time
