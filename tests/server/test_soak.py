@@ -1,15 +1,14 @@
-"""tools.soak_live: ten minutes of audio in one session, in a context that holds two."""
+"""The soak's long session: ten minutes of audio, in a context that holds two."""
 
 from pathlib import Path
 
 import pytest
-
-from tools import soak_live
+import soak
 
 
 @pytest.mark.slow
 def test_ten_minutes(tmp_path: Path) -> None:
-    outcome = soak_live.soak(10, tmp_path, ("--max-model-len", "2048"), None)
+    outcome = soak.one_session(10, tmp_path, ("--max-model-len", "2048"), None)
     assert outcome["rollovers"] >= 4
     # As many tokens as without rollovers, whose cuts are not at whole tokens
     assert abs(outcome["tokens"] - outcome["pieces"] - 11) <= 2

@@ -1,20 +1,23 @@
-"""Serve pico for half an hour to clients that come, go, and send nonsense, to live sessions that do, and to attackers;
-tell whether anything fails, grows or slows.
+"""Serve pico for half an hour to clients, live sessions and attackers, then to one live session for hours of audio.
 
-    python -m tools.soak --out bench/results/soak-cpu.json
+    make soak        # python -m soak --out bench/results/soak-cpu.json, with tests/support on Python's path
 
-Of 16 clients, each of which sends one request after another, one request in ten is one of tools/inputs.py, and one in
-ten is given up before its answer comes. The other clips must come back with the text of the committed reference. Beside
-them the attacks of tools/attackers.py take turns, each followed by a pause of its length. The second half of the time
-is cut into thirds, in each of which each attack has one turn: the server's memory, and the latency of the good clips,
-must be in the last what they are in the first. No request, session or place may be left at the end. Exit status 1 where
-any of this does not hold, or anything failed.
+Of 16 clients, each of which sends one request after another, one request in ten is one of `inputs`, and one in ten is
+given up before its answer comes. The other clips must come back with the text of the committed reference. Beside them
+the attacks of `attackers` take turns, each followed by a pause of its length. The second half of the time is cut into
+thirds, in each of which each attack has one turn: the server's memory, and the latency of the good clips, must be in
+the last what they are in the first. No request, session or place may be left at the end.
 
-The server runs with tcmalloc, which vLLM asks for on a CPU (https://docs.vllm.ai, "set LD_PRELOAD"; it warns where it
-is missing). With glibc's malloc the worker's heap frays and grows for longer than this lasts (docs/pages/findings.md).
+The long session gets the live set (bench/data/live.jsonl) again and again, LONG_PACE times faster than speech, with
+silence after each recording. Each pass over the set is scored on its own: word error rate, lag, memory of the server.
+The last must be as good as the first. Exit status 1 where any of this does not hold, or anything failed.
+
+The server runs with tcmalloc, which vLLM asks for on a CPU (https://docs.vllm.ai, "set LD_PRELOAD"). With glibc's
+malloc the worker's heap fragments and grows for longer than this lasts.
 """
 
 import argparse
+import asyncio
 import base64
 import contextlib
 import ctypes.util
@@ -32,25 +35,32 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import attackers
+import inputs
+import numpy as np
 import psutil
 import requests
 import yaml  # type: ignore[import-untyped,unused-ignore]
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from bench import dataset, environment, metrics, prometheus, results, serve, sound
-from mistral_layout.audio import SAMPLE_RATE
+from bench import dataset, environment, lag, metrics, prometheus, results, serve, sound
+from bench.answers import Row
+from mistral_layout.audio import DELAY_MS, SAMPLE_RATE
 from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 from pico import huggingface
-from tools import attackers, inputs
-from tools.compare_layouts import LIBRARIES, ROOT
 
+ROOT = Path(__file__).parents[2]
+LIBRARIES = serve.LIBRARIES
 CLIENTS = 16
 BAD_SHARE, GONE_SHARE = 0.1, 0.1
 LIVE_CLIENTS, PACE = 3, 3
 LIVE = ("live", "live lost", "live silent")
 LOST_SHARE, SILENT_SHARE = 0.2, 0.2
 LIVE_TIMEOUT_S = 120
+PIECE_S = PIECE / SAMPLE_RATE
 LEFT_S = 5  # after the last request: a session whose client is gone is closed by then
 SAMPLE_S = 2
 SLOWER = 1.25  # the most that a third's median latency may be of the first's
@@ -296,7 +306,7 @@ def tcmalloc() -> str:
     return found
 
 
-def soak(minutes: float, scratch: Path) -> dict[str, Any]:
+def clients(minutes: float, scratch: Path) -> dict[str, Any]:
     """What the JSON file holds."""
     port, log = serve.free_port(), scratch / "server.log"
     many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(8 * CLIENTS), "LD_PRELOAD": tcmalloc()}
@@ -311,7 +321,7 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
     first, _, last = parts = thirds(run)
     problems = [asdict(sent) for sent in run.sent if sent.problem]
     return {
-        "command": f"python -m tools.soak --minutes {minutes:g}",
+        "command": f"python -m soak --minutes {minutes:g}",
         "config": yaml.safe_load(CONFIG.read_text()),
         "flags": list(FLAGS),
         "variables": many,
@@ -333,20 +343,189 @@ def soak(minutes: float, scratch: Path) -> dict[str, Any]:
     }
 
 
+# ---- One long session
+
+LONG_PACE = 10
+LONG_MINUTES = 180
+SILENCE_S = 4  # after each recording: its last words are written before the next one begins
+LONG_SAMPLE_S = 5
+LONG_SLOWER, WORSE = 1.5, 0.003  # the most that the last pass may have above the first
+LONG_FLAGS: tuple[str, ...] = ("--enforce-eager", "--kv-cache-memory-bytes", str(128 << 20), "--api-server-count", "1")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Pieces of audio, from `first` to before `last`, and what was said in them."""
+
+    first: int
+    last: int
+    text: str
+
+
+def passes(clips: list[dataset.Clip], minutes: float) -> tuple[np.ndarray, list[Pass]]:
+    """(int16 samples of the set, what is said in each pass). A shorter pass ends with a recording."""
+    rest = np.zeros(SILENCE_S * SAMPLE_RATE, np.int16)
+    wanted, sent, found = minutes * 60, 0, list[Pass]()
+    audio: list[np.ndarray] = []
+    while sent * PIECE_S < wanted:
+        first, said = sent, []
+        for clip in clips:
+            if sent * PIECE_S >= wanted:
+                break
+            samples = np.concatenate([sound.pcm16(clip), rest])
+            samples = np.pad(samples, (0, -len(samples) % PIECE))
+            if not found:
+                audio.append(samples)
+            said.append(clip.text)
+            sent += len(samples) // PIECE
+        found.append(Pass(first, sent, " ".join(said)))
+    return np.concatenate(audio), found
+
+
+class LongSession:
+    """Sends the samples over and over, and keeps when each piece went and when each token came."""
+
+    def __init__(self, socket: ClientConnection, samples: np.ndarray, pieces: int) -> None:
+        self.socket, self.samples, self.pieces = socket, samples, pieces
+        self.sent = np.zeros(pieces)
+        self.tokens: list[tuple[float, str]] = []
+
+    async def run(self) -> None:
+        """Raises RuntimeError if the server ends the session."""
+        await self._say("session.update", model="voxtral")
+        await self._say("input_audio_buffer.commit")
+        sender = asyncio.create_task(self._send())
+        try:
+            async for message in self.socket:
+                event = json.loads(message)
+                if event["type"] == "transcription.delta":
+                    self.tokens.append((time.monotonic(), event["delta"]))
+                elif event["type"] == "transcription.done":
+                    return
+                elif event["type"] == "error":
+                    raise RuntimeError(f"the server says: {event['error']}")
+            raise RuntimeError("the server closed the session")
+        finally:
+            sender.cancel()
+
+    async def _send(self) -> None:
+        whole, start = len(self.samples) // PIECE, time.monotonic()
+        for number in range(self.pieces):
+            if (wait_s := start + number * PIECE_S / LONG_PACE - time.monotonic()) > 0:
+                await asyncio.sleep(wait_s)
+            at = number % whole * PIECE
+            pcm = self.samples[at : at + PIECE].tobytes()
+            await self._say("input_audio_buffer.append", audio=base64.b64encode(pcm).decode())
+            self.sent[number] = time.monotonic()
+        await self._say("input_audio_buffer.commit", final=True)
+
+    async def _say(self, kind: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": kind, **fields}))
+
+    def scores(self, each: Pass) -> dict[str, Any]:
+        """Of one pass. Token k has the words that end in piece k, and needs the audio up to piece k + delay + 1."""
+        delay = lag.delay_tokens(DELAY_MS)
+        own = self.tokens[each.first : each.last]
+        text = "".join(delta for _, delta in own)
+        lags = []
+        for number, (came, _) in enumerate(own, start=each.first):
+            piece = number + delay + 1
+            if piece < self.pieces:
+                lags.append(1000 * (came - self.sent[piece]))
+        row = Row("pass", (each.last - each.first) * PIECE_S, 1, 0.0, 1.0, None, None, text, each.text, None)
+        wer = metrics.wer([row])
+        return {
+            "from_minute": round(each.first * PIECE_S / 60, 2),
+            "to_minute": round(each.last * PIECE_S / 60, 2),
+            "tokens": len(own),
+            "wer": wer["value"],
+            "words": wer["words"],
+            "inserted": wer["insertions"],
+            "lag_ms": metrics.spread(lags, (50, 99)),
+        }
+
+
+async def hold(url: str, samples: np.ndarray, pieces: int, process: psutil.Process) -> tuple[LongSession, list[Any]]:
+    """(the session, [(time, resident bytes)] of the server)"""
+    memory: list[tuple[float, int]] = []
+
+    async def watch() -> None:
+        while True:
+            memory.append((time.monotonic(), sum(resident([process, *process.children(recursive=True)]).values())))
+            await asyncio.sleep(LONG_SAMPLE_S)
+
+    address = "ws" + url.removeprefix("http") + "/v1/realtime"
+    async with connect_async(address, compression=None, ping_interval=None, max_size=None) as socket:
+        session = LongSession(socket, samples, pieces)
+        watching = asyncio.create_task(watch())
+        try:
+            await session.run()
+        finally:
+            watching.cancel()
+    return session, memory
+
+
+def one_session(minutes: float, scratch: Path, flags: tuple[str, ...], preloaded: str | None) -> dict[str, Any]:
+    """What the JSON file holds. `flags` are more of vLLM's, `preloaded` is the library that allocates its memory."""
+    variables = {"LD_PRELOAD": preloaded} if preloaded else {}
+    clips = dataset.load(ROOT / "bench/data/live.jsonl")[0]
+    samples, every = passes(clips, minutes)
+    port, log = serve.free_port(), scratch / "server.log"
+    with serve.server(CONFIG, huggingface.PICO, port, log, *LONG_FLAGS, *flags, environment=variables) as process:
+        url = f"http://127.0.0.1:{port}"
+        version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
+        session, memory = asyncio.run(hold(url, samples, every[-1].last, psutil.Process(process.pid)))
+        told = serve.get(f"{url}/metrics", 10).text
+        alive = process.poll() is None
+    scored = [session.scores(each) for each in every]
+    for each, score in zip(every, scored, strict=True):
+        begin, end = session.sent[each.first], session.sent[each.last - 1]
+        held = [size for at, size in memory if begin <= at <= end]
+        score["rss_mean_bytes"] = round(statistics.mean(held)) if held else None
+    first, last = scored[0], scored[-1]
+    grown = (last["rss_mean_bytes"] or 0) - (scored[len(scored) // 3]["rss_mean_bytes"] or 0)
+    rollovers = prometheus.total(told, "voxtral_serve_live_rollovers_total")
+    return {
+        "command": f"python -m soak --minutes {minutes:g}",
+        "config": yaml.safe_load(CONFIG.read_text()),
+        "flags": [*LONG_FLAGS, *flags],
+        "variables": variables,
+        "environment": environment.describe(version) | {"served_by": environment.versions(LIBRARIES)},
+        "minutes": minutes,
+        "pace": LONG_PACE,
+        "passes": scored,
+        "pieces": every[-1].last,
+        "tokens": len(session.tokens),
+        "rollovers": rollovers,
+        "verdict": {
+            "still_up": alive,
+            "no_session_left": prometheus.total(told, "voxtral_serve_live_sessions") == 0,
+            "rolled_over": bool(rollovers),
+            "as_right": last["wer"] <= first["wer"] + WORSE,
+            "not_slower": last["lag_ms"]["p50"] <= LONG_SLOWER * first["lag_ms"]["p50"],
+            "no_growth": grown <= GROWN_BYTES,
+        },
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--minutes", type=float, default=30, help="of the clients (default: 30)")
+    parser.add_argument("--audio", type=float, default=LONG_MINUTES, help="minutes of audio of the long session (180)")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     flags = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        outcome = soak(flags.minutes, Path(scratch))
-    results.write_json(flags.out, outcome)
-    for part in outcome["thirds"]:
-        print(part)
-    for failed in outcome["failed"]:
+    outcome = {}
+    for name, part in (
+        ("clients", lambda scratch: clients(flags.minutes, scratch)),
+        ("session", lambda scratch: one_session(flags.audio, scratch, (), tcmalloc())),
+    ):
+        with tempfile.TemporaryDirectory() as scratch:
+            outcome[name] = part(Path(scratch))
+        results.write_json(flags.out, outcome)
+        print(f"{name}: {outcome[name]['verdict']}: {flags.out}")
+    for failed in outcome["clients"]["failed"]:
         print(f"{failed['start']:.1f} s, {failed['kind']}: {failed['problem']}")
-    print(f"{outcome['requests']}, {outcome['verdict']}: {flags.out}")
-    if not all(outcome["verdict"].values()):
+    if not all(verdict for part in outcome.values() for verdict in part["verdict"].values()):
         sys.exit(1)
 
 
