@@ -61,10 +61,6 @@ def test_the_committed_reports_of_a_gpu(path: Path) -> None:
     assert "random weights" in made["random_weights"]
     assert path.with_suffix(".html").read_text(encoding="utf-8") == page.page(made)
     assert " The checkpoint has random weights (norm.weight is not trained). This" in " ".join(page.page(made).split())
-    outcomes = [part["outcome"] for part in made["parts"]]
-    said = " ".join((ROOT / "docs/pages/prove.md").read_text(encoding="utf-8").split())
-    assert f"{outcomes.count('passed')} parts passed and {outcomes.count('skipped')} that need words skipped" in said
-    assert f"{made['versions']['vllm']} in {made['seconds']:.0f} s" in said
 
 
 def test_a_gpu_has_a_report_of_each_version() -> None:

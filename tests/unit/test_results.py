@@ -192,33 +192,3 @@ def test_accepted_drafts() -> None:
     assert found["tokens_per_step"] == pytest.approx(1 + found["accepted"] / steps) and found["clips"] == 500
     for name in ("fast-spec", "fast-spec-0.20.0", "throughput-spec"):
         assert f"{per_step} per step" in (ROOT / f"profiles/{name}.yaml").read_text()
-
-
-def test_the_soak_of_three_hours() -> None:
-    """What docs/pages/live.md says of it, and that all was as it should be."""
-    soak = json.loads((RESULTS / "soak-live-cpu.json").read_text())
-    assert (soak["minutes"], soak["pace"]) == (180, 10) and all(soak["verdict"].values())
-    text = " ".join((PAGES / "live.md").read_text().split())
-    rates = [f"{100 * each['wer']:.2f}" for each in soak["passes"]]
-    memory = [f"{each['rss_mean_bytes'] / 1e9:.2f}" for each in soak["passes"]]
-    lags = [each["lag_ms"]["p50"] / 1000 for each in soak["passes"]]
-    assert f"{soak['rollovers']:.0f} rollovers; word error rates of {', '.join(rates[:-1])} and {rates[-1]} %" in text
-    assert f"{', '.join(memory[:-1])} and {memory[-1]} GB of memory" in text
-    assert f"the text was {min(lags):.0f} to {max(lags):.0f} s behind" in text
-
-
-def test_the_soak() -> None:
-    """What docs/pages/security.md says of it, and that all was as it should be."""
-    soak = json.loads((RESULTS / "soak-cpu.json").read_text())
-    assert soak["minutes"] == 30 and all(soak["verdict"].values()) and soak["failed"] == []
-    sent, thirds = soak["requests"], soak["thirds"]
-    text = " ".join((PAGES / "security.md").read_text().split())
-    assert f"{sent['good']:,} good clips, {sent['bad']:,} bad inputs and {sent['gone']:,} given up" in text
-    p50 = [f"{each['latency_s']['p50']:.2f}" for each in thirds]
-    memory = [f"{each['rss_mean_bytes'] / 1e9:.2f}" for each in thirds]
-    assert f"no slower (P50 {p50[0]}, {p50[1]} and {p50[2]} s)" in text
-    assert f"memory ({memory[0]}, {memory[1]} and {memory[2]} GB" in text
-    lost, silent = (f"{sent[f'live {name}']:,}" for name in ("lost", "silent"))
-    assert f"{sent['live']:,} that ended, {lost} that lost their connection and {silent} that fell silent" in text
-    final = [f"{each['final_s']['p50']:.1f}" for each in thirds]
-    assert f"final text came after {final[0]}, {final[1]} and {final[2]} s" in text

@@ -31,12 +31,6 @@ def test_rows(row: dict[str, Any]) -> None:
     assert line(row) in PAGE
 
 
-def test_the_loads_and_the_sentences() -> None:
-    loads = {(row["mode"], row["concurrency"]): row for row in ROWS}
-    assert loads.keys() == {(mode, load) for mode in ("eager", "graphs") for load in (1, 16, 32)}
-    eager, graphs = loads["eager", 1], loads["graphs", 1]
-    first = eager["first_audio_ms"]["p50"] / graphs["first_audio_ms"]["p50"]
-    whole = eager["latency_ms"]["p50"] / graphs["latency_ms"]["p50"]
-    assert f"the first audio {first:.1f} times and the speech {whole:.1f} times faster" in PAGE
-    assert f"RTF {eager['rtf']['p50']:.3f} becomes {graphs['rtf']['p50']:.3f}" in PAGE
-    assert f"All {sum(row['completed'] for row in ROWS)} requests completed" in PAGE
+def test_the_loads() -> None:
+    loads = {(row["mode"], row["concurrency"]) for row in ROWS}
+    assert loads == {(mode, load) for mode in ("eager", "graphs") for load in (1, 16, 32)}
