@@ -61,7 +61,7 @@ lint: .venv/ready-dev ## style, types, documentation, and the schemas of the dep
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/shellcheck entrypoint.sh tests/container/*.sh
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet -f docs/mkdocs.yml
-	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
+	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml deploy/replicas/compose.yaml
 	@.venv/bin/kubernetes-validate --quiet --strict \
 	  $(filter-out %/kustomization.yaml %/monitor.yaml %/scale.yaml, $(shell find deploy/kubernetes deploy/nginx -name '*.yaml'))
 

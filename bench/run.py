@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
-from bench import BenchError, dataset, environment, live, loads, prometheus, results, serve
+from bench import BenchError, dataset, environment, live, loads, prometheus, results
 from bench.answers import Mode, Row
 from bench.client import Client, clean_url, mime
 from bench.dataset import Clip, Dataset
 from bench.loads import Load
-from bench.memory import MemorySampler
+from bench.measure import engine
+from bench.measure import log as logs
+from bench.measure.gpus import MemorySampler
 from bench.plan import LivePlan, RunPlan, SearchPlan
 from bench.search import search
 from bench.sending import Sending, load_meter
@@ -74,9 +76,9 @@ def execute(plan: RunPlan) -> bool:
         claim(plan.out, plan.resume)
         return measure(plan, selection, url)
     claim(plan.out, plan.resume)
-    port, begun = serve.free_port(), time.monotonic()
+    port, begun = engine.free_port(), time.monotonic()
     log, command, variables = plan.out / results.LOG, server.command, server.environment
-    with serve.server(server.config, server.directory, port, log, command=command, environment=variables):
+    with engine.served(server.config, server.directory, port, log, command=command, environment=variables):
         return measure(plan, selection, f"http://127.0.0.1:{port}", startup_s=round(time.monotonic() - begun, 3))
 
 
@@ -251,11 +253,8 @@ class _Measurement:
         out = self._plan.out
         if (out / results.ROWS).exists():
             # With several GPUs, each process logs its own share, or one process logs for all.
-            split = (
-                serve.logged_memory(out / results.LOG)
-                if self._plan.served and gpus <= 1
-                else dict.fromkeys(serve.MEMORY)
-            )
+            text = logs.read(out / results.LOG) if self._plan.served and gpus <= 1 else ""
+            split = logs.memory(text)
             self._record["memory"] = _memory(self._record["memory"], memory, split)
             results.write_json(out / results.RUN, self._record)
 
@@ -320,10 +319,9 @@ def _server(plan: RunPlan, startup_s: float | None, version: Any) -> dict[str, A
     if isinstance(version, dict) and "version" in version:  # not the JSON of a 404 error
         known["versions"] = {name: value for name, value in version.items() if isinstance(value, str)}
     if plan.served is not None:
-        if serve.is_own(plan.served.command):
-            installed = environment.versions(serve.LIBRARIES)
-            known["versions"] = {name: found for name, found in installed.items() if found}
-        known["patches"] = serve.logged_patches(plan.out / results.LOG)
+        known["versions"] = environment.of_server(plan.served.command) or known["versions"]
+        patches = logs.patches(logs.read(plan.out / results.LOG))
+        known["patches"] = dict(patch.split(" ", 1) for patch in patches.split(", ")) if patches else None
         known["config"] = yaml.safe_load(plan.served.config.read_bytes())
     return known
 

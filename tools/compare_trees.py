@@ -30,7 +30,7 @@ from bench.gpu.plan import GpuPlan
 from bench.gpu.run import LIBRARIES
 from bench.gpu.servers import Server
 from bench.gpu.tasks import SEED, WARM_UPS, Task, decoded
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 CLIPS = {1: 16, 64: 256}  # in flight -> clips of a turn
 ROUNDS = 4

@@ -26,13 +26,14 @@ from typing import Any
 
 import yaml
 
-from bench import BenchError, dataset, environment, results, serve
+from bench import BenchError, dataset, environment, results
 from bench.answers import Row
 from bench.client import Client
 from bench.dataset import Clip
 from bench.gpu import checkpoint, rows, servers
 from bench.gpu.run import LIBRARIES
 from bench.gpu.tasks import SEED, decode
+from bench.measure import engine
 from tools import local_nginx
 from tools.compare_trees import over_pairs
 
@@ -95,15 +96,14 @@ def measure(flags: argparse.Namespace, model: Path, scratch: Path) -> dict[str, 
     figures = Figures([decode(clip, scratch, ()) for clip in chosen])
     own = servers.variables()
 
-    def start(up: contextlib.ExitStack, visible: str, name: str, *options: str) -> tuple[Any, str, Path]:
-        port, log = serve.free_port(), scratch / f"{name}.log"
+    def start(up: contextlib.ExitStack, visible: str, name: str, *options: str) -> engine.Engine:
+        port, log = engine.free_port(), scratch / f"{name}.log"
         variables = own | {"CUDA_VISIBLE_DEVICES": visible}
         if "VLLM_CACHE_ROOT" not in os.environ:  # one that is given should hold the compiled model already
             variables["VLLM_CACHE_ROOT"] = str(scratch / "cache" / name)
-        process = up.enter_context(
-            serve.server(flags.config, model, port, log, *flags.options, *options, environment=variables, wait=False)
+        return up.enter_context(
+            engine.served(flags.config, model, port, log, *flags.options, *options, environment=variables, wait=False)
         )
-        return process, f"http://127.0.0.1:{port}", log
 
     def turn(name: str, url: str) -> None:
         many = 1 if name == ONE else len(gpus)
@@ -111,10 +111,10 @@ def measure(flags: argparse.Namespace, model: Path, scratch: Path) -> dict[str, 
 
     with contextlib.ExitStack() as up:
         started = [start(up, gpu, f"replica-{number}") for number, gpu in enumerate(gpus)]
-        for process, url, log in started:
-            serve.wait_until_up(process, url, log, show=False)
-        urls = [url for _, url, _ in started]
-        version = serve.get(f"{urls[0]}/version", timeout_s=10).json()["version"]
+        for server in started:
+            server.wait_until_up(show=False)
+        urls = [server.url for server in started]
+        version = engine.get(f"{urls[0]}/version", timeout_s=10).json()["version"]
         ports = [int(url.rpartition(":")[2]) for url in urls]
         proxy = up.enter_context(local_nginx.Proxy(scratch, ports))
         for url in urls:
@@ -131,11 +131,11 @@ def measure(flags: argparse.Namespace, model: Path, scratch: Path) -> dict[str, 
     }
     if flags.data_parallel:
         with contextlib.ExitStack() as up:
-            process, url, log = start(up, flags.gpus, "data-parallel", *parallel(flags.config, len(gpus)))
-            serve.wait_until_up(process, url, log, show=False)
-            send(url, figures.clips[: flags.in_flight * len(gpus)], flags.in_flight * len(gpus))
+            server = start(up, flags.gpus, "data-parallel", *parallel(flags.config, len(gpus)))
+            server.wait_until_up(show=False)
+            send(server.url, figures.clips[: flags.in_flight * len(gpus)], flags.in_flight * len(gpus))
             for _ in range(2 * flags.rounds):
-                turn(PARALLEL, url)
+                turn(PARALLEL, server.url)
     return outcome | {"rows": figures.rows}
 
 

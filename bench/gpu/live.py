@@ -29,7 +29,7 @@ from bench.gpu.plan import LivePlan, Trial
 from bench.gpu.readings import watts
 from bench.gpu.run import LIBRARIES, RANDOM
 from bench.gpu.servers import Server
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 CLIENT = ("jiwer", "soundfile", "soxr", "websockets", "whisper_normalizer")  # modules that `bench run` needs
 UPLOADED = 128  # number of different clips that the uploads send in turn

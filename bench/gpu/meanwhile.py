@@ -13,7 +13,7 @@ from bench.answers import Row
 from bench.client import Client
 from bench.dataset import Clip
 from bench.gpu.readings import joules, processes
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 INTERVAL_S = 0.5  # between two samples
 

@@ -14,7 +14,7 @@ from bench.gpu import rows, steps
 from bench.gpu.readings import MemoryWatch, in_use, joules, processes
 from bench.gpu.servers import Server
 from bench.gpu.tasks import Task
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 SETTLE_S = 0.2  # the server updates its counters after its responses
 

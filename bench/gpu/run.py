@@ -17,7 +17,7 @@ from bench.gpu.plan import GpuPlan
 from bench.gpu.readings import watts
 from bench.gpu.servers import Server
 from bench.gpu.tasks import Task, decoded, tasks_of
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 from mistral_layout.audio import SAMPLE_RATE
 
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "triton", "nvidia-ml-py", "requests")

@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +16,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError, prometheus, serve
+from bench import BenchError, prometheus
 from bench.client import Client
 from bench.gpu.clock import Clock
 from bench.gpu.plan import StartPlan
 from bench.gpu.readings import MemoryWatch, in_use, processes
-from bench.memory import Gpus
+from bench.measure import engine
+from bench.measure.gpus import Gpus
 
 # Caches that speed up a start: vLLM's compiled graphs, kernels of Triton, PyTorch, FlashInfer and the CUDA driver
 CACHES = (
@@ -85,7 +85,7 @@ class Server:
     def counter(self, name: str) -> float | None:
         """A counter of vLLM's /metrics; null if it is missing."""
         try:
-            text = serve.get(f"{self.url}/metrics", timeout_s=10).text
+            text = engine.get(f"{self.url}/metrics", timeout_s=10).text
         except OSError:  # the base class of all errors of requests
             return None
         return prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")
@@ -96,8 +96,7 @@ class _Started:
     """A server that may not be ready yet. `begun` is the time of its start, from time.monotonic."""
 
     server: Server
-    process: subprocess.Popen[bytes]
-    log: Path
+    running: engine.Engine
     watch: MemoryWatch
     begun: float
 
@@ -157,7 +156,7 @@ def _start(
     plain = re.sub(r"[^\w.-]", "_", name)  # a colon separates the paths of a list
     cache = (plan.cache or places / "cache").resolve() / plain
     caches = {variable: str(cache / variable.lower()) for variable in CACHES}
-    port, log = serve.free_port(), (plan.logs or places) / f"{plain}.log"
+    port, log = engine.free_port(), (plan.logs or places) / f"{plain}.log"
     state = "warm" if cache.exists() and any(cache.iterdir()) else "cold"
     file = places / f"{plain}.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -167,13 +166,13 @@ def _start(
     if steps is not None:
         steps.unlink(missing_ok=True)
         environment[STEPS] = str(steps)
-    process = up.enter_context(
-        serve.server(file, model, port, log, command=plan.command, environment=environment, wait=False)
+    running = up.enter_context(
+        engine.served(file, model, port, log, command=plan.command, environment=environment, wait=False)
     )
-    server = Server(name, content, f"http://127.0.0.1:{port}", process.pid, state, steps=steps)
-    watch = MemoryWatch(gpus, functools.partial(processes, process.pid))
+    server = Server(name, content, running.url, running.pid, state, steps=steps)
+    watch = MemoryWatch(gpus, functools.partial(processes, running.pid))
     watch.start()
-    return _Started(server, process, log, watch, begun)
+    return _Started(server, running, watch, begun)
 
 
 def _wait(started: _Started, gpus: Gpus, apart: bool, clock: Clock) -> str | None:
@@ -183,7 +182,7 @@ def _wait(started: _Started, gpus: Gpus, apart: bool, clock: Clock) -> str | Non
     """
     server, watch = started.server, started.watch
     try:
-        serve.wait_until_up(started.process, server.url, started.log, show=False)
+        started.running.wait_until_up(show=False)
     except BenchError as error:
         return str(error)
     finally:

@@ -46,14 +46,15 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from bench import dataset, environment, lag, metrics, prometheus, results, serve, sound
+from bench import dataset, environment, lag, metrics, prometheus, results, sound
 from bench.answers import Row
+from bench.measure import engine
 from mistral_layout.audio import DELAY_MS, SAMPLE_RATE
 from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 from pico import huggingface
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = serve.LIBRARIES
+LIBRARIES = environment.SERVER_LIBRARIES
 CLIENTS = 16
 BAD_SHARE, GONE_SHARE = 0.1, 0.1
 LIVE_CLIENTS, PACE = 3, 3
@@ -308,15 +309,15 @@ def tcmalloc() -> str:
 
 def clients(minutes: float, scratch: Path) -> dict[str, Any]:
     """What the JSON file holds."""
-    port, log = serve.free_port(), scratch / "server.log"
+    port, log = engine.free_port(), scratch / "server.log"
     many = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(8 * CLIENTS), "LD_PRELOAD": tcmalloc()}
-    with serve.server(CONFIG, huggingface.PICO, port, log, *FLAGS, environment=many) as process:
+    with engine.served(CONFIG, huggingface.PICO, port, log, *FLAGS, environment=many) as process:
         url = f"http://127.0.0.1:{port}"
-        version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
+        version = engine.get(f"{url}/version", timeout_s=10).json()["version"]
         run = Soak(url, minutes)
         run.run(psutil.Process(process.pid))
         time.sleep(LEFT_S)
-        left = serve.get(f"{url}/metrics", 10).text
+        left = engine.get(f"{url}/metrics", 10).text
         alive = process.poll() is None
     first, _, last = parts = thirds(run)
     problems = [asdict(sent) for sent in run.sent if sent.problem]
@@ -470,12 +471,12 @@ def one_session(minutes: float, scratch: Path, flags: tuple[str, ...], preloaded
     variables = {"LD_PRELOAD": preloaded} if preloaded else {}
     clips = dataset.load(ROOT / "bench/data/live.jsonl")[0]
     samples, every = passes(clips, minutes)
-    port, log = serve.free_port(), scratch / "server.log"
-    with serve.server(CONFIG, huggingface.PICO, port, log, *LONG_FLAGS, *flags, environment=variables) as process:
+    port, log = engine.free_port(), scratch / "server.log"
+    with engine.served(CONFIG, huggingface.PICO, port, log, *LONG_FLAGS, *flags, environment=variables) as process:
         url = f"http://127.0.0.1:{port}"
-        version = serve.get(f"{url}/version", timeout_s=10).json()["version"]
+        version = engine.get(f"{url}/version", timeout_s=10).json()["version"]
         session, memory = asyncio.run(hold(url, samples, every[-1].last, psutil.Process(process.pid)))
-        told = serve.get(f"{url}/metrics", 10).text
+        told = engine.get(f"{url}/metrics", 10).text
         alive = process.poll() is None
     scored = [session.scores(each) for each in every]
     for each, score in zip(every, scored, strict=True):

@@ -21,7 +21,7 @@ from bench.gpu.__main__ import main
 from bench.gpu.arguments import parse
 from bench.gpu.meanwhile import Sample, Samples, Uploads
 from bench.gpu.plan import LivePlan, Trial
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 

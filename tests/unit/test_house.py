@@ -34,7 +34,7 @@ HOUSE = {
     "voxtral_serve.shims": Rule("It runs alone, as sitecustomize.py, at every start.", standard_library=True),
     "voxtral_serve.units": Rule("Numbers that all rooms use.", standard_library=True),
     "voxtral_serve.keys": Rule("The file of API keys, which the server and `check` read."),
-    "voxtral_serve.logs": Rule("Lines of the log, in every process of vLLM."),
+    "voxtral_serve.logs": Rule("Lines of the log, in every process of vLLM.", standard_library=True),
     "voxtral_serve.checkpoint": Rule(
         "It reads files before anything heavy is imported.", ("voxtral_serve.units",), standard_library=True
     ),
@@ -69,7 +69,7 @@ HOUSE = {
         "It asks the installation; it runs no engine and no server.",
         (
             *("voxtral_serve.checkpoint", "voxtral_serve.patches", "voxtral_serve.plugin", "voxtral_serve.shims"),
-            *("voxtral_serve.keys", "voxtral_serve.units", *NAMES),
+            *("voxtral_serve.keys", "voxtral_serve.logs", "voxtral_serve.units", *NAMES),
         ),
     ),
     "voxtral_serve.prove": Rule(
@@ -80,7 +80,7 @@ HOUSE = {
     "voxtral_serve.deploy": Rule("It runs around a server, as probes that take no time.", standard_library=True),
     "voxtral_serve.plugin": Rule(
         "vLLM passes over an error in importing it.",
-        ("voxtral_serve.engine", "voxtral_serve.patches", "voxtral_serve.shims"),
+        ("voxtral_serve.engine", "voxtral_serve.logs", "voxtral_serve.patches", "voxtral_serve.shims"),
         standard_library=True,
     ),
     "voxtral_serve.cli": Rule(

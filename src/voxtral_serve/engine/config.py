@@ -101,7 +101,7 @@ class Stock(MistralTokenizerMode):
         if vllm_config.speculative_config is not None:
             raise ValueError(
                 "speculative_config with vLLM's own model of Voxtral Realtime: expected none. Drafted positions "
-                "after the end of a clip have no audio, which ends the engine. Use profiles/fast-spec.yaml instead"
+                "after the end of a clip have no audio, which ends the engine. Use profiles/throughput.yaml instead"
             )
         graphs = vllm_config.compilation_config
         if graphs.cudagraph_mode is None and _refuses_full_graphs():
@@ -195,7 +195,14 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
 
 def _choose_graphs(vllm_config: VllmConfig) -> None:
     """With `cudagraph_mode: FULL`, steps that only decode need graphs beside those for any step, or they are slower
-    than with FULL_AND_PIECEWISE: a patch adds them to Model Runner V2, model_runner.py to V1."""
+    than with FULL_AND_PIECEWISE: a patch adds them to Model Runner V2, model_runner.py to V1.
+
+    With drafts, no step has one token. vLLM 0.20.0 refuses to start with a compile size that its graphs do not have.
+    """
+    sizes = vllm_config.compilation_config.compile_sizes
+    if vllm_config.speculative_config is not None and sizes and 1 in sizes:
+        logger.info("compile_sizes without 1: with speculative_config, no step has one token")
+        vllm_config.compilation_config.compile_sizes = [size for size in sizes if size != 1]
     if vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.FULL or not current_platform.is_cuda_alike():
         return
     if getattr(vllm_config, "use_v2_model_runner", False):

@@ -1,9 +1,9 @@
 """The parts that look at texts: of clips against references, of one path against another, of other configurations."""
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from voxtral_serve.check import PROFILES
@@ -18,6 +18,14 @@ from voxtral_serve.prove.target import Answer, Target, Upload
 ENCODE_ONCE = "VoxtralRealtimeEncodeOnce"
 OWN_OPTION = "--additional-config"  # belongs to the profile that it was given for
 OLDER = "0.20.0"
+PROFILE = "throughput.yaml"  # of the other servers
+DRAFTS = {"method": "ngram_gpu", "model": "voxtral_serve.drafter.PadDrafter", "num_speculative_tokens": 5}
+FEWER = {"num_speculative_tokens_per_batch_size": [[1, 32, 5], [33, 128, 2], [129, 256, 1]]}  # not in OLDER
+# As vLLM's own model runs on every version: it has no full graphs in OLDER.
+STOCK = (
+    *("--hf-overrides", "{}", "--attention-backend", "TRITON_ATTN"),
+    *("--compilation-config.cudagraph_mode", "PIECEWISE"),
+)
 NO_UPLOADS = "there are no texts of uploads to compare with"
 
 
@@ -114,11 +122,10 @@ def _batched(run: Run) -> dict[str, Any]:
     # More than a server takes get 429. Each of its processes has a part of the limit, and some get more requests.
     in_flight = max(1, min(size.in_flight, (target.limit("in_flight") or 2 * size.in_flight) // 2))
     audio_s = sum(compared[place].seconds for place in places)
-    joules, began = run.meter.joules(), time.perf_counter()
+    meter, began = run.sampler.meter(), time.perf_counter()
     answers = target.send_all([target.clip(compared[place]) for place in places], in_flight)
-    wall_s, after = time.perf_counter() - began, run.meter.joules()
-    if joules is not None and after is not None:
-        run.batched_j_per_s = (after - joules) / audio_s or None
+    wall_s, (joules, _) = time.perf_counter() - began, meter()
+    run.batched_j_per_s = joules / audio_s if joules else None
     run.passes["batched"] = [(place, answer.text) for place, answer in zip(places, answers, strict=True)]
     return {
         "requests": len(places),
@@ -196,14 +203,16 @@ def speculative(run: Run) -> Result:
     if "speculative_config" in config:
         skip("the profile itself is speculative")
     older = run.server is not None and run.server.version == OLDER
-    return _other(run, f"fast-spec{f'-{OLDER}' if older else ''}.yaml")
+    drafts = json.dumps(DRAFTS if older else DRAFTS | FEWER)
+    graphs = ("--attention-backend", "TRITON_ATTN", "--compilation-config.cudagraph_mode", "FULL_AND_PIECEWISE")
+    return _other(run, "drafts", "--speculative-config", drafts, *(graphs if older else ()))
 
 
 def stock(run: Run) -> Result:
     architectures = (_own_config(run).get("hf_overrides") or {}).get("architectures", [])
     if ENCODE_ONCE not in architectures:
         skip("the profile itself serves vLLM's own model")
-    return _other(run, "realtime-stock.yaml")
+    return _other(run, "stock", *STOCK)
 
 
 def _own_config(run: Run) -> dict[str, Any]:
@@ -214,22 +223,22 @@ def _own_config(run: Run) -> dict[str, Any]:
     return run.config
 
 
-def _other(run: Run, profile: str) -> Result:
-    """The uploads' texts by another profile on the same weights; its server runs alone."""
+def _other(run: Run, name: str, *arguments: str) -> Result:
+    """The uploads' texts by PROFILE with these arguments on the same weights. Its server runs alone."""
     if not run.uploads:
         skip(NO_UPLOADS)
     assert PROFILES is not None and run.job.directory is not None  # the first is part of every installation
     began = time.monotonic()
     try:
-        with engine.started(PROFILES / profile, run.job.directory, others(run.job.arguments)) as other:
+        with engine.started(PROFILES / PROFILE, run.job.directory, [*others(run.job.arguments), *arguments]) as other:
             start_s = time.monotonic() - began
             target = Target(other.url, other.key)
             answers = target.send_all([target.clip(clip) for clip in run.compared], in_flight=1)
     except engine.StartError as error:
-        skip(f"profiles/{profile} could not be started: {error}")
-    result = compared_with(run, {Path(profile).stem: [(place, each.text) for place, each in enumerate(answers)]})
+        skip(f"profiles/{PROFILE} with {name} could not be started: {error}")
+    result = compared_with(run, {name: [(place, each.text) for place, each in enumerate(answers)]})
     seconds = scoring.spread([each.seconds for each in answers])
-    figures = {**result.figures, "profile": profile, "start_s": round(start_s, 2), "upload_s": seconds}
+    figures = {**result.figures, "profile": f"{PROFILE}, {name}", "start_s": round(start_s, 2), "upload_s": seconds}
     return Result(result.outcome, result.reason, figures, result.texts)
 
 

@@ -1,4 +1,4 @@
-"""Why a `vllm serve` ended, from its log. bench.serve has the same, as it needs no voxtral_serve."""
+"""Why a `vllm serve` ended, from its log."""
 
 import re
 
