@@ -21,6 +21,7 @@ def parse(arguments: Sequence[str]) -> GpuPlan:
     _add_report(commands)
     _add_run(commands)
     _add_live(commands)
+    commands.add_parser("kernels", help="times of the kernels of a step: python -m bench gpu kernels --help")
     flags = parser.parse_args(arguments)
     make = {"report": _report_items, "run": _upload_items, "live": _live_items}[flags.command_name]
     items = make(parser, flags)

@@ -141,7 +141,8 @@ class Measurement:
             raise BenchError(f"{item.row}: {item.server} has max_num_seqs {most}: add --set max_num_seqs=NUMBER")
         out = (self.plan.results or places) / f"{item.row}-{time.time():.0f}"
         clips = live.decoded(places) if item.uploads else []
-        return {"vllm": vllm, **live.measure(item, server, self.gpus, clips, out, warm_up)}
+        figures = live.measure(item, server, self.gpus, clips, out, warm_up)
+        return {"vllm": vllm, **figures, "start_s": server.start_s, "start_caches": server.cache}
 
 
 def groups(missing: Sequence[Item], configs: Mapping[str, Mapping[str, Any]], memory: int | None) -> list[list[Item]]:

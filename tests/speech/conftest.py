@@ -15,8 +15,8 @@ import pytest
 import requests
 from conftest import NOBIND, ROOT
 
+from bench.gpu import speech_checkpoint
 from bench.measure import engine
-from tools import speech_checkpoint
 
 # They need .venv-omni: `make test-speech`.
 collect_ignore_glob = [] if find_spec("vllm_omni") else ["test_*"]
