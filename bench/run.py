@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,10 +26,10 @@ from bench.loads import Load
 from bench.measure import engine
 from bench.measure import log as logs
 from bench.measure.gpus import MemorySampler
+from bench.measure.lag import DELAY_MS
 from bench.plan import LivePlan, RunPlan, SearchPlan
 from bench.search import search
 from bench.sending import Sending, load_meter
-from mistral_layout.audio import DELAY_MS
 
 # After one of these no request can succeed: no response, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)
@@ -114,8 +115,10 @@ def _sessions(plan: RunPlan, made_of: LivePlan, clips: Sequence[Clip]) -> list[C
     from bench import sound
 
     most = made_of.search.most if made_of.search else max(load.sessions or 0 for load in plan.loads)
-    seconds, age_s = sound.whole_pieces(made_of.seconds), sound.whole_pieces(made_of.age_s)
-    return [sound.session(number, clips, seconds, age_s, plan.seed) for number in range(1, most + 1)]
+    age_s, least_s = sound.whole_pieces(made_of.age_s), made_of.least_seconds or made_of.seconds
+    draw = random.Random(plan.seed)
+    lengths = [sound.whole_pieces(draw.uniform(least_s, made_of.seconds)) for _ in range(most)]
+    return [sound.session(number, clips, length, age_s, plan.seed) for number, length in enumerate(lengths, 1)]
 
 
 def claim(out: Path, resume: bool) -> None:

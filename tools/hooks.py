@@ -4,12 +4,12 @@
     python -m tools.hooks unpacked/vllm          compare another one, such as the package of an unpacked wheel
     python -m tools.hooks unpacked/vllm --record 0.34.0    write its signatures into hooks.json
 
-Only the Python files are read: no GPU is needed, and nothing is imported. `hooks.json` has the signatures of each path,
-in the order of `versions`: null where that version lacks it, "=" where it is that of the version before.
-`vllm.v1.request` is a module, and `vllm.v1.request:Request.max_tokens` a member of a class, of its bases, or an attribute
-that its methods set. `state:engine_client` is an attribute of the state of vLLM's server. `--record` adds the names that
-voxtral-serve imports; others are added by hand, with an empty list. Exit status 1 if a name is missing or has another
-signature.
+Only the Python files are read: no GPU is needed, and nothing is imported. `hooks.json` has the signatures of each
+path, in the order of `versions`: null where that version lacks it, "=" where it is that of the version before.
+`vllm.v1.request` is a module, and `vllm.v1.request:Request.max_tokens` a member of a class, of its bases, or an
+attribute that its methods set. `state:engine_client` is an attribute of the state of vLLM's server. `--record` adds the
+names that voxtral-serve imports; others are added by hand, with an empty list. Exit status 1 if a name is missing or
+has another signature.
 """
 
 import argparse

@@ -99,7 +99,3 @@ class Uploads:
         self._done.set()
         for thread in self._threads:
             thread.join()
-
-    def done(self, begin: float, end: float) -> list[Row]:
-        """The rows that ended between two Unix times."""
-        return [row for row in self.rows if begin <= row.end <= end]

@@ -1,9 +1,7 @@
 """Start one `vllm serve` per configuration, and measure the time that it takes."""
 
 import contextlib
-import dataclasses
 import functools
-import hashlib
 import importlib.util
 import os
 import re
@@ -63,7 +61,6 @@ class Server:
     pid: int
     cache: str
     start_s: float = 0.0
-    starts: dict[str, float] = field(default_factory=dict)
     held: int | None = None
     peak: int = 0
     steps: Path | None = None
@@ -72,15 +69,6 @@ class Server:
     def __post_init__(self) -> None:
         self.client = Client(self.url, timeout_s=1800)
         self.client.model = self.config["served_model_name"]
-
-    @property
-    def text(self) -> str:
-        text: str = yaml.safe_dump(self.config, sort_keys=False)
-        return text
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
     def counter(self, name: str) -> float | None:
         """A counter of vLLM's /metrics; null if it is missing."""
@@ -110,6 +98,17 @@ def variables() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in settings.items()}
 
 
+def _plain(name: str) -> str:
+    """The name as one of a file: a colon separates the paths of a list."""
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def filled(cache: Path, name: str) -> bool:
+    """Whether an earlier start of this server has filled its part of the caches in `cache`."""
+    own = cache / _plain(name)
+    return own.exists() and any(own.iterdir())
+
+
 def start(
     configs: Mapping[str, dict[str, Any]],
     plan: StartPlan,
@@ -117,20 +116,16 @@ def start(
     places: Path,
     up: contextlib.ExitStack,
     clock: Clock,
-    commands: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[dict[str, Server], dict[str, str]]:
     """Start a server for each config. Returns (servers that are up, reasons of the failed ones), both by name.
 
-    `model` is the directory of the checkpoint, `places` one for temporary files. Closing `up` ends the servers.
-    `commands` has the commands, by name, of servers with another command than that of the plan.
-    """
+    `model` is the directory of the checkpoint, `places` one for temporary files. Closing `up` ends the servers."""
     gpus = Gpus()
     apart = not plan.together or len(configs) == 1
     waiting: dict[str, tuple[Server, Future[str | None]]] = {}
     with ThreadPoolExecutor(len(configs)) as pool:
         for name, content in configs.items():
-            own = dataclasses.replace(plan, command=(commands or {}).get(name, plan.command))
-            started = _start(name, content, own, model, places, up, gpus)
+            started = _start(name, content, plan, model, places, up, gpus)
             waiting[name] = started.server, pool.submit(_wait, started, gpus, apart, clock)
             if not plan.together:
                 waiting[name][1].result()
@@ -153,11 +148,11 @@ def _start(
     up: contextlib.ExitStack,
     gpus: Gpus,
 ) -> _Started:
-    plain = re.sub(r"[^\w.-]", "_", name)  # a colon separates the paths of a list
+    plain = _plain(name)
     cache = (plan.cache or places / "cache").resolve() / plain
     caches = {variable: str(cache / variable.lower()) for variable in CACHES}
     port, log = engine.free_port(), (plan.logs or places) / f"{plain}.log"
-    state = "warm" if cache.exists() and any(cache.iterdir()) else "cold"
+    state = "warm" if filled(cache.parent, name) else "cold"
     file = places / f"{plain}.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     begun = time.monotonic()

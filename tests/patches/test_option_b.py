@@ -11,8 +11,8 @@ import requests
 import scratch
 from conftest import CONFIG, DATA, PICO
 
-from bench import dataset, metrics
-from bench.measure import engine
+from bench import dataset
+from bench.measure import engine, scoring
 from voxtral_serve.shims import PATCHES, installed
 
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ def test_every_process_of_vllm_has_the_patches(option_b: Path, served: Served) -
 def test_it_transcribes(served: Served) -> None:
     clip = next(clip for clip in dataset.load(DATA)[0] if clip.id == CLIP)
     assert served.text is not None, served.log[-5000:]
-    assert metrics.word_errors(clip.text, served.text).total == 0
+    assert scoring.word_errors(clip.text, served.text).total == 0
 
 
 @pytest.mark.skipif(installed("vllm") != "0.20.0", reason="only 0.20.0 cannot run Voxtral Realtime on a CPU")

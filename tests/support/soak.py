@@ -46,9 +46,9 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from bench import dataset, environment, lag, metrics, prometheus, results, sound
+from bench import dataset, environment, metrics, prometheus, results, sound
 from bench.answers import Row
-from bench.measure import engine
+from bench.measure import engine, lag, spread
 from mistral_layout.audio import DELAY_MS, SAMPLE_RATE
 from mistral_layout.audio import SAMPLES_PER_TOKEN as PIECE
 from pico import huggingface
@@ -279,14 +279,13 @@ def thirds(soak: Soak) -> list[dict[str, Any]]:
         )
         memory = [sizes for at, sizes in soak.memory if start <= at < end]
         totals = [sum(sizes.values()) for sizes in memory]
-        spread = metrics.spread(took, (50, 95))
         found.append(
             {
                 "from_s": round(start, 1),
                 "good_requests": len(took),
-                "latency_s": spread,
+                "latency_s": spread.percentiles(took, (50, 95)),
                 "live_sessions": len(final),
-                "final_s": metrics.spread(final, (50, 95)),
+                "final_s": spread.percentiles(final, (50, 95)),
                 "rss_mean_bytes": round(statistics.mean(totals)),
                 "rss_max_bytes": max(totals),
                 "rss_mean_bytes_of": {
@@ -442,7 +441,7 @@ class LongSession:
             "wer": wer["value"],
             "words": wer["words"],
             "inserted": wer["insertions"],
-            "lag_ms": metrics.spread(lags, (50, 99)),
+            "lag_ms": spread.percentiles(lags, (50, 99)),
         }
 
 

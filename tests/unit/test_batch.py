@@ -225,7 +225,7 @@ def given(path: Path, key: str = "k") -> dict[str, str]:
 @pytest.fixture
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the attempts of a request: those of the client have tests of their own."""
-    monkeypatch.setattr("voxtral_serve.client.server.WAIT_S", 0.0)
+    monkeypatch.setattr("voxtral_serve.measure.upload.WAIT_S", 0.0)
     monkeypatch.setattr("voxtral_serve.batch.worker.time.sleep", lambda seconds: None)
 
 
@@ -364,7 +364,7 @@ def test_an_engine_is_started_again_a_few_times(tmp_path: Path, monkeypatch: pyt
         first = own.take()
         assert own.take() is first
         (call,) = vllm.calls()
-        assert call["keys"]["VLLM_API_KEY"] == first.key
+        assert call["keys"]["VLLM_API_KEY"] == first.http.key
         assert call["arguments"][-1] == "--flag"
         for _ in range(servers.RESTARTS):
             die()

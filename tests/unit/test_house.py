@@ -59,10 +59,15 @@ HOUSE = {
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
     ),
-    "voxtral_serve.client": Rule("It is installed where there is no server.", never=MODEL_LIBRARIES),
+    "voxtral_serve.measure": Rule(
+        "`bench` runs with it alone, without the rest of the package.", never=MODEL_LIBRARIES
+    ),
+    "voxtral_serve.client": Rule(
+        "It is installed where there is no server.", ("voxtral_serve.measure",), never=MODEL_LIBRARIES
+    ),
     "voxtral_serve.batch": Rule(
         "It sends files to servers, as a client does; vLLM runs in other processes.",
-        ("voxtral_serve.client", "voxtral_serve.transcript"),
+        ("voxtral_serve.client", "voxtral_serve.measure", "voxtral_serve.transcript"),
         never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.check": Rule(
@@ -74,7 +79,7 @@ HOUSE = {
     ),
     "voxtral_serve.prove": Rule(
         "It judges a server from outside, as its clients see it; vLLM runs in other processes.",
-        ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client"),
+        ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client", "voxtral_serve.measure"),
         never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.deploy": Rule("It runs around a server, as probes that take no time.", standard_library=True),

@@ -10,23 +10,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from livefakes import FakeClient, FakeEngine, service
+from clock import Clock
+from livefakes import RATE, FakeClient, FakeEngine, MistralClient, OpenAiClient, noise, service, tokens_of
 from test_guard import guarded
 from test_live_handshake import handshaken, status_of
-from test_live_mistral import Client as MistralClient
-from test_live_openai import Client as OpenAiClient
-from test_live_session import RATE, noise, tokens_of
 
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.live import service as services
 from voxtral_serve.guard.live.events import EventError, parsed, settings
-from voxtral_serve.guard.live.handshake import Undecided
-from voxtral_serve.guard.live.mistral_dialect import MistralDialect, Update
-from voxtral_serve.guard.live.openai_dialect import OpenAiDialect
+from voxtral_serve.guard.live.handshake import UndecidedCodec
+from voxtral_serve.guard.live.mistral_codec import MistralCodec, Update
+from voxtral_serve.guard.live.openai_codec import OpenAiCodec
 from voxtral_serve.guard.live.service import LiveService, most_sockets
 from voxtral_serve.guard.live.socket import TURN_S
 
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
+pytestmark = pytest.mark.usefixtures("turned_clock")
 
 
 class FakeWire:
@@ -475,7 +473,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("dialect", [OpenAiDialect, lambda socket: MistralDialect(socket, None), Undecided])
+@pytest.mark.parametrize("dialect", [OpenAiCodec, lambda context: MistralCodec(context, None), UndecidedCodec])
 @pytest.mark.parametrize("kind", ["session.update", "input_audio_buffer.append", "input_audio.append", "hello"])
 def test_no_value_at_any_place_ends_a_connection(kind: str, dialect: Any) -> None:
     """And no answer is long."""
@@ -498,11 +496,16 @@ def test_no_value_at_any_place_ends_a_connection(kind: str, dialect: Any) -> Non
     asyncio.run(run())
 
 
-def test_a_flood_of_events_gives_others_their_turn() -> None:
-    """2,000 settings that were read at once, none of which waits for anything."""
+def test_a_flood_of_events_gives_others_their_turn(turned_clock: Clock) -> None:
+    """2,000 settings that were read at once, none of which waits for anything. An answer takes 30 us."""
+
+    class SlowClient(OpenAiClient):
+        async def _take(self, message: Any) -> None:
+            turned_clock.now += 30e-6
+            await super()._take(message)
 
     async def run() -> None:
-        client = OpenAiClient(service(FakeEngine()))
+        client = SlowClient(service(FakeEngine()))
         await client.until("created")
         client.send("session.update", session=transcription(prompt="x" * 4096))
         for _ in range(2000):
@@ -511,7 +514,7 @@ def test_a_flood_of_events_gives_others_their_turn() -> None:
         while len(client.of("session.updated")) < 2001:
             turns += 1
             await asyncio.sleep(0)
-        assert turns > 2000 * 30e-6 / TURN_S / 2  # an update takes 30 us or more
+        assert turns > 2000 * 30e-6 / TURN_S / 2
         await leaves(client)
 
     asyncio.run(run())

@@ -81,7 +81,7 @@ def _run(job: ProveJob) -> int:
         measure("start", "Start", lambda _: _started(state, stack, key, checked))
         for each in PARTS:
             measure(*each)
-        if state.engine is not None:
+        if state.engine is not None and state.engine.key is not None:
             hidden.append(state.engine.key)
         found = facts.of_run(state, gpus, began)
     for each in OTHERS:
@@ -100,7 +100,7 @@ def measured(name: str, title: str, function: Measure, state: Run) -> Part:
         result = function(state)
     except SkippedError as error:
         result = Result("skipped", str(error))
-    except (RequestError, OSError) as error:
+    except (RequestError, MeasureError, OSError) as error:
         result = Result("failed", " ".join(str(error).split()) or type(error).__name__)
     return Part(name, title, round(time.monotonic() - began, 2), result)
 

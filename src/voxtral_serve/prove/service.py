@@ -9,7 +9,7 @@ import numpy as np
 import soundfile
 
 from voxtral_serve.client.errors import RequestError
-from voxtral_serve.client.sound import RATE_HZ
+from voxtral_serve.measure.sound import RATE_HZ
 from voxtral_serve.prove.clips import Clip, joined
 from voxtral_serve.prove.live import GAP_S
 from voxtral_serve.prove.outcome import Result, judged, number, skip

@@ -6,11 +6,11 @@ from typing import Any
 
 from voxtral_serve.measure.engine import Engine
 from voxtral_serve.measure.gpus import MemorySampler
+from voxtral_serve.measure.live import Timeline
+from voxtral_serve.measure.scoring import Errors, word_errors
 from voxtral_serve.prove.clips import Clip
 from voxtral_serve.prove.job import ProveJob, Size
 from voxtral_serve.prove.outcome import skip
-from voxtral_serve.prove.scoring import Errors, word_errors
-from voxtral_serve.prove.sessions import Timeline
 from voxtral_serve.prove.target import Target
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from voxtral_serve.check import PROFILES
 from voxtral_serve.client.errors import RequestError
-from voxtral_serve.prove import engine, scoring
+from voxtral_serve.measure import scoring, spread
+from voxtral_serve.measure.live import LiveError, Timeline
+from voxtral_serve.prove import engine
 from voxtral_serve.prove.clips import Clip
 from voxtral_serve.prove.outcome import BROKEN_WER, DIFFERENT, Result, SkippedError, judged, number, percent, skip
-from voxtral_serve.prove.sessions import NoLiveError, Timeline, spoken
+from voxtral_serve.prove.sessions import spoken
 from voxtral_serve.prove.state import Run
 from voxtral_serve.prove.target import Answer, Target, Upload
 
@@ -26,6 +28,7 @@ STOCK = (
     *("--hf-overrides", "{}", "--attention-backend", "TRITON_ATTN"),
     *("--compilation-config.cudagraph_mode", "PIECEWISE"),
 )
+PERCENTILES = (50, 90, 99)
 NO_UPLOADS = "there are no texts of uploads to compare with"
 
 
@@ -65,13 +68,13 @@ def _clips(target: Target, name: str, each: Sequence[Clip]) -> tuple[dict[str, A
                 "clip": place,
                 "audio_s": round(clip.seconds, 3),
                 "seconds": round(answer.seconds, 4),
-                "errors": found.errors if found else None,
+                "errors": found.total if found else None,
                 "words": found.words if found else None,
             }
         )
         texts.append({"set": name, "clip": place, "reference": clip.text, "text": answer.text})
     total = scoring.total(errors)
-    figures = {"clips": rows, "errors": total.errors, "words": total.words, "wer": total.rate}
+    figures = {"clips": rows, "errors": total.total, "words": total.words, "wer": total.rate}
     return figures, texts
 
 
@@ -82,8 +85,8 @@ def delays(run: Run) -> Result:
     run.uploads = [answer.text for answer in uploads]
     streamed = _streamed(run)
     figures: dict[str, Any] = {
-        "upload_s": scoring.spread([answer.seconds for answer in uploads]),
-        "first_text_s": scoring.spread([answer.first_s for answer in streamed if answer.first_s is not None]),
+        "upload_s": percentiles([answer.seconds for answer in uploads]),
+        "first_text_s": percentiles([answer.first_s for answer in streamed if answer.first_s is not None]),
         "batched": _batched(run),
         "live": None,
     }
@@ -92,8 +95,10 @@ def delays(run: Run) -> Result:
     try:
         run.need_live()
         figures["live"] = live = asyncio.run(_live(run))
-    except (NoLiveError, SkippedError) as error:
-        run.live = str(error)
+    except (LiveError, SkippedError) as error:
+        if isinstance(error, LiveError) and not error.refused:
+            raise
+        run.live = " ".join(str(error).split())
         told.append("no live sessions")
     else:
         lag = f"lag P99 {live['lag_s']['p99']:.3f} s" if live["lag_s"] else live["lag_reason"]
@@ -133,31 +138,36 @@ def _batched(run: Run) -> dict[str, Any]:
         "audio_s": round(audio_s, 3),
         "wall_s": round(wall_s, 3),
         "rtfx": round(audio_s / wall_s, 2),
-        "seconds": scoring.spread([answer.seconds for answer in answers]),
+        "seconds": percentiles([answer.seconds for answer in answers]),
     }
 
 
 async def _live(run: Run) -> dict[str, Any]:
-    """Sessions one after the other, at the pace of speech. Raises NoLiveError."""
+    """Sessions one after the other, at the pace of speech. Raises LiveError."""
     lines: list[Timeline] = []
     for clip in run.bundled[: run.size.at_pace]:
         lines.append(await spoken(run.target, clip.samples))
-    run.passes["live"] = [(place, line.text) for place, line in enumerate(lines)]
+    run.passes["live"] = [(place, line.text.strip()) for place, line in enumerate(lines)]
     return live_figures(lines)
 
 
 def live_figures(lines: Sequence[Timeline]) -> dict[str, Any]:
     """Percentiles in s over all tokens and sessions; `lag_reason` says why there is no lag."""
-    lags = [line.lags_s() for line in lines]
-    counted = [lag for each in lags if each is not None for lag in each]
+    lags = [line.lags() for line in lines]
+    counted = [ms / 1000 for each in lags if each is not None for _, ms in each]
     why = None if None not in lags and counted else "lag not measured: the server's deltas are not its tokens"
     return {
         "sessions": len(lines),
-        "lag_s": None if why else scoring.spread(counted),
+        "lag_s": None if why else percentiles(counted),
         "lag_reason": why,
-        "final_s": scoring.spread([line.final_s for line in lines if line.final_s is not None]),
-        "client_late_s": scoring.spread([late for line in lines for late in line.late_s]),
+        "final_s": percentiles([line.final_s for line in lines if line.final_s is not None]),
+        "client_late_s": percentiles([late for line in lines for late in line.late_s]),
     }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """Of seconds, as all figures of a report; None without values."""
+    return spread.percentiles(values, PERCENTILES, digits=4)
 
 
 def texts(run: Run) -> Result:
@@ -176,14 +186,14 @@ def compared_with(run: Run, passes: dict[str, list[tuple[int, str]]]) -> Result:
     for path, each in passes.items():
         found = run.differences(each)
         total = scoring.total(found)
-        differing = sum(one.errors > 0 for one in found)
+        differing = sum(one.total > 0 for one in found)
         rows.append(
-            {"path": path, "texts": len(each), "different": differing, "errors": total.errors, "words": total.words}
+            {"path": path, "texts": len(each), "different": differing, "errors": total.total, "words": total.words}
         )
         heard += [
             {"path": path, "clip": place + 1, "upload": run.uploads[place], "text": text}
             for (place, text), one in zip(each, found, strict=True)
-            if one.errors
+            if one.total
         ]
         if (total.rate or 0) > DIFFERENT:
             problems.append(
@@ -237,7 +247,7 @@ def _other(run: Run, name: str, *arguments: str) -> Result:
     except engine.StartError as error:
         skip(f"profiles/{PROFILE} with {name} could not be started: {error}")
     result = compared_with(run, {name: [(place, each.text) for place, each in enumerate(answers)]})
-    seconds = scoring.spread([each.seconds for each in answers])
+    seconds = percentiles([each.seconds for each in answers])
     figures = {**result.figures, "profile": f"{PROFILE}, {name}", "start_s": round(start_s, 2), "upload_s": seconds}
     return Result(result.outcome, result.reason, figures, result.texts)
 

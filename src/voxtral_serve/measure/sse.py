@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .errors import MeasureError
+
 PIECE_BYTES = 65536
 
 
-class StreamError(Exception):
+class StreamError(MeasureError):
     """The server's stream is not a complete transcript."""
 
 

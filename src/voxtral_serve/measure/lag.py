@@ -16,16 +16,12 @@ import jiwer
 import numpy as np
 import numpy.typing as npt
 
-from mistral_layout.audio import (
-    DELAY_MS,
-    DELAY_TOKENS,
-    LEFT_PAD_TOKENS,
-    SAMPLE_RATE,
-    SAMPLES_PER_TOKEN,
-    n_tokens,
-)
+from .sound import RATE_HZ, TOKEN
 
-TOKEN_MS = 1000 * SAMPLES_PER_TOKEN // SAMPLE_RATE
+TOKEN_MS = 1000 * TOKEN // RATE_HZ
+DELAY_MS = 480  # of the published checkpoint; vLLM's protocol has no field for another
+DELAY = DELAY_MS // TOKEN_MS  # tokens
+RIGHT_PADDING = 11  # tokens behind a clip, besides the delay
 LOOK_AHEAD = 40  # samples past its end that a row needs
 FELL_BEHIND_MS = 500
 LAST_S = 5.0  # of a session's audio, in which a lag above FELL_BEHIND_MS says that it has fallen behind
@@ -43,7 +39,7 @@ def delay_tokens(delay_ms: int) -> int:
 
 def complete_tokens(samples: int, delay: int) -> int:
     """How many tokens' rows are complete after so many samples of audio that goes on."""
-    return max(0, (samples - LOOK_AHEAD) // SAMPLES_PER_TOKEN - delay)
+    return max(0, (samples - LOOK_AHEAD) // TOKEN - delay)
 
 
 def is_one_delta_a_token(deltas: int, counted: int | None, samples: int, delay: int) -> bool:
@@ -54,7 +50,7 @@ def is_one_delta_a_token(deltas: int, counted: int | None, samples: int, delay: 
     """
     if counted is not None:
         return deltas - counted in (0, 1)
-    most = n_tokens(samples) + delay - DELAY_TOKENS - (LEFT_PAD_TOKENS + delay)
+    most = -(-samples // TOKEN) + RIGHT_PADDING
     return most - 2 <= deltas <= most + 1
 
 
@@ -66,14 +62,13 @@ def token_lags(arrivals: Times, sent: Times, ended: float, samples: int, skipped
     """
     if not len(arrivals):
         return []
-    need = (np.arange(len(arrivals)) + delay + 1) * SAMPLES_PER_TOKEN + LOOK_AHEAD
-    piece = (np.minimum(need, samples) - 1) // SAMPLES_PER_TOKEN
+    need = (np.arange(len(arrivals)) + delay + 1) * TOKEN + LOOK_AHEAD
+    piece = (np.minimum(need, samples) - 1) // TOKEN
     due = np.where(need <= samples, np.asarray(sent)[piece], ended)
     lags: npt.NDArray[np.float64] = 1000 * (np.asarray(arrivals) - due)
     kept = need > skipped
     return [
-        (round(float(age), 3), round(float(lag), 2))
-        for age, lag in zip(need[kept] / SAMPLE_RATE, lags[kept], strict=True)
+        (round(float(age), 3), round(float(lag), 2)) for age, lag in zip(need[kept] / RATE_HZ, lags[kept], strict=True)
     ]
 
 
@@ -83,7 +78,7 @@ def fell_behind(lags: Sequence[Lag], audio_s: float, complete: bool) -> bool:
     `audio_s` is the end of the audio in the ages' own count; what needs more than the audio is not looked at.
     """
     return not complete or any(
-        lag > FELL_BEHIND_MS for age, lag in lags if audio_s - LAST_S < age <= audio_s + 1 / SAMPLE_RATE
+        lag > FELL_BEHIND_MS for age, lag in lags if audio_s - LAST_S < age <= audio_s + 1 / RATE_HZ
     )
 
 
