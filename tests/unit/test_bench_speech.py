@@ -634,7 +634,7 @@ COMMITTED = ROOT / "bench/results/speech-roundtrip-standin"
 
 
 def test_the_committed_round_trip_is_a_stand_ins_and_says_so(tmp_path: Path) -> None:
-    """Scored again it is the same, and the documentation has its figures."""
+    """Scored again it is the same."""
     out = Path(shutil.copytree(COMMITTED, tmp_path / COMMITTED.name))
     summary = report.score(out)
     for name in (results.SUMMARY, results.REPORT, results.PAGE):
@@ -646,12 +646,3 @@ def test_the_committed_round_trip_is_a_stand_ins_and_says_so(tmp_path: Path) -> 
         valid(f"speech-{name}", json.loads((COMMITTED / f"{name}.json").read_text()))
     for line in (COMMITTED / results.ROWS).read_text().splitlines():
         valid("speech-requests", json.loads(line))
-    trip = summary["round_trip"]
-    page = " ".join((ROOT / "docs/pages/benchmark-speech.md").read_text().split())
-    for quality in (trip["speech"], trip["clips"]):
-        low, high = quality["wer"]["ci95"]
-        assert f"{quality['wer']['value']:.2%} ({low:.2%} to {high:.2%})".replace("%", " %") in page
-    errors = [{clip["id"]: clip["errors"] for clip in trip[name]["clips"]} for name in ("speech", "clips")]
-    other = {clip: errors[0][clip] - errors[1][clip] for clip in errors[0] if errors[0][clip] != errors[1][clip]}
-    assert other == {"298": 12} and sum(errors[0].values()) == 30
-    assert "12 of 30 word errors" in page
