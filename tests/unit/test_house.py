@@ -283,6 +283,8 @@ FORBIDDEN = [
         (f"{S}/batch/a.py", f"{INSIDE}import {name}")
         for name in (*MODEL_LIBRARIES, "bench.serve", "voxtral_serve.guard")
     ),
+    *((f"{S}/measure/a.py", f"import {name}") for name in (*MODEL_LIBRARIES, "bench.client", "voxtral_serve.units")),
+    (f"{S}/measure/a.py", f"{INSIDE}from ..client import server"),
     *(("bench/a.py", f"import {name}") for name in (*MODEL_LIBRARIES, "voxtral_serve.units", "pico.model")),
     *(
         (f"{S}/prove/a.py", f"{INSIDE}import {name}")
@@ -337,6 +339,9 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, source: str) -> 
         ("pico/evaluate.py", "from bench import metrics\nimport torch"),
         ("tools/a.py", "import vllm, bench.client, pico.model, voxtral_serve.engine.config"),
         ("bench/a.py", "import_module(name)"),
+        ("bench/a.py", "from bench.measure import engine"),
+        (f"{S}/prove/a.py", "from voxtral_serve.measure import engine"),
+        (f"{S}/measure/a.py", "from . import b\nfrom .b import c\nimport requests"),
     ],
 )
 def test_an_import_that_is_allowed(tmp_path: Path, file: str, source: str) -> None:
