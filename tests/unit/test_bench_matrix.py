@@ -16,8 +16,6 @@ from fakeserver import write_dataset
 from bench import BenchError, compare, dataset, matrix
 from bench.__main__ import main
 
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
-
 ROOT = Path(__file__).parents[2]
 TEXTS = {f"c{number}": f"alpha beta number {number}" for number in range(4)}
 
@@ -122,14 +120,13 @@ def test_a_whole_matrix(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     # As the runs' own summaries have them
     summaries = [json.loads((bed.out / "slow" / number / "summary.json").read_text()) for number in "123"]
     medians = [matrix._numbers(matrix._summary(bed.out / "slow" / number), "c1")["p50_ms"] for number in "123"]
-    assert all(400 < median < 2000 for median in medians)
+    assert min(medians) >= 400
     assert first["p50_ms"] == {
         "median": sorted(medians)[1],
         "min": min(medians),
         "max": max(medians),
         "values": medians,
     }
-    assert second["p50_ms"]["max"] < first["p50_ms"]["min"]
     assert first["latency_ratio"]["values"] == [1.0] * 3
     # Against the run of its own round, over the three clips that completed in both
     for number, ratio in zip("123", second["latency_ratio"]["values"], strict=True):
