@@ -157,14 +157,15 @@ def live(reports: Reports) -> str:
 
 
 def start(reports: Reports) -> str:
-    times = {(row["server"], row["row"].rpartition("@")[2]): row["start_s"] for row in reports.rows("start")}
-    memory: dict[str, float] = {}
-    for row in (*reports.rows("uploads"), *reports.rows("live")):
-        memory[row["server"]] = max(memory.get(row["server"], 0), row["peak_vram_bytes"] or 0)
+    """Starts and memory by configuration. The rows of a server have its start; `fast@cold` is one with empty caches."""
+    rows = [*reports.rows("uploads"), *reports.rows("live"), *reports.rows("start")]
     lines = []
-    for server in dict.fromkeys(server for server, _ in times):
-        seconds = [figure(times.get((server, caches))) for caches in ("warm", "cold")]
-        lines.append((NAMES[server], *seconds, figure(memory[server] / GB, 1) if memory.get(server) else "-"))
+    for server in dict.fromkeys(row["server"] for row in rows):
+        own = [row for row in rows if row["server"] == server]
+        starts = {row["start_caches"]: row["start_s"] for row in own}
+        memory = max((row.get("peak_vram_bytes") or 0 for row in own), default=0) / GB
+        seconds = [figure(starts.get(caches)) for caches in ("warm", "cold")]
+        lines.append((NAMES[server], *seconds, figure(memory or None, 1)))
     heads = ("configuration", "start s, caches filled", "start s, caches empty", "peak GB")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 

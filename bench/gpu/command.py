@@ -1,7 +1,7 @@
 """The command line: `python -m bench gpu report|run|live|kernels ...`.
 
 Exit status: 0 if all rows were measured without a failed request; 1 if a server did not start or a request failed; 2
-for a usage error; 3 if --minutes ended before all rows were measured.
+for a usage error; 3 if --minutes ended before all rows were measured; 130 after Ctrl-C or SIGTERM.
 """
 
 import json
@@ -26,6 +26,9 @@ def main(arguments: Sequence[str]) -> int:
         print(record.table(json.loads(plan.out.read_bytes())))
         print(f"{told}. Run the same command again to continue.", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        print("\nInterrupted. Run the same command again to continue with the rows that are missing.", file=sys.stderr)
+        return 130
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

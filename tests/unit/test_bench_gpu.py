@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 from conftest import DATA, PICO, ROOT
@@ -20,7 +21,7 @@ from safetensors import safe_open
 
 from bench import BenchError, dataset
 from bench.answers import Row
-from bench.gpu import checkpoint, measure, readings, rows
+from bench.gpu import checkpoint, measure, readings, report, rows
 from bench.gpu.command import main
 from bench.gpu.plan import Uploads
 from bench.gpu.report import together
@@ -409,6 +410,25 @@ def test_a_report_goes_on_where_it_stopped(case: Case, capsys: pytest.CaptureFix
     assert case.call(*wanted) == 0
     assert case.starts() == started  # nothing was missing
     assert "0 rows to measure" in capsys.readouterr().err
+
+
+def test_an_interrupted_report_keeps_its_rows(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while the second server's row is measured. Its server is stopped, and the next call measures it."""
+    measure_row = report.measure
+
+    def interrupted(server: Server, *rest: Any) -> dict[str, Any]:
+        if server.name == "stock-full":
+            raise KeyboardInterrupt
+        return measure_row(server, *rest)
+
+    monkeypatch.setattr(report, "measure", interrupted)
+    assert case.run() == 130
+    assert [row["row"] for row in case.result()["rows"]] == ["contest@1"]
+    assert not [child for child in psutil.Process().children() if "fake_vllm.py" in " ".join(child.cmdline())]
+    monkeypatch.undo()
+    assert case.run() == 0
+    assert [row["row"] for row in case.result()["rows"]] == ["contest@1", "stock-full@1"]
+    assert case.starts() == 3
 
 
 def test_a_report_ends_in_time(case: Case, capsys: pytest.CaptureFixture[str]) -> None:

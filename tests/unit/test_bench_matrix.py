@@ -120,14 +120,13 @@ def test_a_whole_matrix(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     # As the runs' own summaries have them
     summaries = [json.loads((bed.out / "slow" / number / "summary.json").read_text()) for number in "123"]
     medians = [matrix._numbers(matrix._summary(bed.out / "slow" / number), "c1")["p50_ms"] for number in "123"]
-    assert all(median > 400 for median in medians)
+    assert min(medians) >= 400
     assert first["p50_ms"] == {
         "median": sorted(medians)[1],
         "min": min(medians),
         "max": max(medians),
         "values": medians,
     }
-    assert second["p50_ms"]["max"] < first["p50_ms"]["min"]
     assert first["latency_ratio"]["values"] == [1.0] * 3
     # Against the run of its own round, over the three clips that completed in both
     for number, ratio in zip("123", second["latency_ratio"]["values"], strict=True):
@@ -208,7 +207,7 @@ def test_killed_and_resumed(bed: Bed) -> None:
         text=True,
     )
     rows = bed.out / "b/1/requests.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 30
     while not (rows.exists() and rows.read_text().count("\n") == 2):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)

@@ -19,9 +19,10 @@ def prepared(item: Any) -> dict[str, Any]:
     """A row of a report, with figures that tell it from the others."""
     row = {"row": item.row, "kind": item.kind, "server": item.server, "vllm": "0.32.0", "failed": 0}
     if isinstance(item, Start):
-        return row | {"start_s": 120.4 if item.cold else 45.6}
+        return row | {"start_s": 120.4, "start_caches": "cold"}
     spread = {"p50": 31.7, "p95": 140.0, "p99": 154.6}
     row |= {"joules_per_audio_second": 0.723, "peak_vram_bytes": 21_700_000_000}
+    row |= {"start_s": 45.6, "start_caches": "warm"}
     if isinstance(item, Sessions):
         lags = {"lag_ms": spread, "lag_in_audio_ms": None, "final_ms": spread}
         return row | lags | {"sessions": item.sessions, "least_s": 30.0, "most_s": 60.0, "fell_behind": 0}
