@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+import clock
 import pytest
 import starts
 from uploads import KEY
@@ -79,6 +80,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(str(start))
     if too_many(terminalreporter.config):
         terminalreporter.write_line(f"FAILED: a session without slow tests may start {starts.MOST} servers", red=True)
+
+
+# ---- Time
+
+
+@pytest.fixture
+def turned_clock() -> Iterator[clock.Clock]:
+    """The clock of asyncio and of time.monotonic goes on when nothing else is left to do: support/clock.py."""
+    with clock.turned() as turned:
+        yield turned
 
 
 # ---- Servers

@@ -12,7 +12,7 @@ from test_live_session import RATE, noise, tokens_of
 
 from voxtral_serve.guard.live.mistral_dialect import MistralDialect, TurnDetection, TurnSigns
 
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
+pytestmark = pytest.mark.usefixtures("turned_clock")
 
 AUDIO = "input_audio"
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import itertools
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from voxtral_serve.guard.live.metrics import metrics
 from voxtral_serve.guard.live.openai_dialect import OpenAiDialect
 from voxtral_serve.guard.live.turn_audio import SLICE, TurnAudio
 
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
+pytestmark = pytest.mark.usefixtures("turned_clock")
 
 TEXT = "conversation.item.input_audio_transcription"
 INPUT = "input_audio_buffer"
@@ -667,7 +668,6 @@ def test_a_drain_completes_the_turn_that_goes_on() -> None:
 @pytest.mark.parametrize("speaks", [False, True])
 def test_a_session_that_is_too_long_is_ended_with_its_text(speaks: bool) -> None:
     """What comes after its end is dropped; session.created says when that is."""
-    import time
 
     async def run() -> None:
         live = service(FakeEngine(), session_s=20)
@@ -711,8 +711,6 @@ def test_audio_after_a_session_s_end_is_in_no_turn() -> None:
 
 
 def test_a_client_that_waits_for_its_text_is_not_idle() -> None:
-    import time
-
     async def run() -> None:
         engine = FakeEngine()
         live = service(engine, idle_s=5)

@@ -10,7 +10,7 @@ from voxtral_serve.client.captions import Captions, clock
 from voxtral_serve.client.dialects import ITEM, QUIET, OpenAIDialect, Segment, Turn, VllmDialect
 from voxtral_serve.client.tape import Tape
 
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
+pytestmark = pytest.mark.usefixtures("turned_clock")
 
 GO = threading.Event()
 
