@@ -29,7 +29,7 @@ from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.live.mistral_dialect import Update
 from voxtral_serve.guard.live.openai_settings import Session
 
-FEW, MANY = 300, 10_000
+FEW, MANY = 100, 10_000
 ANSWER_S = 20.0  # in which each input has its answer, beside other work
 LAST = "fuzz.last"  # the type of an event that no protocol has, after all others
 FAILED = 1011  # a close code: the server could not go on

@@ -23,8 +23,6 @@ from bench import dataset, serve
 from tools import inputs
 from tools.local_nginx import COMMAND, NGINX, Proxy, wait_for_port
 
-pytestmark = pytest.mark.flaky(reruns=1)  # a browser beside other tests: tests/README.md
-
 RATE = 16000
 FORMS = {"txt": "text", "srt": "srt", "vtt": "vtt", "json": "verbose_json"}
 MARKUP = '<img src=x onerror="document.title=1">'

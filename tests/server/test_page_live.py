@@ -25,8 +25,6 @@ from uploads import KEY
 from bench import dataset, metrics
 from pico import evaluate
 
-pytestmark = pytest.mark.flaky(reruns=1)  # a browser beside other tests: tests/README.md
-
 PAUSE = np.zeros(RATE, np.float32)
 PICTURES = {"live-light-1000": "page-live.png", "caption": "page-captions.png"}  # those of docs/pages/page.md
 AXE = ROOT / "tests/support/axe/axe.min.js"

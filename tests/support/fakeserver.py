@@ -78,7 +78,7 @@ class Received:
 
 @dataclass
 class FakeServer:
-    """Answers by file name; files without an answer get `default`."""
+    """Answers by file name; files without an answer get `default`. The first waits for so many to be in flight."""
 
     answers: Mapping[str, Answer | list[Answer]] = field(default_factory=dict)
     default: Answer = field(default_factory=Answer)
@@ -87,9 +87,11 @@ class FakeServer:
     metrics: Callable[[], str] | None = None
     received: list[Received] = field(default_factory=list)
     max_in_flight: int = 0
+    waits_for: int = 0
 
     def __enter__(self) -> Self:
         self._lock = threading.Lock()
+        self._enough = threading.Event()
         self._server = _Server(("127.0.0.1", 0), self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -117,6 +119,9 @@ class FakeServer:
         with self._lock:
             self.received.append(received)
             self.max_in_flight = max(self.max_in_flight, sum(not each.end for each in self.received))
+            if self.max_in_flight >= self.waits_for:
+                self._enough.set()
+        assert self._enough.wait(60), f"{self.max_in_flight} requests at a time: expected {self.waits_for}"
 
     def finish(self, received: Received) -> None:
         with self._lock:

@@ -23,8 +23,6 @@ from voxtral_serve.batch.job import BatchJob, JobError
 from voxtral_serve.client.errors import UsageError
 from voxtral_serve.client.server import Server
 
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
-
 VERBOSE = {
     "text": "alpha beta",
     "duration": 2.0,

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import resource
 import signal
 import subprocess
 import sys
@@ -18,8 +17,6 @@ from voxtral_serve import cli
 from voxtral_serve.client import files
 from voxtral_serve.client import server as client_server
 from voxtral_serve.client.server import RETRIES, Upload
-
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
 KEY = "s3cret-key"
 
@@ -51,7 +48,7 @@ def test_one_file_goes_to_stdout(tmp_path: Path) -> None:
 
 def test_several_go_there_with_their_names_in_the_order_that_was_given(tmp_path: Path) -> None:
     paths = write(tmp_path / "slow.wav", tmp_path / "b.wav", tmp_path / "c.wav")
-    answers = {"slow.wav": Answer("one", delay_s=0.5), "b.wav": Answer("two"), "c.wav": Answer(status=500)}
+    answers = {"slow.wav": Answer("one", delay_s=0.2), "b.wav": Answer("two"), "c.wav": Answer(status=500)}
     with FakeServer(answers) as server:
         done = run(*paths, "--url", server.url, "--model", "mine")
     assert done.stdout == f"{paths[0]}: one\n{paths[1]}: two\n"
@@ -291,7 +288,7 @@ def test_no_model(tmp_path: Path) -> None:
 
 def test_requests_at_a_time(tmp_path: Path) -> None:
     write(*(tmp_path / f"{number}.wav" for number in range(9)))
-    with FakeServer(default=Answer("alpha", delay_s=0.2)) as server:
+    with FakeServer(default=Answer("alpha"), waits_for=3) as server:
         assert run(tmp_path, "--out", tmp_path / "out", "--url", server.url, "--jobs", 3).returncode == 0
     assert server.max_in_flight == 3
     assert len(server.sent()) == 9
@@ -320,7 +317,8 @@ def test_a_run_that_was_killed_is_continued(tmp_path: Path) -> None:
     write(*(tmp_path / f"in/{number}.wav" for number in range(8)))
     out = tmp_path / "out"
     command = (tmp_path / "in", "--out", out, "--jobs", 2, "--url")
-    with FakeServer(default=Answer("alpha", delay_s=0.2)) as server:
+    last = [Answer("alpha", delay_s=600), Answer("alpha")]
+    with FakeServer({"7.wav": last}, default=Answer("alpha")) as server:
         with start(*command, server.url) as process:
             wait_for(lambda: len(list(out.glob("*.txt"))) >= 3)
             process.kill()
@@ -337,14 +335,14 @@ def test_a_run_that_was_killed_is_continued(tmp_path: Path) -> None:
 def test_ctrl_c(tmp_path: Path) -> None:
     write(*(tmp_path / f"in/{name}.wav" for name in "abc"))
     out = tmp_path / "out"
-    answers = {"b.wav": Answer("beta", delay_s=30)}
+    answers = {"b.wav": Answer("beta", delay_s=600)}
     with (
         FakeServer(answers, default=Answer("alpha")) as server,
         start(tmp_path / "in", "--out", out, "--jobs", 1, "--url", server.url) as process,
     ):
         wait_for(lambda: "b.wav" in server.sent())
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=5)
+        stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stdout) == (130, "")
     assert (
         stderr == "3 files: 1 transcribed, 2 not sent or without a response\nRun the same command again for the rest.\n"
@@ -358,7 +356,7 @@ def test_the_bar_is_for_terminals(tmp_path: Path) -> None:
     termios.tcsetwinsize(theirs, (24, 80))
     with FakeServer(default=Answer("alpha")) as server, start(*paths, "--url", server.url, stderr=theirs) as process:
         os.close(theirs)
-        stdout, _ = process.communicate(timeout=20)
+        stdout, _ = process.communicate(timeout=60)
     assert stdout == f"{paths[0]}: alpha\n{paths[1]}: alpha\n"
     shown = b""
     try:
@@ -379,26 +377,22 @@ def test_a_reader_that_has_had_enough(tmp_path: Path) -> None:
         process.stdout.read(10)
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(20) == 1
+        assert process.wait(60) == 1
 
 
 # ---- What it needs
 
 
-def test_it_starts_fast_and_imports_no_vllm(tmp_path: Path) -> None:
+def test_it_imports_no_vllm(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "a.wav")
     code = (
         "import sys; from voxtral_serve import cli; from voxtral_serve.client import live; cli.run(sys.argv[1:]);"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'vllm', 'torch', 'transformers', 'bench'}))"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with FakeServer(default=Answer("alpha")) as server:
         command = [sys.executable, "-c", code, "transcribe", str(path), "--url", server.url]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (done.stdout, done.stderr) == ("alpha\n[]\n", "")
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert cpu_s < 1
 
 
 def test_the_command_line_alone_imports_no_client_and_no_vllm() -> None:

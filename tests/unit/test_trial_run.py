@@ -10,8 +10,6 @@ from vllm.tokenizers.mistral import MistralTokenizer
 from pico import model
 from voxtral_serve.engine.encode_once import OneClip
 
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
-
 
 @pytest.mark.parametrize("context", [64, 512, 45056])
 def test_it_fills_the_context_and_no_more(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
