@@ -12,7 +12,6 @@ MINUTES ?= 30
 CONFIG ?= profiles/fast.yaml
 SLOW ?= tests
 SPEECH ?= tests/speech
-ROWS ?= stock-eager,stock-piecewise,fast
 
 # GiB of KV cache on a CPU. Without it, vLLM takes gpu_memory_utilization as a share of RAM.
 export VLLM_CPU_KVCACHE_SPACE ?= 1
@@ -62,7 +61,7 @@ lint: .venv/ready-dev ## style, types, documentation, and the schemas of the dep
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/shellcheck entrypoint.sh tests/container/*.sh
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet -f docs/mkdocs.yml
-	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
+	@.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml deploy/replicas/compose.yaml
 	@.venv/bin/kubernetes-validate --quiet --strict \
 	  $(filter-out %/kustomization.yaml %/monitor.yaml %/scale.yaml, $(shell find deploy/kubernetes deploy/nginx -name '*.yaml'))
 
@@ -92,28 +91,8 @@ bench-full: .venv/ready ## measure all 500 clips on the tiny checkpoint, into be
 reference: .venv/ready ## transcribe all 500 clips with the reference model, into bench/results/pico-reference (2 minutes)
 	@.venv/bin/python -m pico.evaluate --out bench/results/pico-reference
 
-layouts: .venv/ready ## compare all 500 transcripts of both layouts, into bench/results/layouts (20 minutes)
-	@.venv/bin/python -m tools.compare_layouts --config vllm_config.yaml --out bench/results/layouts/cpu-vllm-0.32.0.json
-
-models: .venv/ready ## compare all 500 transcripts of the encode-once model and of vLLM's own, into bench/results/encode-once (10 minutes)
-	@.venv/bin/python -m tools.compare_models --out bench/results/encode-once/cpu-vllm-0.32.0.json
-
-speech: .venv/ready ## transcribe all 500 clips at low level and joined to long files, into bench/results/speech-cpu.json (10 minutes)
-	@.venv/bin/python -m tools.speech_figures --out bench/results/speech-cpu.json
-
-drafts: .venv/ready ## transcribe all 500 clips with drafted pads and count accepted drafts, into bench/results/drafts-cpu.json (5 minutes)
-	@.venv/bin/python -m tools.draft_figures --out bench/results/drafts-cpu.json
-
-soak: .venv/ready ## run clients that connect, disconnect and send invalid requests, into bench/results/soak-cpu.json (MINUTES=30)
-	@.venv/bin/python -m tools.soak --minutes $(MINUTES) --out bench/results/soak-cpu.json
-
-soak-live: .venv/ready ## send one live session hours of audio, into bench/results/soak-live-cpu.json (20 minutes for three hours)
-	@.venv/bin/python -m tools.soak_live --out bench/results/soak-live-cpu.json
-
-# Run it in the environment that serves: the environments of this Makefile have no vLLM for GPUs.
-gpu: ## measure speed, energy and memory on a GPU, into results/gpu.json (ROWS=stock-eager,stock-piecewise,fast)
-	@mkdir -p results
-	@python3 -m bench.gpu run --rows $(ROWS) --out results/gpu.json
+soak: .venv/ready-dev ## serve pico to clients, attackers and an endless session, into bench/results/soak-cpu.json (MINUTES=30, and 20 more)
+	@cd tests/support && PYTHONPATH=../.. ../../.venv/bin/python -m soak --minutes $(MINUTES) --out ../../bench/results/soak-cpu.json
 
 # No --upgrade for pinned.txt: its versions were tested with vLLM 0.20.0.
 lock: ## update the pins and hashes of requirements/*.in (needs uv)
@@ -141,11 +120,8 @@ lock: ## update the pins and hashes of requirements/*.in (needs uv)
 docs: .venv/ready-dev ## serve the documentation on http://127.0.0.1:8001
 	@.venv/bin/mkdocs serve -f docs/mkdocs.yml -a 127.0.0.1:8001
 
-docs-tables: .venv/ready ## write the generated parts of the documentation: the tables of patches and fields, the pictures of the rooms and of live lag
-	@$(PYTHON) -m tools.patch_table
-	@.venv/bin/python -m tools.field_tables
-	@$(PYTHON) -m tools.rooms_picture
-	@$(PYTHON) -m tools.live_picture
+tables: .venv/ready-dev ## write the generated tables of README and docs, from bench/results, the patches and the fields
+	@.venv/bin/python -m tools.tables
 
 clean: ## remove what the other targets made, including the environments
 	rm -rf .venv .venv-pinned .venv-clients .venv-omni .venv-release results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
@@ -182,4 +158,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-omni/ready
 	@$(PYTHON) tools/setup_venv.py --omni
 
-.PHONY: release demo serve bench test test-slow lint test-pinned test-clients test-speech test-container bench-full reference layouts models speech drafts soak soak-live gpu lock docs docs-tables clean help
+.PHONY: demo serve bench test test-slow lint test-pinned test-clients test-speech test-container release bench-full reference soak lock docs tables clean help

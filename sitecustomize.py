@@ -344,7 +344,6 @@ class PostImport:
             for line in untested():
                 print(f"voxtral-serve: {line}", file=sys.stderr)
         self.verified = True
-        check_log()
         self.require(self.patches)
 
     def require(self, patches: Iterable[Patch]) -> None:
@@ -429,36 +428,6 @@ def run_shadowed() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
-LOG, VLLM_LOG, JSON_LINES = "VOXTRAL_SERVE_LOG", "VLLM_LOGGING_CONFIG_PATH", "json_lines.json"
-
-
-def configure_log() -> None:
-    """With VOXTRAL_SERVE_LOG=json, name the package's logging configuration to vLLM, which is not imported yet."""
-    file = os.path.join(os.path.dirname(__file__), "logs", JSON_LINES)
-    if os.environ.get(LOG) == "json" and VLLM_LOG not in os.environ and os.path.exists(file):
-        os.environ[VLLM_LOG] = file
-
-
-def check_log() -> None:
-    """Raise PatchError for a form of the log that there is not, or that vLLM would not use."""
-    form, replica, config = (
-        os.environ.get(LOG, "text"),
-        os.environ.get("VOXTRAL_SERVE_REPLICA", "-"),
-        os.environ.get(VLLM_LOG),
-    )
-    if form not in ("text", "json"):
-        raise PatchError(f"VOXTRAL_SERVE_LOG is {form!r}: expected json, or text, which is the default")
-    if not (replica.isprintable() and 1 <= len(replica) <= 253):
-        raise PatchError(f"VOXTRAL_SERVE_REPLICA is {replica!r}: expected a name of 1 to 253 printable characters")
-    if form == "json" and config is None:
-        raise PatchError(
-            "VOXTRAL_SERVE_LOG is json, which needs the package voxtral-serve: install it, or unset the variable"
-        )
-    if form == "json" and os.path.basename(config or "") != JSON_LINES:
-        raise PatchError(f"VOXTRAL_SERVE_LOG is json, and VLLM_LOGGING_CONFIG_PATH is {config!r}: unset one of them")
-
-
 install()
-configure_log()
 if __name__ == "sitecustomize":
     run_shadowed()

@@ -1,4 +1,4 @@
-"""The command line: `python -m bench run|speech|serve|report|compare|matrix ...`.
+"""The command line: `python -m bench run|speech|serve|report|compare|matrix|gpu ...`.
 
 Exit status: 0 if all clips completed; 1 if a request failed or is missing; 2 for an error in the usage or the data, or
 if there is no server; 130 after Ctrl-C.
@@ -17,7 +17,12 @@ from bench.speech import run as speech_run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's) and return the exit status."""
-    plan = parse(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["gpu"]:
+        from bench.gpu import command  # which other commands do without
+
+        return command.main(words[1:])
+    plan = parse(words)
     try:
         if isinstance(plan, SpeechPlan) or (isinstance(plan, ReportPlan) and speech_report.is_one(plan.out)):
             return _speech(plan)

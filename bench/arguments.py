@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import lag, loads
+from bench import loads
 from bench.client import CHAT_PROMPT
+from bench.measure import lag
+from bench.measure.lag import DELAY_MS
 from bench.plan import (
     OWN_DATA,
     ComparePlan,
@@ -20,10 +22,17 @@ from bench.plan import (
     ServePlan,
     SpeechPlan,
 )
-from mistral_layout.audio import DELAY_MS
 
 # Flags of `bench run` and their minimum
-LOWEST = (("samples", 1), ("warmup", 0), ("timeout_s", 1), ("seconds", 1), ("age", 0), ("most_sessions", 1))
+LOWEST = (
+    ("samples", 1),
+    ("warmup", 0),
+    ("timeout_s", 1),
+    ("seconds", 1),
+    ("least_seconds", 1),
+    ("age", 0),
+    ("most_sessions", 1),
+)
 SPEECH_LOWEST = (("samples", 1), ("characters", 20), ("warmup", 0), ("timeout_s", 1))
 SECONDS, LAG_MS, MOST = 60, 160, 512  # of a session; of the P99 of its lag, and sessions that --find-sessions tries
 
@@ -38,6 +47,7 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
     _add_report(commands)
     _add_compare(commands)
     _add_matrix(commands)
+    commands.add_parser("gpu", help="measure configurations on a GPU: python -m bench gpu --help")  # bench/__main__.py
     flags = parser.parse_args(arguments)
     if flags.command == "run":
         return _run_plan(parser, flags)
@@ -128,7 +138,7 @@ def _speech_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> 
 def _live_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> LivePlan | None:
     """What the flags of live sessions say, null without --sessions. Ends the program where they do not fit."""
     if flags.loads[0].sessions is None:
-        for name in ("seconds", "age", "find_sessions", "most_sessions", "lag_ms"):
+        for name in ("seconds", "least_seconds", "age", "find_sessions", "most_sessions", "lag_ms"):
             if getattr(flags, name):
                 parser.error(f"--{name.replace('_', '-')}: only with --sessions")
         return None
@@ -142,7 +152,10 @@ def _live_plan(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Li
     except ValueError as error:
         parser.error(f"--delay-ms {flags.delay_ms}: {error}")
     search = SearchPlan(flags.most_sessions or MOST, flags.lag_ms or LAG_MS) if flags.find_sessions else None
-    return LivePlan(flags.seconds or SECONDS, flags.age or 0, flags.delay_ms, search)
+    seconds = flags.seconds or SECONDS
+    if flags.least_seconds and flags.least_seconds > seconds:
+        parser.error(f"--least-seconds {flags.least_seconds}: must be at most --seconds, {seconds}")
+    return LivePlan(seconds, flags.age or 0, flags.delay_ms, search, flags.least_seconds)
 
 
 # ---- Commands
@@ -196,6 +209,8 @@ def _add_sessions(run: argparse.ArgumentParser) -> None:
     """What --sessions are."""
     add = run.add_argument
     add("--seconds", type=float, metavar="S", help=f"of a session that are measured (default: {SECONDS})")
+    least = "draw the length of each session between this and --seconds, so that they end at different times"
+    add("--least-seconds", type=float, metavar="S", help=least)
     age = "seconds of audio that each session sends before those, as fast as the server takes them (default: 0)"
     add("--age", type=float, metavar="S", help=age)
     add("--delay-ms", type=int, default=DELAY_MS, metavar="MS", help=f"the model's delay (default: {DELAY_MS})")

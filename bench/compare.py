@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from bench import BenchError, metrics, report, results
 from bench.answers import Row
+from bench.measure import scoring, spread
 from bench.page import one_line
 from bench.plan import ComparePlan
 
@@ -129,7 +130,7 @@ def compare(a: Run, b: Run) -> dict[str, Any]:
             "a": {key: memories[0].get(key) for key in ("peak_bytes", "source")},
             "b": {key: memories[1].get(key) for key in ("peak_bytes", "source")},
         },
-        "bootstrap": {"resamples": metrics.RESAMPLES, "seed": metrics.BOOTSTRAP_SEED},
+        "bootstrap": {"resamples": spread.RESAMPLES, "seed": spread.SEED},
         "loads": loads,
     }
 
@@ -263,15 +264,12 @@ def _intervals(count: int, statistics: dict[str, Callable[[Picks], Values]]) -> 
     if count < 2:
         return dict.fromkeys(statistics)
     values: dict[str, list[Values]] = {name: [] for name in statistics}
-    for picks in metrics.resamples(count):
+    for picks in spread.resamples(count):
         for name, statistic in statistics.items():
             values[name].append(statistic(picks))
     joined = {name: np.concatenate(each) for name, each in values.items()}
     finite = {name: each[np.isfinite(each)] for name, each in joined.items()}
-    return {
-        name: np.percentile(each, [2.5, 97.5], method="linear").tolist() if each.size else None
-        for name, each in finite.items()
-    }
+    return {name: spread.interval(each) for name, each in finite.items()}
 
 
 def _paired(before: Sequence[float | None], after: Sequence[float | None]) -> dict[str, Any] | None:
@@ -302,7 +300,7 @@ def _paired(before: Sequence[float | None], after: Sequence[float | None]) -> di
 
 
 def _wer(before: Sequence[Row], after: Sequence[Row], language: str | None) -> dict[str, Any]:
-    scores = [[metrics.word_errors(row.reference, row.text, language) for row in rows] for rows in (before, after)]
+    scores = [[scoring.word_errors(row.reference, row.text, language) for row in rows] for rows in (before, after)]
     first, second = (np.array([score.total for score in side]) for side in scores)
     words = np.array([score.words for score in scores[0]])
 
@@ -315,7 +313,7 @@ def _wer(before: Sequence[Row], after: Sequence[Row], language: str | None) -> d
     total = int(words.sum())
     return {
         # In a language without spaces, every letter counts as a word.
-        "name": "WER" if metrics.has_spaces(language) else "CER",
+        "name": "WER" if scoring.has_spaces(language) else "CER",
         "a": float(first.sum() / total) if total else None,
         "b": float(second.sum() / total) if total else None,
         "words": total,
@@ -343,11 +341,11 @@ def _changed(before: Sequence[Row], after: Sequence[Row], language: str | None) 
 
     changed = [(x, y) for x, y in zip(before, after, strict=True) if said(x) != said(y)]
     # Texts that are equal after normalisation.
-    form = sum(metrics.word_errors(x.text or "", y.text, language).total == 0 for x, y in changed)
+    form = sum(scoring.word_errors(x.text or "", y.text, language).total == 0 for x, y in changed)
     shown = [
         {
             "id": x.id,
-            "errors": [metrics.word_errors(row.reference, row.text, language).total for row in (x, y)],
+            "errors": [scoring.word_errors(row.reference, row.text, language).total for row in (x, y)],
             "diff": word_diff(x.text or "", y.text or ""),
         }
         for x, y in changed[:SHOWN_DIFFS]

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pynvml  # type: ignore[import-untyped,unused-ignore]
 
-from bench.memory import Gpus
+from bench.measure import engine
+from bench.measure.gpus import Gpus
 
 LIBRARIES = (
     "jiwer",
@@ -30,12 +31,14 @@ LIBRARIES = (
     "websockets",
     "whisper-normalizer",
 )
+SERVER_LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "voxtral-serve")
 # "-dirty" when tracked files differ from the commit
 GIT = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def describe(server_version: str | None, libraries: Sequence[str] = LIBRARIES) -> dict[str, Any]:
-    gpus = Gpus().handles.values()
+    gpus = Gpus()
+    facts = gpus.facts()
     cpuinfo = Path("/proc/cpuinfo")
     cpu = re.search(r"^model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
     try:
@@ -50,20 +53,12 @@ def describe(server_version: str | None, libraries: Sequence[str] = LIBRARIES) -
         "cpu": cpu.group(1) if cpu else platform.processor() or None,
         "cores": os.cpu_count(),
         "ram_bytes": psutil.virtual_memory().total,
-        "gpu": [pynvml.nvmlDeviceGetName(gpu) for gpu in gpus] or None,
-        "gpu_memory_bytes": [_memory(gpu) for gpu in gpus] or None,
-        "gpu_driver": pynvml.nvmlSystemGetDriverVersion() if gpus else None,
+        "gpu": [gpu["name"] for gpu in facts] or None,
+        "gpu_memory_bytes": [gpu["memory_bytes"] for gpu in facts] or None,
+        "gpu_driver": gpus.driver(),
         "libraries": versions(libraries),
         "git_commit": git.strip() or None,
     }
-
-
-def _memory(gpu: Any) -> int | None:
-    try:
-        total: int = pynvml.nvmlDeviceGetMemoryInfo(gpu).total
-    except pynvml.NVMLError:
-        return None  # no memory of its own: CPU and GPU share one chip
-    return total
 
 
 def versions(libraries: Sequence[str]) -> dict[str, str | None]:
@@ -76,3 +71,10 @@ def versions(libraries: Sequence[str]) -> dict[str, str | None]:
             return None
 
     return {library: of(library) for library in libraries}
+
+
+def of_server(command: Sequence[str] = ()) -> dict[str, str] | None:
+    """Versions of the server's libraries; null if `vllm`, or the command that replaces it, has another environment."""
+    if Path((list(command) or [engine.vllm()])[0]).parent != Path(sys.executable).parent:
+        return None
+    return {name: found for name, found in versions(SERVER_LIBRARIES).items() if found}

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from bench import metrics
 from bench.answers import Row
-from bench.lag import Lag
+from bench.measure import spread
+from bench.measure.lag import Lag
 
 AGES = 60  # points of a line of lag against session age, at most
 TOLERANCE_S = 0.001
@@ -42,7 +42,7 @@ def of_load(
 
 def _spread(lags: Sequence[Lag]) -> dict[str, float] | None:
     values = [ms for _, ms in lags]
-    return {**(metrics.spread(values) or {}), "max": max(values), "count": len(values)} if values else None
+    return {**(spread.percentiles(values) or {}), "max": max(values), "count": len(values)} if values else None
 
 
 def holds(figures: Mapping[str, Any], failed: int, lag_ms: float) -> bool:
@@ -63,8 +63,8 @@ def by_age(rows: Sequence[Row]) -> list[tuple[float, float, float]]:
     found = []
     for span in np.unique(spans):
         here = lags[spans == span]
-        p50, p99 = np.percentile(here[:, 1], (50, 99), method="linear")
-        found.append((float(here[:, 0].mean()), float(p50), float(p99)))
+        amounts = spread.percentiles(here[:, 1], (50, 99)) or {}
+        found.append((float(here[:, 0].mean()), amounts["p50"], amounts["p99"]))
     return found
 
 

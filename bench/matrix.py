@@ -510,6 +510,6 @@ def _cell(measure: dict[str, Any] | None, pattern: str, unit: float) -> str:
 
 
 def _cause(reason: str) -> str:
-    """The line with the cause, which is the last line of bench.serve's message; else the first line."""
+    """The line with the cause, which is the last line of the message of a server that ended; else the first line."""
     first, *rest = reason.splitlines()
     return rest[-1] if rest and rest[-1].startswith("cause:") else first

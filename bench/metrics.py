@@ -1,61 +1,20 @@
 """Compute the figures of a run from the rows of requests.jsonl. A value that was not measured is null, never 0."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import version
+from collections.abc import Sequence
 from typing import Any
 
 import jiwer
 import numpy as np
-import numpy.typing as npt
-from whisper_normalizer.basic import BasicTextNormalizer  # type: ignore[import-untyped,unused-ignore]
-from whisper_normalizer.english import EnglishTextNormalizer  # type: ignore[import-untyped,unused-ignore]
 
 from bench.answers import Row
 from bench.loads import parse
+from bench.measure import scoring, spread
+from bench.measure.scoring import Errors
+from bench.measure.spread import PERCENTILES
 
-PACKAGE = f"whisper-normalizer {version('whisper-normalizer')}"
-# Languages written without spaces between words. The first five are from Whisper (Radford et al. 2022, appendix C).
-NO_SPACES = frozenset(("zh", "ja", "th", "lo", "my", "yue", "cmn", "km"))
-PERCENTILES = (50, 90, 95, 99)
-RESAMPLES = 2000
-BOOTSTRAP_SEED = 0
-# Resampled values in memory at a time: 16 MB, for any number of clips
-CHUNK = 2_000_000
 WORST = 10
 # Lower bounds of the duration groups with separate error rates, in seconds of audio
 DURATIONS_S = (0, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800, 3600)
-
-Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
-Edits = tuple[int, int, int, int]
-
-
-# ---- Percentiles and intervals
-
-
-def spread(values: Sequence[float], percentiles: Sequence[int] = PERCENTILES) -> dict[str, float] | None:
-    """Percentiles of the values, {"p50": ...}; null without values.
-
-    Linear interpolation at rank q/100 * (n - 1) of the sorted values (numpy's 'linear').
-    """
-    if not values:
-        return None
-    found = np.percentile(values, percentiles, method="linear")
-    return {f"p{q}": float(value) for q, value in zip(percentiles, found, strict=True)}
-
-
-def resamples(count: int) -> Iterator[Counts]:
-    """Yield the indices of RESAMPLES draws with replacement, as arrays [draws, count]. Every call yields the same."""
-    random = np.random.default_rng(BOOTSTRAP_SEED)
-    step = max(1, CHUNK // count)
-    for start in range(0, RESAMPLES, step):
-        yield random.integers(0, count, (min(step, RESAMPLES - start), count))
-
-
-def _interval(statistics: Floats) -> list[float]:
-    return [float(bound) for bound in np.percentile(statistics, [2.5, 97.5], method="linear")]
 
 
 def latency(rows: Sequence[Row]) -> dict[str, Any]:
@@ -66,14 +25,14 @@ def latency(rows: Sequence[Row]) -> dict[str, Any]:
     """
     values = [row.latency_ms for row in rows if row.error is None and row.latency_ms is not None]
     names = [*(f"p{q}" for q in PERCENTILES), "mean"]
-    numbers: dict[str, Any] = spread(values) or dict.fromkeys(names)
+    numbers: dict[str, Any] = spread.percentiles(values) or dict.fromkeys(names)
     intervals: dict[str, list[float] | None] = dict.fromkeys(names)
     if len(values) > 1:
         drawn = []
-        for picks in resamples(len(values)):
+        for picks in spread.resamples(len(values)):
             sample = np.array(values)[picks]
             drawn.append(np.vstack([np.percentile(sample, PERCENTILES, axis=1), sample.mean(axis=1)]))
-        intervals = {name: _interval(each) for name, each in zip(names, np.hstack(drawn), strict=True)}
+        intervals = {name: spread.interval(column) for name, column in zip(names, np.hstack(drawn), strict=True)}
     return numbers | {
         "mean": float(np.mean(values)) if values else None,
         "max": max(values, default=None),
@@ -147,15 +106,15 @@ def of_load(
         "wall_s": wall_s,
         "latency_ms": latency(rows),
         "rtfx": rtfx(rows, wall_s),
-        "rtfx_clip": spread(speeds, (50, 10)) or {"p50": None, "p10": None},
+        "rtfx_clip": spread.percentiles(speeds, (50, 10)) or {"p50": None, "p10": None},
         "throughput_rps": len(done) / wall_s if done and wall_s else None,
         # Server and meters counted every attempt, including those that a resumed run repeated.
         "wait_rate": queued / len(attempts) if queued is not None and attempts else None,
         "queue_threshold_s": measured.get("queue_threshold_s"),
-        "start_delay_ms": {**(spread(late, (50, 99)) or {}), "max": max(late)} if late else None,
-        "first_text_ms": spread([row.first_text_ms for row in done if row.first_text_ms is not None]),
-        "gap_ms": {**(spread(gaps) or {}), "max": max(gaps)} if gaps else None,
-        "word_delay_ms": {**(spread(words) or {}), "words": len(words)} if words else None,
+        "start_delay_ms": {**(spread.percentiles(late, (50, 99)) or {}), "max": max(late)} if late else None,
+        "first_text_ms": spread.percentiles([row.first_text_ms for row in done if row.first_text_ms is not None]),
+        "gap_ms": {**(spread.percentiles(gaps) or {}), "max": max(gaps)} if gaps else None,
+        "word_delay_ms": {**(spread.percentiles(words) or {}), "words": len(words)} if words else None,
         "joules": joules,
         "joules_per_request": joules / len(done) if joules is not None and done else None,
         "joules_per_audio_second": joules / audio_s if joules is not None and audio_s else None,
@@ -168,109 +127,13 @@ def of_load(
 # ---- Words and characters
 
 
-@dataclass(frozen=True)
-class WordErrors:
-    """Word-level edits between a reference of `words` words and its transcript."""
-
-    substitutions: int
-    deletions: int
-    insertions: int
-    words: int
-
-    @property
-    def total(self) -> int:
-        return self.substitutions + self.deletions + self.insertions
-
-
-def has_spaces(language: str | None) -> bool:
-    """Whether the language is written with spaces between words. `language` is a code such as "th" or "zh-TW"."""
-    return _primary(language) not in NO_SPACES
-
-
-def _primary(language: str | None) -> str:
-    primary = (language or "en").lower().replace("_", "-").split("-")[0]
-    return {"english": "en", "eng": "en"}.get(primary, primary)
-
-
-def normalizer_name(language: str | None = None) -> str:
-    if _primary(language) == "en":
-        return f"whisper-english ({PACKAGE})"
-    split = "" if has_spaces(language) else ", every letter a word"
-    return f"whisper-basic, marks kept{split} ({PACKAGE})"
-
-
-def normalize(text: str, language: str | None = None) -> str:
-    """Whisper's text normalisation (Radford et al. 2022, appendix C): English, or basic for other languages.
-
-    The basic normaliser is set to keep marks. Its default deletes the vowels of Thai, Hindi and similar scripts. For
-    languages written without spaces it puts spaces around every letter, as in Whisper's evaluation.
-    """
-    return _normalizer(_primary(language))(text)
-
-
-@cache
-def _normalizer(primary: str) -> Callable[[str], str]:
-    if primary == "en":
-        return EnglishTextNormalizer()  # reads its table of 1,700 spellings from a file
-    return BasicTextNormalizer(split_letters=not has_spaces(primary), preserve_marks=True)
-
-
-def word_errors(reference: str, transcript: str | None, language: str | None = None) -> WordErrors:
-    """Count the errors of one clip after normalisation. A null transcript (a failed request) deletes all words."""
-    return WordErrors(*_edits(_words(reference, transcript, language)))
-
-
-def _words(reference: str, transcript: str | None, language: str | None) -> jiwer.WordOutput:
-    # jiwer 4 accepts an empty reference: every word of the transcript is then an insertion.
-    return jiwer.process_words(normalize(reference, language), normalize(transcript or "", language))
-
-
-def _characters(reference: str, transcript: str | None, language: str | None) -> jiwer.CharacterOutput:
-    """Align characters. jiwer counts spaces; they are removed for languages that are written without spaces."""
-    here, there = normalize(reference, language), normalize(transcript or "", language)
-    if not has_spaces(language):
-        here, there = "".join(here.split()), "".join(there.split())
-    return jiwer.process_characters(here, there)
-
-
-def _edits(result: jiwer.WordOutput | jiwer.CharacterOutput) -> Edits:
-    """(substitutions, deletions, insertions, units of the reference)"""
-    edits = (result.substitutions, result.deletions, result.insertions)
-    return *edits, result.hits + result.substitutions + result.deletions
-
-
-def _sum(edits: Edits) -> int:
-    return edits[0] + edits[1] + edits[2]
-
-
-def _rate(edits: Sequence[Edits], unit: str) -> dict[str, Any]:
-    """The corpus rate (S + D + I) / units over all clips, its interval, and the counts.
-
-    `ci95` is from the percentile bootstrap over clips (Bisani and Ney 2004): resample the clips with replacement,
-    compute the corpus rate of each resample, and take the 2.5th and 97.5th percentiles. It is null for a single clip.
-    """
-    counts = np.array(edits, dtype=np.int64).reshape(-1, 4)
-    errors, units = counts[:, :3].sum(axis=1), counts[:, 3]
-    interval = None
-    if len(counts) > 1 and units.sum():
-        sums = [(errors[picks].sum(axis=1), units[picks].sum(axis=1)) for picks in resamples(len(counts))]
-        above, below = (np.concatenate(each) for each in zip(*sums, strict=True))
-        interval = _interval(above[below > 0] / below[below > 0])
-    names = ("substitutions", "deletions", "insertions", unit)
-    return {
-        "value": float(errors.sum() / units.sum()) if units.sum() else None,
-        "ci95": interval,
-        **{name: int(total) if len(counts) else None for name, total in zip(names, counts.sum(axis=0), strict=True)},
-    }
-
-
 def wer(rows: Sequence[Row], language: str | None = None) -> dict[str, Any]:
     """Corpus word error rate with its interval and counts, over one row per clip, including failed ones.
 
     `rows` must be in the order of the run: another order gives another interval for the same transcripts.
     """
-    edits = [_edits(_words(row.reference, row.text, language)) for row in rows]
-    return {**_rate(edits, "words"), "normalizer": normalizer_name(language)}
+    errors = [scoring.word_errors(row.reference, row.text, language) for row in rows]
+    return {**scoring.rate(errors, "words"), "normalizer": scoring.normalizer_name(language)}
 
 
 def quality(rows: Sequence[Row], language: str | None = None) -> dict[str, Any]:
@@ -278,54 +141,50 @@ def quality(rows: Sequence[Row], language: str | None = None) -> dict[str, Any]:
 
     `rows` has one row per clip, in the order of the run. For a failed row, the whole reference counts as deleted.
     """
-    outputs = [_words(row.reference, row.text, language) for row in rows]
-    words = [_edits(output) for output in outputs]
-    characters = [_edits(_characters(row.reference, row.text, language)) for row in rows]
+    outputs = [scoring.align_words(row.reference, row.text, language) for row in rows]
+    words = [scoring.counted(output) for output in outputs]
+    characters = [scoring.counted(scoring.align_characters(row.reference, row.text, language)) for row in rows]
     raw = [(row.reference, row.text or "") for row in rows]
     wrong = sorted(
-        (each for each in zip(words, rows, outputs, strict=True) if each[1].error is None and _sum(each[0])),
-        key=lambda each: (-_sum(each[0]), each[0][3]),  # equal counts: the higher error rate first
+        (place for place, row in enumerate(rows) if row.error is None and words[place].total),
+        key=lambda place: (-words[place].total, words[place].words),  # equal counts: the higher error rate first
     )
     return {
-        "headline": "wer" if has_spaces(language) else "cer",
+        "headline": "wer" if scoring.has_spaces(language) else "cer",
         "language": language,
-        "normalizer": normalizer_name(language),
-        "wer": _rate(words, "words"),
-        "cer": _rate(characters, "characters"),
+        "normalizer": scoring.normalizer_name(language),
+        "wer": scoring.rate(words, "words"),
+        "cer": scoring.rate(characters, "characters"),
         "raw": {
-            "wer": _total([_edits(jiwer.process_words(*pair)) for pair in raw]),
-            "cer": _total([_edits(jiwer.process_characters(*pair)) for pair in raw]),
+            "wer": scoring.total(scoring.counted(jiwer.process_words(*pair)) for pair in raw).rate,
+            "cer": scoring.total(scoring.counted(jiwer.process_characters(*pair)) for pair in raw).rate,
         },
         "empty": [row.id for row in rows if row.error is None and not (row.text or "").strip()],
-        "worst": [
-            {
-                "id": row.id,
-                "errors": _sum(edits),
-                "words": edits[3],
-                "wer": _total([edits]),
-                "reference": row.reference,
-                "transcript": row.text,
-                "alignment": _alignment(output),
-            }
-            for edits, row, output in wrong[:WORST]
-        ],
+        "worst": [_worst(rows[place], words[place], outputs[place]) for place in wrong[:WORST]],
         "by_duration": _by_duration(rows, words),
         "clips": [
             {
                 "id": row.id,
-                "errors": _sum(word),
-                "words": word[3],
-                "character_errors": _sum(character),
-                "characters": character[3],
+                "errors": word.total,
+                "words": word.words,
+                "character_errors": character.total,
+                "characters": character.words,
             }
             for row, word, character in zip(rows, words, characters, strict=True)
         ],
     }
 
 
-def _total(edits: Sequence[Edits]) -> float | None:
-    units = sum(each[3] for each in edits)
-    return sum(_sum(each) for each in edits) / units if units else None
+def _worst(row: Row, errors: Errors, output: jiwer.WordOutput) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "errors": errors.total,
+        "words": errors.words,
+        "wer": errors.rate,
+        "reference": row.reference,
+        "transcript": row.text,
+        "alignment": _alignment(output),
+    }
 
 
 def _alignment(output: jiwer.WordOutput) -> list[list[str | None]]:
@@ -339,14 +198,14 @@ def _alignment(output: jiwer.WordOutput) -> list[list[str | None]]:
     return steps
 
 
-def _by_duration(rows: Sequence[Row], edits: Sequence[Edits]) -> list[dict[str, Any]]:
+def _by_duration(rows: Sequence[Row], errors: Sequence[Errors]) -> list[dict[str, Any]]:
     """Error rates by duration. A group covers `from_s` <= duration < `to_s`; a null `to_s` means no upper bound."""
-    groups: dict[int, list[Edits]] = {}
-    for row, each in zip(rows, edits, strict=True):
+    groups: dict[int, list[Errors]] = {}
+    for row, clip in zip(rows, errors, strict=True):
         index = int(np.searchsorted(DURATIONS_S, row.duration_s, side="right")) - 1
-        groups.setdefault(index, []).append(each)
+        groups.setdefault(index, []).append(clip)
     ends = (*DURATIONS_S[1:], None)
     return [
-        {"from_s": DURATIONS_S[index], "to_s": ends[index], "clips": len(group), "wer": _total(group)}
+        {"from_s": DURATIONS_S[index], "to_s": ends[index], "clips": len(group), "wer": scoring.total(group).rate}
         for index, group in sorted(groups.items())
     ]

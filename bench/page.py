@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, tostring
 
-from bench.plots import tag
+from bench.measure.plots import tag
 
 # Equal words shown on each side of an error
 AROUND = 3

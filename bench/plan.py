@@ -38,6 +38,7 @@ class SearchPlan:
 class LivePlan:
     """Live sessions of `seconds` each at the pace of speech, all at once, after `age_s` seconds sent faster than that.
 
+    With `least_seconds`, the length of each is drawn between this and `seconds`, so that they end at different times.
     `delay_ms` is the model's delay. With `search`, the loads of the run are those that the search tries, from the
     plan's own on.
     """
@@ -46,6 +47,7 @@ class LivePlan:
     age_s: float
     delay_ms: int
     search: SearchPlan | None
+    least_seconds: float | None = None
 
 
 @dataclass(frozen=True)

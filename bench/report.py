@@ -7,6 +7,7 @@ from typing import Any
 from bench import BenchError, live, metrics, page, plots, results, tables
 from bench.answers import Row
 from bench.loads import parse
+from bench.measure import spread
 from bench.page import Section, one_line
 
 # Characters of a text in report.md. summary.json and requests.jsonl have the full texts.
@@ -31,7 +32,7 @@ DEFINITIONS = (
         "final text.",
     ),
     ("P50, P90, P95, P99", "linear interpolation at rank q/100 * (n - 1) of the sorted values (numpy linear)."),
-    ("95 % interval", f"percentile bootstrap over clips, {metrics.RESAMPLES} resamples, fixed seed."),
+    ("95 % interval", f"percentile bootstrap over clips, {spread.RESAMPLES} resamples, fixed seed."),
     (
         "RTFx",
         "seconds of audio of the completed requests / wall-clock seconds, without warm-up, as on the Open ASR "

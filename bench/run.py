@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,16 +18,18 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
-from bench import BenchError, dataset, environment, live, loads, prometheus, results, serve
+from bench import BenchError, dataset, environment, live, loads, prometheus, results
 from bench.answers import Mode, Row
 from bench.client import Client, clean_url, mime
 from bench.dataset import Clip, Dataset
 from bench.loads import Load
-from bench.memory import MemorySampler
+from bench.measure import engine
+from bench.measure import log as logs
+from bench.measure.gpus import MemorySampler
+from bench.measure.lag import DELAY_MS
 from bench.plan import LivePlan, RunPlan, SearchPlan
 from bench.search import search
 from bench.sending import Sending, load_meter
-from mistral_layout.audio import DELAY_MS
 
 # After one of these no request can succeed: no response, wrong key, no permission, wrong address or model.
 HOPELESS = (None, 401, 403, 404)
@@ -74,9 +77,9 @@ def execute(plan: RunPlan) -> bool:
         claim(plan.out, plan.resume)
         return measure(plan, selection, url)
     claim(plan.out, plan.resume)
-    port, begun = serve.free_port(), time.monotonic()
+    port, begun = engine.free_port(), time.monotonic()
     log, command, variables = plan.out / results.LOG, server.command, server.environment
-    with serve.server(server.config, server.directory, port, log, command=command, environment=variables):
+    with engine.served(server.config, server.directory, port, log, command=command, environment=variables):
         return measure(plan, selection, f"http://127.0.0.1:{port}", startup_s=round(time.monotonic() - begun, 3))
 
 
@@ -112,8 +115,10 @@ def _sessions(plan: RunPlan, made_of: LivePlan, clips: Sequence[Clip]) -> list[C
     from bench import sound
 
     most = made_of.search.most if made_of.search else max(load.sessions or 0 for load in plan.loads)
-    seconds, age_s = sound.whole_pieces(made_of.seconds), sound.whole_pieces(made_of.age_s)
-    return [sound.session(number, clips, seconds, age_s, plan.seed) for number in range(1, most + 1)]
+    age_s, least_s = sound.whole_pieces(made_of.age_s), made_of.least_seconds or made_of.seconds
+    draw = random.Random(plan.seed)
+    lengths = [sound.whole_pieces(draw.uniform(least_s, made_of.seconds)) for _ in range(most)]
+    return [sound.session(number, clips, length, age_s, plan.seed) for number, length in enumerate(lengths, 1)]
 
 
 def claim(out: Path, resume: bool) -> None:
@@ -251,11 +256,8 @@ class _Measurement:
         out = self._plan.out
         if (out / results.ROWS).exists():
             # With several GPUs, each process logs its own share, or one process logs for all.
-            split = (
-                serve.logged_memory(out / results.LOG)
-                if self._plan.served and gpus <= 1
-                else dict.fromkeys(serve.MEMORY)
-            )
+            text = logs.read(out / results.LOG) if self._plan.served and gpus <= 1 else ""
+            split = logs.memory(text)
             self._record["memory"] = _memory(self._record["memory"], memory, split)
             results.write_json(out / results.RUN, self._record)
 
@@ -320,10 +322,9 @@ def _server(plan: RunPlan, startup_s: float | None, version: Any) -> dict[str, A
     if isinstance(version, dict) and "version" in version:  # not the JSON of a 404 error
         known["versions"] = {name: value for name, value in version.items() if isinstance(value, str)}
     if plan.served is not None:
-        if serve.is_own(plan.served.command):
-            installed = environment.versions(serve.LIBRARIES)
-            known["versions"] = {name: found for name, found in installed.items() if found}
-        known["patches"] = serve.logged_patches(plan.out / results.LOG)
+        known["versions"] = environment.of_server(plan.served.command) or known["versions"]
+        patches = logs.patches(logs.read(plan.out / results.LOG))
+        known["patches"] = dict(patch.split(" ", 1) for patch in patches.split(", ")) if patches else None
         known["config"] = yaml.safe_load(plan.served.config.read_bytes())
     return known
 

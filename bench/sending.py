@@ -10,7 +10,7 @@ from bench.answers import Row
 from bench.client import Client
 from bench.dataset import Clip
 from bench.loads import Load
-from bench.memory import MemorySampler
+from bench.measure.gpus import MemorySampler
 from bench.sessions import Sessions, Together
 
 Meter = Callable[[], dict[str, Any]]

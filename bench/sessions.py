@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.measure import spread
+
 START_S = 0.1  # from the moment at which all sessions are ready until the first may start
 SPREAD_S = 1.0  # within which sessions start that are measured together
 
@@ -125,5 +127,4 @@ class Sessions(Executor):
         del self.late[:]
         if not len(late):
             return None
-        p50, p99 = np.percentile(late, (50, 99), method="linear")
-        return {"p50": float(p50), "p99": float(p99), "max": float(late.max())}
+        return {**(spread.percentiles(late, (50, 99)) or {}), "max": float(late.max())}

@@ -7,7 +7,6 @@ slow tests that starts more fails (support/starts.py).
 import contextlib
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +17,9 @@ import pytest
 import starts
 from uploads import KEY
 
-from bench import dataset, serve
+from bench import dataset
 from bench.client import Client, Row
+from bench.measure import engine
 from pico import huggingface
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,7 @@ starts.count_servers()
 class Server(NamedTuple):
     url: str
     log: Path
-    process: subprocess.Popen[bytes]
+    process: engine.Engine
 
 
 # ---- Options
@@ -100,13 +100,13 @@ def begin(stack: contextlib.ExitStack, log: Path, config: Path, checkpoint: Path
     """One that is not up yet; the end of `stack` ends it."""
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         pytest.exit("the Makefile sets what vLLM needs on a CPU: run the tests with `make test`", returncode=2)
-    port = serve.free_port()
-    process = stack.enter_context(serve.server(config, checkpoint, port, log, *flags, environment=UNBOUND, wait=False))
+    port = engine.free_port()
+    process = stack.enter_context(engine.served(config, checkpoint, port, log, *flags, environment=UNBOUND, wait=False))
     return Server(f"http://127.0.0.1:{port}", log, process)
 
 
 def up(server: Server) -> Server:
-    serve.wait_until_up(server.process, server.url, server.log)
+    server.process.wait_until_up()
     return server
 
 
@@ -135,7 +135,7 @@ SHARED: dict[str, tuple[Path, tuple[str, ...]]] = {
     ),
     # vLLM's own model behind the guard. In float32, where no two candidates are so close that the order of a sum would
     # decide.
-    "live_server": (ROOT / "profiles/realtime-stock.yaml", ("--dtype", "float32", *EAGER)),
+    "live_server": (ROOT / "tests/support/vllm-live.yaml", ("--dtype", "float32", *EAGER)),
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench import serve
+from bench.measure import engine
 
 DEPLOYED = Path(__file__).resolve().parents[1] / "deploy/nginx"
 COMMAND = "apt-get install -y nginx-light"
@@ -56,7 +56,7 @@ class Proxy:
     """nginx on ports of its own. A context manager."""
 
     def __init__(self, folder: Path, ports: Sequence[int]) -> None:
-        self.folder, self.port, self.status_port = folder, serve.free_port(), serve.free_port()
+        self.folder, self.port, self.status_port = folder, engine.free_port(), engine.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.conf = configure(folder, ports, self.port, self.status_port)
         self.command = [str(NGINX), "-e", "stderr", "-p", str(folder), "-c", str(self.conf)]

@@ -1,177 +1,100 @@
-"""The command `bench.gpu live`: start one server, run the trials of live sessions, write the file after each trial.
+"""A row of live sessions: the client, the uploads beside it, and its figures.
 
 The client is `python -m bench run --realtime --sessions` in a separate process, on separate CPU cores if there are
 enough. A model with random weights never ends its text; a live session ends with its audio.
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import random
-import shlex
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped,unused-ignore]
-
-from bench import BenchError, dataset, environment, results
+from bench import BenchError, dataset, results
+from bench.answers import Row
 from bench.dataset import Clip
-from bench.gpu import checkpoint, liverows, rows, servers, tasks
-from bench.gpu.clock import Clock
+from bench.gpu import rows, tasks
 from bench.gpu.meanwhile import Samples, Uploads
-from bench.gpu.plan import LivePlan, Trial
-from bench.gpu.readings import watts
-from bench.gpu.run import LIBRARIES, RANDOM
+from bench.gpu.measure import memory
+from bench.gpu.plan import Sessions
+from bench.gpu.readings import MemoryWatch, processes
 from bench.gpu.servers import Server
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
-CLIENT = ("jiwer", "soundfile", "soxr", "websockets", "whisper_normalizer")  # modules that `bench run` needs
 UPLOADED = 128  # number of different clips that the uploads send in turn
-WARM_UP = (6, 1)  # live clips sent before the first trial, and before each further one
 MARGIN_S = 1.5  # sampling continues for this time after the last text
-
-
-def run(plan: LivePlan) -> dict[str, Any]:
-    """Measure every trial. Returns the content of the file. Raises BenchError for an invalid plan."""
-    if missing := [name for name in CLIENT if importlib.util.find_spec(name) is None]:
-        raise BenchError(f"no module {missing[0]}: the client needs `pip install -e '.[bench]'`")
-    clock, gpus, content = Clock(), Gpus(), config_of(plan)
-    earlier = json.loads(plan.out.read_bytes()) if plan.out.exists() else liverows.merge()
-    record = {
-        **environment.describe(None, LIBRARIES),
-        "vllm": None,
-        "command": _command(plan),
-        "idle_watts": watts(gpus),
-        "settings": servers.variables(),
-        "notes": [RANDOM] if plan.model is None else [],
-        "not_measured": {},
-    }
-    own: dict[str, Any] = {"runs": [record], "configs": {}, "rows": []}
-    for directory in (plan.logs, plan.out.parent):
-        if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as up:
-        places = Path(scratch)
-        model = plan.model or places / "checkpoint"
-        if plan.model is None:
-            checkpoint.write(model)
-            clock.say("checkpoint written")
-        clips = _decoded(places) if any(trial.uploads for trial in plan.trials) else []
-        with _cores(plan.cores) as cores:
-            record["cores"] = cores
-            server = _start(plan, content, model, places, up, clock)
-            record["start_s"] = server.start_s
-            said = server.client.get("/version")
-            record["vllm"] = said["version"] if isinstance(said, dict) and "version" in said else None
-        own["configs"][server.sha256] = server.text
-        os.sched_setaffinity(0, cores["client"])  # of this thread and of all threads and processes that it starts later
-        for number, trial in enumerate(plan.trials):
-            clock.say(f"{plan.name}: {trial}")
-            out = (plan.results or places) / f"{plan.name}-{time.time():.0f}-{number}"
-            try:
-                for found in _measure(plan, trial, server, gpus, clips, out, WARM_UP[number > 0]):
-                    named = {"name": plan.name, "vllm": record["vllm"] or record["libraries"]["vllm"], **found}
-                    own["rows"].append({**named, "config_sha256": server.sha256, "run": 0})
-                    clock.say(f"lag {found['lag_ms']}  final {found['final_ms']}  fell behind {found['fell_behind']}")
-            except BenchError as error:
-                record["not_measured"][str(trial)] = str(error)
-                clock.say(str(error))
-            results.write_json(plan.out, liverows.merge(earlier, own))
-    clock.say("done")
-    return liverows.merge(earlier, own)
-
-
-def config_of(plan: LivePlan) -> dict[str, Any]:
-    """The profile with the changes of the plan; max_num_seqs is large enough for every trial. Raises BenchError."""
-    try:
-        content: dict[str, Any] = yaml.safe_load(plan.profile.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BenchError(f"--profile: cannot read {plan.profile} ({error.strerror})") from None
-    most = max((trial.find or trial.sessions) + trial.uploads for trial in plan.trials)
-    content |= {"model": ".", "served_model_name": "voxtral", "max_num_seqs": max(most, content.get("max_num_seqs", 0))}
-    return {key: value for key, value in (content | dict(plan.changes)).items() if value is not None}
-
-
-def _start(
-    plan: LivePlan, content: dict[str, Any], model: Path, places: Path, up: contextlib.ExitStack, clock: Clock
-) -> Server:
-    ready, failures = servers.start({plan.name: content}, plan, model, places, up, clock)
-    if failures:
-        raise BenchError(failures[plan.name])
-    return ready[plan.name]
+TIMEOUT_S = 120  # longest wait of the client for data
+SHOWN_ERRORS = 5
 
 
 @contextlib.contextmanager
-def _cores(count: int) -> Iterator[dict[str, list[int]]]:
-    """Run on the server's cores inside the `with` block. Yields the cores of the server and of the client.
+def cores(count: int) -> Iterator[list[int]]:
+    """Run on the server's cores inside the `with` block, and give back all cores at its end. Yields the client's cores.
 
-    Both get all cores if `count`, the number of the client's cores, is 0 or more than a third of all.
+    Both have all cores if `count`, the number of the client's cores, is 0 or more than a third of all.
     """
     every = sorted(os.sched_getaffinity(0))
     apart = 0 < count <= len(every) // 3
-    cores = {"server": every[:-count], "client": every[-count:]} if apart else {"server": every, "client": every}
-    os.sched_setaffinity(0, cores["server"])
+    os.sched_setaffinity(0, every[:-count] if apart else every)
     try:
-        yield cores
+        yield every[-count:] if apart else every
     finally:
         os.sched_setaffinity(0, every)
 
 
-def _measure(
-    plan: LivePlan, trial: Trial, server: Server, gpus: Gpus, clips: list[Clip], out: Path, warm_up: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the row of one trial, or the rows if it is a search."""
+def measure(
+    item: Sessions, server: Server, gpus: Gpus, clips: Sequence[Clip], out: Path, warm_up: int
+) -> dict[str, Any]:
+    """The row of some sessions. `clips`: decoded clips for the uploads. `out`: directory of the client's results.
+
+    Raises BenchError if the client has no result.
+    """
     samples = Samples(gpus, server.pid)
     samples.start()
-    uploads = Uploads(server.client, clips, trial.uploads) if trial.uploads else None
-    begin = time.time()
+    watch = MemoryWatch(gpus, lambda: processes(server.pid))
+    watch.start()
+    uploads = Uploads(server.client, clips, item.uploads) if item.uploads else None
     try:
-        if trial.sessions:
-            _run_client(plan, trial, server, out, warm_up)
-        else:
-            time.sleep(trial.seconds)
+        _run_client(item, server, out, warm_up)
     finally:
-        end = time.time()
         if uploads:
             uploads.stop()
         time.sleep(MARGIN_S)
         samples.stop()
-    uploaded = uploads.rows if uploads else []
-    if not trial.sessions:
-        yield liverows.row(trial, {"begin": begin, "end": end}, [], uploaded, samples)
-        return
-    summary = json.loads((out / results.SUMMARY).read_bytes())
+        watch.stop()
+    (load,) = json.loads((out / results.SUMMARY).read_bytes())["loads"]
     sessions = results.read_rows(out / results.ROWS)
-    for load in summary["loads"]:
-        yield liverows.row(trial, load, [row for row in sessions if row.load == load["load"]], uploaded, samples)
+    return {**figures(item, load, sessions, uploads.rows if uploads else [], samples), **memory(server, watch, gpus)}
 
 
-def _run_client(plan: LivePlan, trial: Trial, server: Server, out: Path, warm_up: int) -> None:
+def _run_client(item: Sessions, server: Server, out: Path, warm_up: int) -> None:
     """Run `bench run` to its end. Raises BenchError if it writes no summary. Failed sessions are in its rows."""
-    audio = {"--sessions": trial.sessions, "--seconds": trial.seconds, "--age": trial.age_s}
     flags = {
         "--url": server.url,
-        **(audio if trial.clips is None else {"--concurrency": trial.sessions, "--samples": trial.clips}),
+        "--sessions": item.sessions,
+        "--seconds": item.most_s,
+        "--least-seconds": item.least_s,
+        "--age": item.age_s,
         "--warmup": warm_up,
-        "--timeout": plan.timeout_s,
+        "--timeout": TIMEOUT_S,
         "--out": out.resolve(),
-        **({"--most-sessions": trial.find} if trial.find else {}),
     }
-    command = [sys.executable, "-m", "bench", "run", "--realtime", *(["--find-sessions"] if trial.find else [])]
+    command = [sys.executable, "-m", "bench", "run", "--realtime"]
     command += [str(word) for pair in flags.items() for word in pair]
-    status = subprocess.run(command, cwd=rows.ROOT, stdout=subprocess.DEVNULL, check=False).returncode
-    if status not in (0, 1) or not (out / results.SUMMARY).exists():
-        raise BenchError(f"the client of {trial} ended with status {status}")
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    ended = subprocess.run(command, cwd=rows.ROOT, check=False, **streams)
+    if ended.returncode not in (0, 1) or not (out / results.SUMMARY).exists():
+        last = "\n".join(ended.stderr.splitlines()[-SHOWN_ERRORS:])
+        raise BenchError(f"the client of {item.row} ended with status {ended.returncode}:\n{last}")
 
 
-def _decoded(places: Path) -> list[Clip]:
-    """The clips of the uploads, decoded to WAV."""
+def decoded(places: Path) -> list[Clip]:
+    """The clips of the uploads, decoded to WAV in a new directory of `places`."""
     everything = dataset.load(rows.ROOT / "bench/data").clips
     chosen = random.Random(tasks.SEED).sample(everything, UPLOADED)
     directory = places / "clips"
@@ -179,10 +102,48 @@ def _decoded(places: Path) -> list[Clip]:
     return [tasks.decode(clip, directory, chosen) for clip in chosen]
 
 
-def _command(plan: LivePlan) -> str:
-    """The command line. Absolute paths are shortened to names, so that results contain no local directories."""
-    words = list(plan.arguments)
-    for path in (plan.out, plan.cache, plan.logs, plan.model, plan.results, plan.profile):
-        if path is not None and path.is_absolute():
-            words = [word.replace(str(path), path.name) for word in words]
-    return shlex.join(["python", "-m", "bench.gpu", *words])
+def figures(
+    item: Sessions, load: Mapping[str, Any], sessions: Sequence[Row], uploads: Sequence[Row], samples: Samples
+) -> dict[str, Any]:
+    """The figures of a row; null if not measured. `load` is from the client's summary.json, `sessions` are its rows.
+
+    `lag_ms`, `lag_in_audio_ms`: P50 and P99 over all tokens with a known lag (bench/lag.py), and over those that do not
+    need the end of the audio. `final_ms`: from the end of a session's audio to its final text. `fell_behind`: sessions
+    with a lag above 500 ms in their last 5 s, or without text for part of their audio.
+    `joules_per_audio_second`: energy of the whole GPU from the first start to the last text / seconds of audio, live
+    and uploaded. `upload_rtfx`: seconds of audio of `uploads` that ended in this time / its seconds. `host_bytes`:
+    resident bytes of the server's processes at the end; a shared page counts in each process. `client_*`: CPU seconds
+    of the client per second of a session, and how late it sent its audio.
+    """
+    begin, end = min(row.start for row in sessions), max(row.end for row in sessions)
+    ended = [row for row in uploads if begin <= row.end <= end]
+    uploaded_s = sum(row.duration_s for row in ended if row.error is None)
+    live_s = sum(row.duration_s for row in sessions if row.error is None)
+    joules, host = samples.joules(begin, end), samples.host_bytes(begin, end)
+    failures = [row.error for row in (*sessions, *ended) if row.error is not None]
+    return {
+        "sessions": item.sessions,
+        "least_s": item.least_s,
+        "most_s": item.most_s,
+        "age_s": item.age_s,
+        "uploads": item.uploads,
+        "lag_ms": _some(load["lag_ms"], "p50", "p99"),
+        "lag_in_audio_ms": _some(load["lag_in_audio_ms"], "p50", "p99"),
+        "lag_of": load["lag_of"],
+        "final_ms": _some(load["latency_ms"], "p50", "p95", "p99"),
+        "fell_behind": load["fell_behind"],
+        "failed": load["failed"] + load["missing"] + sum(row.error is not None for row in ended),
+        "errors": sorted({error[:300] for error in failures})[:SHOWN_ERRORS],
+        "joules_per_audio_second": joules / (live_s + uploaded_s) if joules and live_s + uploaded_s else None,
+        "upload_rtfx": uploaded_s / (end - begin) if uploaded_s and end > begin else None,
+        "host_bytes": host[1],
+        "client_cpu_per_session_s": load["harness_cpu_per_session_s"],
+        "client_late_sends_ms": load["late_sends_ms"],
+        "audio_s": round(live_s, 3),
+        "wall_s": round(end - begin, 3),
+    }
+
+
+def _some(spread: Mapping[str, Any] | None, *names: str) -> dict[str, float] | None:
+    """The percentiles of these names; null if there are none."""
+    return {name: spread[name] for name in names} if spread and spread["p50"] is not None else None

@@ -13,7 +13,7 @@ from bench.answers import Row
 from bench.client import Client
 from bench.dataset import Clip
 from bench.gpu.readings import joules, processes
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 INTERVAL_S = 0.5  # between two samples
 
@@ -99,7 +99,3 @@ class Uploads:
         self._done.set()
         for thread in self._threads:
             thread.join()
-
-    def done(self, begin: float, end: float) -> list[Row]:
-        """The rows that ended between two Unix times."""
-        return [row for row in self.rows if begin <= row.end <= end]

@@ -14,13 +14,13 @@ from bench.gpu import rows, steps
 from bench.gpu.readings import MemoryWatch, in_use, joules, processes
 from bench.gpu.servers import Server
 from bench.gpu.tasks import Task
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 SETTLE_S = 0.2  # the server updates its counters after its responses
 
 
 def measure(server: Server, task: Task, gpus: Gpus, vllm: str) -> dict[str, Any]:
-    """Warm up, send the clips with `task.concurrency` in flight, and return the row in the form of gpu.json.
+    """Warm up, send the clips with `task.concurrency` in flight, and return the row of the file (bench/gpu/record.py).
 
     The clips are those of bench.gpu.tasks.decode; `vllm` is the server's version.
     """
@@ -51,20 +51,15 @@ def measure(server: Server, task: Task, gpus: Gpus, vllm: str) -> dict[str, Any]
     proposed, accepted = (made[name] for name in drafts)
     clip_tokens = {clip.id: clip.extra["tokens"] for clip in task.clips}
     return {
-        "name": task.row,
         "vllm": vllm,
-        "concurrency": task.concurrency,
+        "in_flight": task.concurrency,
         **rows.figures(answers, clip_tokens, made["generation_tokens"], _difference(energy, after)),
         **memory(server, watch, gpus),
         "start_s": server.start_s,
         "start_caches": server.cache,
-        "start_cold_s": server.starts.get("cold"),
-        "start_warm_s": server.starts.get("warm"),
         "acceptance": rows.acceptance_of(server.config),
         "accepted_drafts": accepted / proposed if proposed and accepted is not None else None,
         "steps": None if server.steps is None else steps.summary(steps.read(server.steps, begun, ended)),
-        "config_sha256": server.sha256,
-        "run": 0,
     }
 
 

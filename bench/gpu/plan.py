@@ -1,15 +1,20 @@
-"""The plans of the commands of `python -m bench.gpu`. bench/gpu/arguments.py makes them from the command line."""
+"""What `python -m bench gpu report|run|live` measures: rows, and how. bench/gpu/arguments.py makes the plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class StartPlan:
-    """How servers are started. GpuPlan describes the fields.
+    """How servers are started.
 
-    steps  have each server write a timeline of its engine's steps (bench/gpu/steps.py)
+    together  start all servers at once
+    cache     directory of the servers' caches; null for a temporary one
+    logs      directory of the servers' logs; null for a temporary one
+    command   the command to run as `vllm`
+    steps     have each server write a timeline of its engine's steps (bench/gpu/steps.py)
     """
 
     together: bool
@@ -20,78 +25,106 @@ class StartPlan:
 
 
 @dataclass(frozen=True)
-class GpuPlan(StartPlan):
-    """`bench.gpu run`: serve the configurations of `rows`, measure them, and add their figures to the file `out`.
+class Uploads:
+    """A row of uploads: `clips` requests to `server`, of which `in_flight` are under way at the same time.
 
-    clips       number of clips by concurrency
-    together    start all servers at once
-    alone       stop each server before the next one starts
-    restart     start each server twice
-    cache, logs directories of the servers' caches and logs; null for temporary ones
-    model       directory of the checkpoint; null for one of full size with random weights
-    kv_gib      KV cache in GiB by server, if it is not the default
-    acceptance  acceptance rates of drafts by position; null if the weights decide
-    command     the command to run as `vllm`
-    arguments   the command line
-    only_plan   print the plan, start nothing
+    `minutes` is the length of each clip; null for clips of the benchmark. `seconds` is what the row may take on a GPU.
     """
 
-    out: Path
-    rows: tuple[str, ...]
-    clips: Mapping[int, int]
-    alone: bool
-    restart: bool
-    model: Path | None
-    kv_gib: Mapping[str, float]
-    acceptance: tuple[float, ...] | None
-    only_plan: bool
-    arguments: tuple[str, ...]
+    kind: ClassVar[str] = "uploads"
+    server: str
+    in_flight: int
+    clips: int
+    seconds: float = 30.0
+    minutes: int | None = None
+
+    @property
+    def row(self) -> str:
+        return f"{self.server}@{self.in_flight}" if self.minutes is None else f"{self.server}@{self.minutes}min"
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Concurrent live sessions.
+class Sessions:
+    """A row of live sessions at the same time.
 
-    Each sends `age_s` seconds of audio faster than speech and then `seconds` at the pace of speech. During this time,
-    `uploads` clips are in flight. Without sessions, uploads are measured for `seconds`. With `find`, the largest number
-    of sessions that the server holds is searched, between `sessions` and `find`. With `clips`, the sessions are so many
-    clips of the benchmark, one after the other, `sessions` at a time.
+    Each sends `age_s` seconds of audio faster than speech, and then audio at the pace of speech, whose length is drawn
+    between `least_s` and `most_s`. During this time, `uploads` clips are in flight.
     """
 
+    kind: ClassVar[str] = "live"
+    server: str
     sessions: int
-    seconds: float = 60.0
+    least_s: float = 30.0
+    most_s: float = 60.0
     age_s: float = 0.0
     uploads: int = 0
-    find: int | None = None
-    clips: int | None = None
+
+    @property
+    def row(self) -> str:
+        extra = f",age={self.age_s:g}" * bool(self.age_s) + f",uploads={self.uploads}" * bool(self.uploads)
+        return f"{self.server}@{self.sessions}live{extra}"
+
+    @property
+    def seconds(self) -> float:
+        return 45 + self.most_s + self.age_s
 
 
 @dataclass(frozen=True)
-class LivePlan(StartPlan):
-    """`bench.gpu live`: serve `profile` with `changes` to its config, and add the row of each trial to the file `out`.
+class Start:
+    """A row with the time of a start with no other server, with filled caches or, if `cold`, with empty ones."""
 
-    name       name of the rows, such as stock or live
-    model      as in GpuPlan
-    cores      number of CPU cores for the client and the uploads; the server gets the others. 0: no division
-    timeout_s  timeout of the client
-    results    directory for the results of the client; null to discard them
+    kind: ClassVar[str] = "start"
+    server: str
+    cold: bool = False
+    seconds: ClassVar[float] = 0.0
+
+    @property
+    def row(self) -> str:
+        return f"{self.server}@{'cold' if self.cold else 'warm'}"
+
+
+Item = Uploads | Sessions | Start
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """One call of `python -m bench gpu report|run|live`.
+
+    out           the JSON file to write or to continue
+    items         all rows of the file, in their order
+    chosen        the names of those that this call may measure
+    minutes       time of this call; null for no limit
+    work          directory of the checkpoint and of the servers' caches, which later calls use again
+    logs          directory of the servers' logs; null to discard them
+    results       directory of the live client's results; null to discard them
+    model         directory of the checkpoint; null for one of full size with random weights
+    kv_gib        KV cache in GiB by server, if it is not the default
+    changes       changes of the config of every server
+    acceptance    acceptance rates of drafts by position; null if the weights decide
+    alone         start one server at a time
+    cores         CPU cores for the client of live sessions; the server gets the others. 0: no division
+    command       the command to run as `vllm`
+    steps         have the rows of uploads say what the GPU does in a step
+    commit        the commit of the code where there is no git; null to ask git
+    only_plan     print the plan, start nothing
+    command_line  what was called
     """
 
     out: Path
-    name: str
-    profile: Path
-    changes: Mapping[str, object]
-    trials: tuple[Trial, ...]
-    model: Path | None
-    cores: int
-    timeout_s: int
+    items: tuple[Item, ...]
+    chosen: frozenset[str]
+    minutes: float | None
+    work: Path
+    logs: Path | None
     results: Path | None
-    arguments: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class MergePlan:
-    """`bench.gpu merge`: merge `files` into `out`. If several files have a row, that of the last file is kept."""
-
-    files: tuple[Path, ...]
-    out: Path
+    model: Path | None
+    kv_gib: Mapping[str, float]
+    changes: Mapping[str, object]
+    acceptance: tuple[float, ...] | None
+    alone: bool
+    cores: int
+    command: tuple[str, ...]
+    steps: bool
+    commit: str | None
+    only_plan: bool
+    command_line: str

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import psutil
 import pynvml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import memory
-from bench.memory import Gpus
+from bench.measure.gpus import Gpus
 
 INTERVAL_S = 0.1  # between two samples of the memory
 IDLE_S = 3  # duration of the measurement of idle power
@@ -17,7 +16,7 @@ IDLE_S = 3  # duration of the measurement of idle power
 
 def joules(gpus: Gpus) -> float | None:
     """Energy of the machine's GPUs since their driver was loaded; null if there are none or one does not measure it."""
-    return memory.joules(gpus.handles.values())
+    return gpus.joules(gpus.handles)
 
 
 def watts(gpus: Gpus) -> float | None:
@@ -47,13 +46,13 @@ class MemoryWatch(threading.Thread):
 
     def _sample(self) -> None:
         with contextlib.suppress(psutil.Error, pynvml.NVMLError):
-            self.theirs = max(self.theirs, self._gpus.of_processes(self._pids()))
+            self.theirs = max(self.theirs, self._gpus.of_processes(self._pids()) or 0)
             self.whole = max(self.whole, in_use(self._gpus))
 
 
 def in_use(gpus: Gpus) -> int:
-    """Bytes in use on all GPUs, by any process."""
-    return gpus.in_use(set(gpus.handles))
+    """Bytes in use on all GPUs, by any process; 0 without a GPU."""
+    return gpus.in_use(gpus.handles) or 0
 
 
 def processes(pid: int) -> set[int]:

@@ -1,24 +1,17 @@
-"""Rows of gpu.json: their configurations, tokens, figures and ratios. This module runs nothing.
+"""The configurations that `bench gpu` serves, the rows of its report, and the figures of uploads. It runs nothing.
 
-stock-eager      vllm_config.yaml, as in the contest
-stock-piecewise  the same with piecewise CUDA graphs and 64 sequences
-stock-full       the same with full decode graphs, which vLLM 0.20.0 does not support
-stock-vram       vllm_config.yaml with the smallest KV cache with which it starts
-fast             profiles/fast.yaml
-fast-spec        profiles/fast-spec.yaml
-fast-spec-0.20.0 profiles/fast-spec-0.20.0.yaml
-fast-vram        fast with a context of 512, one sequence, and the smallest KV cache with which it starts
-fast-fp8         profiles/fast-fp8.yaml
-fast-piecewise   fast, with a graph between each two attentions for the steps that begin a clip
-throughput       profiles/throughput.yaml
-throughput-spec  profiles/throughput-spec.yaml
-NAME-Ns          any of these with clips of N seconds, such as fast-10s, on the server of NAME
-long-N           profiles/long.yaml with clips of N minutes, such as long-10; all long rows share one server
-NAME:KEY=VALUE   any of these with a change of its config. VALUE is YAML; null means vLLM's default. Separate several
-                 changes with colons. With gpu_memory_utilization, the size of the KV cache is not set: add --alone
+contest     vllm_config.yaml: stock vLLM, eager, one request at a time
+stock-full  the same with full CUDA graphs and 64 sequences, which vLLM 0.20.0 does not support
+fast        profiles/fast.yaml
+drafts      profiles/throughput.yaml with the speculative decoding that stands at its end
+throughput  profiles/throughput.yaml
+realtime    profiles/realtime.yaml
+long        profiles/long.yaml
+FILE.yaml   any other config file, whose server is up alone
+NAME:KEY=VALUE  any of these with a change of its config. VALUE is YAML; null means vLLM's default. Separate several
+            changes with colons. With gpu_memory_utilization, the size of the KV cache is not set: add --alone
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,54 +21,52 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError
 from bench.answers import Row
+from bench.gpu.plan import Item, Sessions, Start, Uploads
 from mistral_layout.audio import PROMPT_TOKENS, n_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEST = "vllm_config.yaml"
-SEQUENCES = 64
-# The CUDA graphs of fast.yaml that one sequence needs
-ONE_SEQUENCE = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1], "compile_sizes": [1]}
-# The CUDA graphs of fast.yaml until November 2026
-PIECEWISE = {
-    "cudagraph_mode": "FULL_AND_PIECEWISE",
-    "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 104, 128, 192, 256, 384, 512],
-    "compile_sizes": [1],
+GRAPHS = {
+    "enforce_eager": False,
+    "max_num_seqs": 64,
+    "compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"},
+}
+DRAFTS = {
+    "speculative_config": {
+        "method": "ngram_gpu",
+        "model": "voxtral_serve.drafter.PadDrafter",
+        "num_speculative_tokens": 5,
+        "num_speculative_tokens_per_batch_size": [[1, 32, 5], [33, 128, 2], [129, 256, 1]],
+    }
 }
 # Name -> file, GiB of KV cache, changes of the file. Without a fixed size, the KV cache would take all memory that the
 # earlier servers left. The stock model needs about 3 MB of KV cache per token, the fast path 0.1 MB.
 SERVERS: dict[str, tuple[str, float, dict[str, Any]]] = {
-    "stock-eager": (CONTEST, 2, {}),
-    "stock-piecewise": (CONTEST, 40, {"enforce_eager": False, "max_num_seqs": SEQUENCES}),
-    "stock-full": (
-        CONTEST,
-        40,
-        {
-            "enforce_eager": False,
-            "max_num_seqs": SEQUENCES,
-            "compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"},
-        },
-    ),
-    "stock-vram": (CONTEST, 2, {}),
-    "fast": ("profiles/fast.yaml", 6, {}),
-    "fast-spec": ("profiles/fast-spec.yaml", 6, {}),
-    "fast-spec-0.20.0": ("profiles/fast-spec-0.20.0.yaml", 6, {}),
-    "fast-vram": (
-        "profiles/fast.yaml",
-        0.0625,
-        {"max_model_len": 512, "max_num_seqs": 1, "max_num_batched_tokens": 512, "compilation_config": ONE_SEQUENCE},
-    ),
-    "fast-fp8": ("profiles/fast-fp8.yaml", 6, {}),
-    "fast-piecewise": ("profiles/fast.yaml", 6, {"compilation_config": PIECEWISE}),
-    "throughput": ("profiles/throughput.yaml", 10, {}),
-    "throughput-spec": ("profiles/throughput-spec.yaml", 10, {}),
+    "contest": (CONTEST, 2, {}),
+    "stock-full": (CONTEST, 40, GRAPHS),
+    "fast": ("profiles/fast.yaml", 4, {}),
+    "drafts": ("profiles/throughput.yaml", 7, DRAFTS),
+    "throughput": ("profiles/throughput.yaml", 7, {}),
+    "realtime": ("profiles/realtime.yaml", 24, {}),
     "long": ("profiles/long.yaml", 8, {}),
 }
-LONG = re.compile(r"long-(\d+)$")
-LENGTH = re.compile(r"-(\d+)s$")
+ACCEPTANCE = (0.339, 0.269, 0.201, 0.144, 0.104)  # of pico's drafts, by position: bench/results/drafts-cpu.json
 SHARE = "gpu_memory_utilization"
-
-# Figures that are compared -> whether higher is better
-COMPARED = {"p50_ms": False, "p90_ms": False, "p95_ms": False, "rtfx": True, "joules_per_audio_second": False}
+WEIGHTS_BYTES = 8_900_000_000
+OTHER_BYTES = {True: 2_000_000_000, False: 4_500_000_000}  # eager or not: activations, CUDA graphs, the CUDA context
+SESSION_BYTES = 212 * 2**20  # of each of max_live_sessions: profiles/realtime.yaml
+# What `bench gpu report` measures. P95 of 20 clips is the slowest but one; contest's clips take 2.8 s each.
+REPORT: tuple[Item, ...] = (
+    Uploads("contest", 1, 8, 45),
+    *(Uploads("stock-full", 1, 20, 30), Uploads("stock-full", 64, 320, 40)),
+    *(Uploads("fast", 1, 20, 20), Uploads("fast", 16, 192, 20), Uploads("fast", 64, 768, 30)),
+    *(Uploads("drafts", 1, 20, 20), Uploads("drafts", 16, 192, 20), Uploads("drafts", 64, 768, 30)),
+    *(Uploads("drafts", 128, 1536, 40), Uploads("drafts", 256, 2560, 50)),
+    *(Uploads("throughput", 128, 1536, 40), Uploads("throughput", 256, 2560, 50)),
+    *(Sessions("realtime", 16), Sessions("realtime", 150)),
+    *(Start(server) for server in ("fast", "contest", "realtime", "throughput", "drafts", "stock-full")),
+    Start("fast", cold=True),
+)
 
 
 def tokens(samples: int) -> int:
@@ -90,73 +81,86 @@ def tokens(samples: int) -> int:
 # ---- Configurations
 
 
-def length_of(name: str) -> int | None:
-    """Seconds of each clip of a row; null if they have the lengths of the dataset, or minutes (`server_of`)."""
-    match = LENGTH.search(name.partition(":")[0])
-    return int(match[1]) if match else None
-
-
-def server_of(name: str) -> tuple[str, int | None]:
-    """(server of a row, minutes of its clips). The minutes are null for the clips of the dataset. Raises BenchError."""
-    base, colon, changes = name.partition(":")
-    _changes(name)
-    base = LENGTH.sub("", base)
-    if match := LONG.match(base):
-        return "long" + colon + changes, int(match[1])
-    if base not in SERVERS or base == "long":
-        known = ", ".join([*(known for known in SERVERS if known != "long"), "long-MINUTES"])
-        raise BenchError(f"--rows: {base!r} is not a known row: expected one of {known}, NAME-10s or NAME:KEY=VALUE")
-    return base + colon + changes, None
-
-
 def _changes(name: str) -> dict[str, Any]:
-    """The changes of the config in the name of a row. Raises BenchError."""
+    """The changes of the config in the name of a server. Raises BenchError."""
     changes = {}
     for word in name.split(":")[1:]:
         key, equals, value = word.partition("=")
         if not key or not equals:
-            raise BenchError(f"--rows: {word!r} in {name!r}: expected KEY=VALUE, such as max_num_seqs=256")
+            raise BenchError(f"{word!r} in {name!r}: expected KEY=VALUE, such as max_num_seqs=256")
         try:
             changes[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise BenchError(f"--rows: {value!r} in {name!r} is not valid YAML") from None
+            raise BenchError(f"{value!r} in {name!r} is not valid YAML") from None
     return changes
 
 
-def needs_alone(server: str) -> bool:
-    """Whether the server takes a share of the GPU. vLLM subtracts the memory of other servers from this share."""
-    return SHARE in _changes(server)
+def _source(server: str) -> tuple[Path, float | None, dict[str, Any]]:
+    """(file, GiB of KV cache or null, changes of the file) of a server. Raises BenchError."""
+    base = server.partition(":")[0]
+    if base.endswith((".yaml", ".yml")):
+        return Path(base), None, {}
+    if base not in SERVERS:
+        raise BenchError(f"{base!r} is not a known server: expected one of {', '.join(SERVERS)}, or a YAML file")
+    file, gib, changes = SERVERS[base]
+    return ROOT / file, gib, changes
+
+
+def _profile(server: str) -> dict[str, Any]:
+    file, _, _ = _source(server)
+    try:
+        content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchError(f"cannot read {file} ({error.strerror}), the config of the server {server!r}") from None
+    return content
 
 
 def config(
     server: str,
-    directory: Path = ROOT,
     kv_gib: float | None = None,
     acceptance: Sequence[float] | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The vLLM config of a server: its file with the changes of its name and of this benchmark. Raises BenchError.
 
     `acceptance` is the share of accepted drafts at each position, for vLLM's synthetic rejection sampling. Random
-    weights repeat one token, so all drafts would be accepted.
+    weights repeat one token, so all drafts would be accepted. `changes` come last.
     """
-    file, gib, differences = SERVERS[server.partition(":")[0]]
-    try:
-        content = yaml.safe_load((directory / file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BenchError(f"cannot read {file} ({error.strerror}), the config of the row {server!r}") from None
-    content |= differences
+    _, gib, differences = _source(server)
+    content = _profile(server) | differences
     if "speculative_config" in content:
         content["speculative_config"] = drafts = dict(content["speculative_config"])
         if acceptance:
             rates = {"synthetic_acceptance_rates": list(acceptance)}
             drafts |= {"rejection_sample_method": "synthetic", "num_speculative_tokens": len(acceptance), **rates}
     content |= {"model": ".", "served_model_name": "voxtral"}
-    # If the size of the cache is given, vLLM only checks that this share of the GPU is free.
-    content |= {"kv_cache_memory_bytes": int((gib if kv_gib is None else kv_gib) * 2**30), SHARE: 0.04}
-    if needs_alone(server):
-        del content["kv_cache_memory_bytes"]
-    content |= _changes(server)
-    return {key: value for key, value in content.items() if value is not None}
+    own = _changes(server) | dict(changes or {})
+    gib = gib if kv_gib is None else kv_gib
+    if gib is not None and SHARE not in own:
+        # If the size of the cache is given, vLLM only checks that this share of the GPU is free.
+        content |= {"kv_cache_memory_bytes": int(gib * 2**30), SHARE: 0.04}
+    return {key: value for key, value in (content | own).items() if value is not None}
+
+
+def described(server: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says of a configuration: its profile, what differs from it, and the whole config."""
+    profile = _profile(server)
+    differing = [key for key in profile | dict(content) if profile.get(key) != content.get(key)]
+    name = _source(server)[0]
+    return {
+        "profile": str(name.relative_to(ROOT)) if name.is_relative_to(ROOT) else name.name,
+        "changes": {key: content.get(key) for key in differing},
+        "config": dict(content),
+    }
+
+
+def memory_of(content: Mapping[str, Any]) -> int | None:
+    """Bytes of GPU memory that a server takes, about; null if its config has a share of the GPU instead of a size."""
+    if "kv_cache_memory_bytes" not in content:
+        return None
+    sessions = (content.get("additional_config") or {}).get("max_live_sessions", 0)
+    eager = bool(content.get("enforce_eager"))
+    return int(WEIGHTS_BYTES + OTHER_BYTES[eager] + content["kv_cache_memory_bytes"] + sessions * SESSION_BYTES)
 
 
 def acceptance_of(content: Mapping[str, Any]) -> list[float] | None:
@@ -203,98 +207,3 @@ def figures(
         "audio_s": round(audio_s, 3),
         "wall_s": wall_s,
     }
-
-
-# ---- Files
-
-
-def key(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    return str(row["vllm"]), str(row["name"]), int(row["concurrency"])
-
-
-def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge several files and compute the ratios. Of rows with equal name, vLLM and concurrency, the last is kept."""
-    runs: list[dict[str, Any]] = []
-    rows: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for part in parts:
-        rows |= {key(row): {**row, "run": row["run"] + len(runs)} for row in part["rows"]}
-        runs += part["runs"]
-    # Runs without remaining rows are removed, unless they have the reason why a server has no row.
-    measured = {(row["vllm"], server_of(row["name"])[0]) for row in rows.values()}
-    lacking = {
-        n for n, run in enumerate(runs) for server in run["not_measured"] if (run["vllm"], server) not in measured
-    }
-    used = sorted({row["run"] for row in rows.values()} | lacking)
-    kept = [{**row, "run": used.index(row["run"])} for row in rows.values()]
-    hashes = {row["config_sha256"] for row in kept}
-    configs = {sha: text for part in parts for sha, text in part["configs"].items() if sha in hashes}
-    return {
-        "schema_version": 1,
-        "runs": [runs[number] for number in used],
-        "configs": configs,
-        "rows": kept,
-        "ratios": ratios(kept),
-    }
-
-
-def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Ratios of each fast row to stock-eager and to the best stock row, for each figure in COMPARED.
-
-    Rows are compared at the same vLLM and concurrency. A ratio above 1 means that the fast row is better, also for
-    joules and milliseconds. `best` has the stock row that is best in each figure. Rows with failures are left out, and
-    rows with changes or a length of clips in their names, because they may serve other weights or other clips.
-    """
-    whole = [
-        row
-        for row in rows
-        if row["failed"] == 0
-        and "-vram" not in row["name"]
-        and ":" not in row["name"]
-        and length_of(row["name"]) is None
-    ]
-    found = []
-    for row in whole:
-        peers = [other for other in whole if key(other)[::2] == key(row)[::2] and other["name"].startswith("stock-")]
-        if not row["name"].startswith("fast") or not peers:
-            continue
-        eager = [other for other in peers if other["name"] == "stock-eager"]
-        for against, stock in (("stock-eager", eager), ("best stock", peers)):
-            if stock:
-                ratio: dict[str, Any] = {name: row[name] for name in ("name", "vllm", "concurrency", "acceptance")}
-                ratio |= {"against": against, "best": {}}
-                for figure, more in COMPARED.items():
-                    ratio[figure], ratio["best"][figure] = _ratio(row, stock, figure, more)
-                found.append(ratio)
-    return found
-
-
-def _ratio(
-    row: Mapping[str, Any], stock: Sequence[Mapping[str, Any]], figure: str, more: bool
-) -> tuple[float | None, str | None]:
-    known = [other for other in stock if other[figure]]
-    if not known or not row[figure]:
-        return None, None
-    best = (max if more else min)(known, key=lambda other: other[figure])
-    return (row[figure] / best[figure] if more else best[figure] / row[figure]), best["name"]
-
-
-def table(outcome: Mapping[str, Any]) -> str:
-    """Rows and ratios as text tables."""
-
-    def line(cells: Sequence[Any], widths: Sequence[int]) -> str:
-        shown = (f"{cell:.2f}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in cells)
-        return "  ".join(f"{cell:>{width}}" for cell, width in zip(shown, widths, strict=True))
-
-    wide = (8, max(24, *(len(row["name"]) for row in outcome["rows"]), 0), 4, 5, 6, 10, 10, 10, 8, 8, 8, 8, 7)
-    heads = ("p50_ms", "p90_ms", "p95_ms", "ms_per_token", "rtfx", "joules_per_audio_second")
-    titles = ("vllm", "name", "conc", "clips", "failed", *heads[:3], "ms/token", "rtfx", "J/s", "GB", "start s")
-    lines = [line(titles, wide)]
-    for row in outcome["rows"]:
-        memory = row["peak_vram_bytes"] and row["peak_vram_bytes"] / 1e9
-        cells = [row[name] for name in ("vllm", "name", "concurrency", "clips", "failed", *heads)]
-        lines.append(line([*cells, memory, row["start_s"]], wide))
-    narrow = (8, 24, 4, 12, 8, 8, 8, 8, 8)
-    lines += ["", line(("vllm", "times better", "conc", "than", "p50", "p90", "p95", "rtfx", "J/s"), narrow)]
-    for ratio in outcome["ratios"]:
-        lines.append(line([ratio[name] for name in ("vllm", "name", "concurrency", "against", *COMPARED)], narrow))
-    return "\n".join(lines)

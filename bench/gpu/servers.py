@@ -1,13 +1,10 @@
 """Start one `vllm serve` per configuration, and measure the time that it takes."""
 
 import contextlib
-import dataclasses
 import functools
-import hashlib
 import importlib.util
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +14,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from bench import BenchError, prometheus, serve
+from bench import BenchError, prometheus
 from bench.client import Client
 from bench.gpu.clock import Clock
 from bench.gpu.plan import StartPlan
 from bench.gpu.readings import MemoryWatch, in_use, processes
-from bench.memory import Gpus
+from bench.measure import engine
+from bench.measure.gpus import Gpus
 
 # Caches that speed up a start: vLLM's compiled graphs, kernels of Triton, PyTorch, FlashInfer and the CUDA driver
 CACHES = (
@@ -63,7 +61,6 @@ class Server:
     pid: int
     cache: str
     start_s: float = 0.0
-    starts: dict[str, float] = field(default_factory=dict)
     held: int | None = None
     peak: int = 0
     steps: Path | None = None
@@ -73,19 +70,10 @@ class Server:
         self.client = Client(self.url, timeout_s=1800)
         self.client.model = self.config["served_model_name"]
 
-    @property
-    def text(self) -> str:
-        text: str = yaml.safe_dump(self.config, sort_keys=False)
-        return text
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
     def counter(self, name: str) -> float | None:
         """A counter of vLLM's /metrics; null if it is missing."""
         try:
-            text = serve.get(f"{self.url}/metrics", timeout_s=10).text
+            text = engine.get(f"{self.url}/metrics", timeout_s=10).text
         except OSError:  # the base class of all errors of requests
             return None
         return prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")
@@ -96,8 +84,7 @@ class _Started:
     """A server that may not be ready yet. `begun` is the time of its start, from time.monotonic."""
 
     server: Server
-    process: subprocess.Popen[bytes]
-    log: Path
+    running: engine.Engine
     watch: MemoryWatch
     begun: float
 
@@ -111,6 +98,17 @@ def variables() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in settings.items()}
 
 
+def _plain(name: str) -> str:
+    """The name as one of a file: a colon separates the paths of a list."""
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def filled(cache: Path, name: str) -> bool:
+    """Whether an earlier start of this server has filled its part of the caches in `cache`."""
+    own = cache / _plain(name)
+    return own.exists() and any(own.iterdir())
+
+
 def start(
     configs: Mapping[str, dict[str, Any]],
     plan: StartPlan,
@@ -118,20 +116,16 @@ def start(
     places: Path,
     up: contextlib.ExitStack,
     clock: Clock,
-    commands: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[dict[str, Server], dict[str, str]]:
     """Start a server for each config. Returns (servers that are up, reasons of the failed ones), both by name.
 
-    `model` is the directory of the checkpoint, `places` one for temporary files. Closing `up` ends the servers.
-    `commands` has the commands, by name, of servers with another command than that of the plan.
-    """
+    `model` is the directory of the checkpoint, `places` one for temporary files. Closing `up` ends the servers."""
     gpus = Gpus()
     apart = not plan.together or len(configs) == 1
     waiting: dict[str, tuple[Server, Future[str | None]]] = {}
     with ThreadPoolExecutor(len(configs)) as pool:
         for name, content in configs.items():
-            own = dataclasses.replace(plan, command=(commands or {}).get(name, plan.command))
-            started = _start(name, content, own, model, places, up, gpus)
+            started = _start(name, content, plan, model, places, up, gpus)
             waiting[name] = started.server, pool.submit(_wait, started, gpus, apart, clock)
             if not plan.together:
                 waiting[name][1].result()
@@ -154,11 +148,11 @@ def _start(
     up: contextlib.ExitStack,
     gpus: Gpus,
 ) -> _Started:
-    plain = re.sub(r"[^\w.-]", "_", name)  # a colon separates the paths of a list
+    plain = _plain(name)
     cache = (plan.cache or places / "cache").resolve() / plain
     caches = {variable: str(cache / variable.lower()) for variable in CACHES}
-    port, log = serve.free_port(), (plan.logs or places) / f"{plain}.log"
-    state = "warm" if cache.exists() and any(cache.iterdir()) else "cold"
+    port, log = engine.free_port(), (plan.logs or places) / f"{plain}.log"
+    state = "warm" if filled(cache.parent, name) else "cold"
     file = places / f"{plain}.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     begun = time.monotonic()
@@ -167,13 +161,13 @@ def _start(
     if steps is not None:
         steps.unlink(missing_ok=True)
         environment[STEPS] = str(steps)
-    process = up.enter_context(
-        serve.server(file, model, port, log, command=plan.command, environment=environment, wait=False)
+    running = up.enter_context(
+        engine.served(file, model, port, log, command=plan.command, environment=environment, wait=False)
     )
-    server = Server(name, content, f"http://127.0.0.1:{port}", process.pid, state, steps=steps)
-    watch = MemoryWatch(gpus, functools.partial(processes, process.pid))
+    server = Server(name, content, running.url, running.pid, state, steps=steps)
+    watch = MemoryWatch(gpus, functools.partial(processes, running.pid))
     watch.start()
-    return _Started(server, process, log, watch, begun)
+    return _Started(server, running, watch, begun)
 
 
 def _wait(started: _Started, gpus: Gpus, apart: bool, clock: Clock) -> str | None:
@@ -183,7 +177,7 @@ def _wait(started: _Started, gpus: Gpus, apart: bool, clock: Clock) -> str | Non
     """
     server, watch = started.server, started.watch
     try:
-        serve.wait_until_up(started.process, server.url, started.log, show=False)
+        started.running.wait_until_up(show=False)
     except BenchError as error:
         return str(error)
     finally:

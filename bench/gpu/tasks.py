@@ -11,67 +11,50 @@ from typing import Any
 from bench import BenchError, dataset
 from bench.dataset import Clip
 from bench.gpu import rows
+from bench.gpu.plan import Uploads
 from mistral_layout.audio import SAMPLE_RATE
 
 SEED = 0
+ALONE = 20  # clips of the rows of one request at a time, of which other rows send none
 WARM_UPS = 3  # minimum number of warm-up requests before each measurement
 
 
 @dataclass(frozen=True)
 class Task:
-    """One measurement: the clips of the warm-up, then those that are measured."""
+    """What one row of uploads sends: the clips of the warm-up, then those that are measured."""
 
     row: str
-    server: str
     concurrency: int
     warm_up: list[Clip]
     clips: list[Clip]
 
 
-def tasks_of(names: Sequence[str], counts: Mapping[int, int], configs: Mapping[str, Mapping[str, Any]]) -> list[Task]:
-    """All measurements in order: for each concurrency, all servers in turn. Long clips come last. Raises BenchError.
+def task_of(item: Uploads, config: Mapping[str, Any]) -> Task:
+    """The clips of a row of uploads, the same of every server. Raises BenchError.
 
-    A config is not measured with more requests in flight than its max_num_seqs, because the others would only wait.
+    The first ALONE clips of a random order are those of one request at a time. The last ones are for the warm-up. A
+    cache of processed clips must not answer, so a server that has one gets no clip twice.
     """
+    if (most := config.get("max_num_seqs", item.in_flight)) < item.in_flight:
+        raise BenchError(f"{item.row}: {item.server} has max_num_seqs {most}, so the other requests would only wait")
     everything = dataset.load(rows.ROOT / "bench/data").clips
-    warming = {concurrency: max(WARM_UPS, concurrency) for concurrency in counts}
-    needed = sum(counts.values()) + sum(warming.values())
-    copies = -(-needed // len(everything))
-    cached = [name for name, config in configs.items() if config.get("mm_processor_cache_gb") != 0]
-    if copies > 1 and cached:
-        raise BenchError(
-            f"--clips needs {needed} clips including the warm-ups, but the dataset has {len(everything)}, and the "
-            f"cache of {cached[0]} would answer repeated clips: expected fewer clips, or mm_processor_cache_gb: 0"
-        )
-    order = random.Random(SEED).sample(everything, len(everything)) * copies
-    chosen: dict[int, list[Clip]] = {}
-    for concurrency, count in counts.items():
-        chosen[concurrency], order = order[:count], order[count:]
-    # Warm-ups use the shortest of the other clips: they only load code and fill caches.
-    order.sort(key=lambda clip: clip.duration_s, reverse=True)
-    warm = {concurrency: [order.pop() for _ in range(count)] for concurrency, count in warming.items()}
-    tasks, long = [], []
-    for name in names:
-        server, minutes = rows.server_of(name)
-        if minutes is not None:
-            first = min(counts)
-            clip = Clip(f"{minutes}min", Path(f"{minutes}min.wav"), "", 60.0 * minutes, {})
-            long.append(Task(name, server, 1, warm[first], [clip]))
-            continue
-        most = configs[server].get("max_num_seqs", max(counts))
-        length_s = rows.length_of(name)
-        if length_s is not None and server in cached:
+    order = random.Random(SEED).sample(everything, len(everything))
+    warming = max(WARM_UPS, min(item.in_flight, item.clips))
+    warm_up = order[-WARM_UPS:] if item.in_flight == 1 else (order * 2)[-WARM_UPS - warming : -WARM_UPS]
+    if item.minutes is not None:
+        clip = Clip(f"{item.minutes}min", Path(f"{item.minutes}min.wav"), "", 60.0 * item.minutes, {})
+        return Task(item.row, 1, warm_up, [clip])
+    first, last = (0, ALONE) if item.in_flight == 1 else (ALONE, len(order) - WARM_UPS)
+    if config.get("mm_processor_cache_gb") != 0:
+        last = min(last, len(order) - WARM_UPS - (0 if item.in_flight == 1 else warming))
+        if item.clips > last - first:
             raise BenchError(
-                f"--rows: {name!r} sends the same clips again, which the cache of {server} would answer: expected "
-                "mm_processor_cache_gb: 0"
+                f"{item.row}: {item.clips} clips, but the cache of processed clips of {item.server} would answer more "
+                f"than {last - first}: expected fewer clips, or mm_processor_cache_gb: 0"
             )
-        made = chosen if length_s is None else {n: _of_one_length(length_s, len(chosen[n])) for n in counts}
-        tasks += [Task(name, server, n, warm[n], made[n]) for n in counts if n <= most]
-    return sorted(tasks, key=lambda task: task.concurrency) + long
-
-
-def _of_one_length(seconds: int, count: int) -> list[Clip]:
-    return [Clip(f"{seconds}s-{n}", Path("made.wav"), "", float(seconds), {"first": n}) for n in range(count)]
+    several = order[first:last]
+    clips = several * -(-item.clips // len(several))
+    return Task(item.row, item.in_flight, warm_up, clips[: item.clips])
 
 
 def decode(clip: Clip, directory: Path, sources: Sequence[Clip]) -> Clip:

@@ -1,6 +1,6 @@
 """Send texts to a server's /v1/audio/speech, OpenAI's API, and time the audio as it arrives.
 
-A request completes only with HTTP 200 and whole samples of the requested format. It is sent again as bench/client.py
+A request completes only with HTTP 200 and whole samples of the requested format. It is sent again as measure/upload.py
 says.
 """
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import requests
-import urllib3
 
 from bench import BenchError
-from bench.client import Client, cut, shown, until_answered, wait_s
+from bench.client import Client
+from bench.measure.upload import shown, until_answered
 from bench.speech.rows import Speech, SpeechRow, Text
-from bench.speech.samples import BYTES, Samples, SamplesError
+from bench.speech.samples import BYTES, Samples
 
 PIECE_BYTES = 65536
 PATH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
@@ -72,22 +72,9 @@ class SpeechClient(Client):
         )
 
     def _speak_once(self, text: Text) -> Speech:
-        session = self._session()
-        prepared = session.prepare_request(requests.Request("POST", self.url + PATH, json=self._body(text)))
-        # As in Client: Session.send ignores proxies and certificates of the environment.
-        settings = session.merge_environment_settings(self.url, {}, True, None, None)
-        start = time.perf_counter()
-        speech = Speech(start, start)
-        try:
-            with session.send(prepared, timeout=self._timeout_s, allow_redirects=False, **settings) as response:
-                speech.status = response.status_code
-                self._read(response, speech)
-        except SamplesError as problem:
-            speech.end = time.perf_counter()
-            speech.error = f"HTTP 200, but {problem}"
-        # urllib3's own errors come from the pieces of a body: requests does not translate them.
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as problem:
-            cut(speech, start, problem)
+        speech = Speech()
+        request = requests.Request("POST", self.url + PATH, json=self._body(text))
+        self._server.exchange(request, speech, lambda response: self._read(response, speech))
         return speech
 
     def _body(self, text: Text) -> dict[str, Any]:
@@ -104,7 +91,6 @@ class SpeechClient(Client):
             speech.error = f"HTTP {response.status_code}: {shown(body)}"
             if response.status_code == 200:
                 speech.error = f"HTTP 200, but the Content-Type is {kind} instead of audio: {shown(body)!r}"
-            speech.resend_s = wait_s(response)
             return
         samples = Samples(self._form, response.headers)
         while received := response.raw.read1(PIECE_BYTES):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.loads import parse
-from bench.metrics import spread
+from bench.measure import spread
 from bench.speech.rows import SpeechRow, late_ms, rtf
 
 PERCENTILES = (50, 90, 95)
@@ -13,7 +13,7 @@ PERCENTILES = (50, 90, 95)
 def percentiles(values: Sequence[float | None]) -> dict[str, float | int] | None:
     """{"p50", "p90", "p95", "max"} of the values that are known; null if none is."""
     known = [value for value in values if value is not None]
-    found = spread(known, PERCENTILES)
+    found = spread.percentiles(known, PERCENTILES)
     return None if found is None else {**found, "max": max(known)}
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from bench import BenchError, metrics, page, plots, results, tables
+from bench import BenchError, page, plots, results, tables
+from bench.measure import plots as pictures
+from bench.measure import spread
 from bench.page import Section, one_line
 from bench.report import WORST_HEADER, worst_rows
 from bench.speech import roundtrip
@@ -51,7 +53,7 @@ DEFINITIONS = (
     ("round trip", "the speech of the first load, transcribed by another server. WER: word errors / words of all "
      "texts, both sides through Whisper's normaliser. Its errors are those of the speech and of the transcriber "
      "together. The transcriber's own WER is that of the dataset's clips with the same texts."),
-    ("95 % interval", f"percentile bootstrap over texts, {metrics.RESAMPLES} resamples, fixed seed."),
+    ("95 % interval", f"percentile bootstrap over texts, {spread.RESAMPLES} resamples, fixed seed."),
     ("energy", "NVML's energy counter of the server's GPUs, from the first request of the load to its last response."),
     ("peak memory", "sampled every 0.5 s from the warm-up on. nvml_process_tree: GPU memory of the server's "
      "processes. nvml_device: of the whole GPUs. rss_process_tree: resident memory of the server's processes; shared "
@@ -272,9 +274,9 @@ def _figures(summary: dict[str, Any], rows: Mapping[str, Sequence[SpeechRow]]) -
     dots = "Dots: P50, P90, P95 and P99."
     for title, name in (("First audio", "first_audio_ms"), ("Latency", "latency_ms")):
         values = {load: [getattr(row, name) for row in each] for load, each in done.items()}
-        found.append((title, f"Share of requests with at most this time. {dots}", plots.shares(values)))
+        found.append((title, f"Share of requests with at most this time. {dots}", pictures.shares(values)))
     points = {load: [(row.audio_s or 0.0, row.latency_ms or 0.0) for row in each] for load, each in done.items()}
-    found.append(("Latency against the length of the audio", "One dot per request.", plots.scatter(points)))
+    found.append(("Latency against the length of the audio", "One dot per request.", pictures.scatter(points)))
     levels = plots.levels_of(summary["loads"], "concurrency")
     if len(levels) > 1:
         found += _by_load(levels)
@@ -289,9 +291,9 @@ def _by_load(levels: Sequence[dict[str, Any]]) -> list[tuple[str, str, Element]]
         ("RTF against concurrency", "rtf", "RTF"),
     ):
         lines = {f"P{q}": [tables.at(load, f"{name}.p{q}") for load in levels] for q in PERCENTILES}
-        found.append((title, "", plots.by_level(labels, lines, {}, unit, of)))
+        found.append((title, "", pictures.by_level(labels, lines, {}, unit, of)))
     speed = {"characters/s": [load["characters_per_s"] for load in levels]}
-    found.append(("Characters per second", "Of all requests together.", plots.by_level(labels, speed, {}, unit, "")))
+    found.append(("Characters per second", "Of all requests together.", pictures.by_level(labels, speed, {}, unit, "")))
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import BenchError
-from bench.answers import Attempt
+from bench.measure.upload import Attempt
 
 Piece = tuple[float, float]
 

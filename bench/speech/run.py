@@ -18,7 +18,7 @@ from bench import BenchError, dataset, environment, loads, results
 from bench.client import Client, clean_url
 from bench.dataset import Clip, Dataset
 from bench.loads import Load
-from bench.memory import MemorySampler
+from bench.measure.gpus import MemorySampler
 from bench.plan import SpeechPlan
 from bench.run import HOPELESS, claim, first_model
 from bench.sending import load_meter

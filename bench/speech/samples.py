@@ -9,6 +9,8 @@ header whose sizes are placeholders.
 import struct
 from collections.abc import Mapping
 
+from bench import BenchError
+
 OPENAI_HZ = 24_000
 BYTES = 2  # of a sample
 RATE, CHANNELS = "X-Audio-Sample-Rate", "X-Audio-Channels"
@@ -16,7 +18,7 @@ LONGEST_HEADER = 65536
 PCM_TAGS = (1, 0xFFFE)  # integers, and WAVE_FORMAT_EXTENSIBLE
 
 
-class SamplesError(Exception):
+class SamplesError(BenchError):
     """The response is not audio of the expected format."""
 
 

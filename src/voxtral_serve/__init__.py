@@ -11,7 +11,7 @@ A room is a folder whose code runs in one kind of process with one set of depend
   logs        every vLLM process: the log as lines of JSON. Called by the guard for what a line says of its request
   checkpoint  what a directory of weights holds; standard library. Called by `engine` and `check`
   check       `voxtral-serve check`, before a start
-  deploy      the compose file of several servers, and a container's probes: standard library, no other room
+  deploy      a container's probes, `ready` and `drain`: standard library, no other room
   client      `voxtral-serve transcribe`, on any machine: no vLLM, no other room
   batch       `voxtral-serve batch`: archives through Ray Data. It sends files as `client` does, to its own servers
   prove       `voxtral-serve prove`: the acceptance run of a server, as its clients see it, and its reports
@@ -21,4 +21,10 @@ on frames, rows or the scheduler, and into `guard` where it speaks a protocol: t
 shapes, and nothing else of the engine.
 """
 
+import os
+
 __version__ = "1.1.0"
+
+# Python runs this at its start (voxtral_serve.pth): vLLM configures its log while it is imported, before its plugins.
+if os.environ.get("VOXTRAL_SERVE_LOG") == "json":
+    os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", os.path.join(os.path.dirname(__file__), "logs.json"))

@@ -6,8 +6,9 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from voxtral_serve import __version__
 from voxtral_serve.batch.job import PATIENCE_S, SUBTITLES, BatchJob
@@ -30,34 +31,32 @@ def main() -> NoReturn:
     os._exit(status)
 
 
+class Call(NamedTuple):
+    """A command line: the options of its subcommand, and the words that are options of `vllm serve`."""
+
+    given: argparse.Namespace
+    serve: list[str]
+    parser: argparse.ArgumentParser  # of the subcommand; its `error` ends the process with status 2
+    words: list[str]  # all of the command line
+
+
 def run(arguments: list[str]) -> int:
     """Run a subcommand. Exit status: 0 if all is well, 1 if not; a wrong command line raises SystemExit(2)."""
     parser = argparse.ArgumentParser(prog="voxtral-serve", description="Voxtral speech-to-text served by vLLM.")
     parser.add_argument("--version", action="version", version=f"voxtral-serve {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    check, transcribe = _add_check(commands), _add_transcribe(commands)
-    batch, prove = _add_batch(commands), _add_prove(commands)
-    deployment = {"replicas": _add_replicas(commands), "ready": _add_ready(commands), "drain": _add_drain(commands)}
-    behind: list[str] = []
+    parsers = {name: add(commands) for name, (add, _) in COMMANDS.items()}
+    own, serve = arguments, list[str]()
     if arguments[:1] in (["batch"], ["prove"]) and "--" in arguments:
         mark = arguments.index("--")
-        arguments, behind = arguments[:mark], arguments[mark + 1 :]
-    # The rest goes to vLLM's own parser, which knows each of its options by name.
-    given, words = parser.parse_known_args(arguments)
-    if given.command != "check" and words:
-        command = {"transcribe": transcribe, "batch": batch, "prove": prove, **deployment}[given.command]
-        command.error(f"unrecognized arguments: {' '.join(words)}")
-    if given.command == "transcribe":
-        return _transcribe(given, transcribe)
-    if given.command == "batch":
-        return _batch(given, behind, batch)
-    if given.command == "prove":
-        return _prove(given, behind, prove)
-    if given.command == "replicas":
-        return _replicas(given)
-    if given.command in deployment:
-        return _probe(given)
-    return _check(given, words, arguments, check)
+        own, serve = arguments[:mark], arguments[mark + 1 :]
+    given, unknown = parser.parse_known_args(own)
+    if given.command == "check":
+        serve = unknown  # vLLM's own parser knows each of its options by name
+    elif unknown:
+        parsers[given.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    _, begin = COMMANDS[given.command]
+    return begin(Call(given, serve, parsers[given.command], arguments))
 
 
 def _add_check(commands: Any) -> argparse.ArgumentParser:
@@ -78,20 +77,19 @@ def _add_check(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
-def _check(given: argparse.Namespace, words: list[str], arguments: list[str], command: argparse.ArgumentParser) -> int:
-    if any(word.startswith("--config=") for word in arguments):
-        command.error("write `--config FILE`: vLLM ignores `--config=FILE`")
-
-    if given.gate and words and not words[0].startswith("-") and arguments[arguments.index("--gate") + 1] != words[0]:
-        command.error(f"{words[0]} must come before --config; otherwise vLLM uses the config's model")
-
+def _check(call: Call) -> int:
+    given, serve, words = call.given, call.serve, call.words
+    if any(word.startswith("--config=") for word in words):
+        call.parser.error("write `--config FILE`: vLLM ignores `--config=FILE`")
+    if given.gate and serve and not serve[0].startswith("-") and words[words.index("--gate") + 1] != serve[0]:
+        call.parser.error(f"{serve[0]} must come before --config; otherwise vLLM uses the config's model")
     # Warnings of vLLM and PyTorch are for a server's log.
     logging.disable(logging.WARNING)
     # Importing vLLM makes millions of objects that stay: looking for garbage among them takes 2 s of 9.
     gc.disable()
     from voxtral_serve.check import check_all
 
-    report = check_all(given.config, None, words, given.gate)
+    report = check_all(given.config, None, serve, given.gate)
     if given.gate:
         print("\n".join(report.refusals() or [f"voxtral-serve: {report.verdict()}"]), file=sys.stderr)
     else:
@@ -134,7 +132,8 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
-def _transcribe(given: argparse.Namespace, command: argparse.ArgumentParser) -> int:
+def _transcribe(call: Call) -> int:
+    given, command = call.given, call.parser
     if given.live:
         if len(given.files) > 1:
             command.error("--live takes one FILE, or none for the microphone")
@@ -219,10 +218,11 @@ def _add_batch(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
-def _batch(given: argparse.Namespace, behind: list[str], command: argparse.ArgumentParser) -> int:
+def _batch(call: Call) -> int:
+    given, command = call.given, call.parser
     if bool(given.url) == bool(given.config):
         command.error("name either --config, to start engines, or --url, for servers that are up")
-    if given.url and (behind or given.engines is not None or given.dir != Path()):
+    if given.url and (call.serve or given.engines is not None or given.dir != Path()):
         command.error("--dir, --engines and options of vllm serve are for engines that it starts, not for --url")
     for name in ("engines", "in_flight", "rows_per_file"):
         if getattr(given, name) is not None and getattr(given, name) < 1:
@@ -242,7 +242,7 @@ def _batch(given: argparse.Namespace, behind: list[str], command: argparse.Argum
             config=given.config,
             directory=given.dir,
             engines=given.engines,
-            arguments=tuple(behind),
+            arguments=tuple(call.serve),
             model=given.model,
             language=given.language,
             in_flight=given.in_flight,
@@ -280,12 +280,13 @@ def _add_prove(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
-def _prove(given: argparse.Namespace, behind: list[str], command: argparse.ArgumentParser) -> int:
+def _prove(call: Call) -> int:
+    given, command = call.given, call.parser
     if bool(given.url) == bool(given.serve):
         command.error("name either --serve, to start a server, or --url, for one that is up")
     if given.serve and not given.model:
         command.error("--serve needs --model, the checkpoint's directory")
-    if given.url and (given.model or behind):
+    if given.url and (given.model or call.serve):
         command.error("--model and options of vllm serve are for --serve, not for --url")
     for name, path in (("serve", given.serve), ("model", given.model)):
         if path and not path.exists():
@@ -299,7 +300,7 @@ def _prove(given: argparse.Namespace, behind: list[str], command: argparse.Argum
             url=given.url,
             profile=given.serve,
             directory=given.model,
-            arguments=tuple(behind),
+            arguments=tuple(call.serve),
             clips=given.clips,
             out=given.out,
             random_weights=given.random_weights,
@@ -307,34 +308,6 @@ def _prove(given: argparse.Namespace, behind: list[str], command: argparse.Argum
             with_texts=given.with_texts,
         )
     )
-
-
-def _add_replicas(commands: Any) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(
-        "replicas",
-        help="print a compose file with one server for each GPU, and nginx in front",
-        usage="voxtral-serve replicas --gpus 0,1,2 [--config FILE] [--tls] > compose.replicas.yaml",
-        description="Print a compose file made of the current directory's compose.yaml: one server for each GPU, and "
-        "nginx in front on port 8000.",
-        allow_abbrev=False,
-    )
-    add = command.add_argument
-    add("--gpus", required=True, metavar="LIST", help="indices, or ids as `nvidia-smi -L` prints them, with commas")
-    profile = "the profile, a path in the image (default: %(default)s)"
-    add("--config", default="/profiles/fast.yaml", metavar="FILE", help=profile)
-    add("--tls", action="store_true", help="also listen on port 443, with the files tls.crt and tls.key")
-    return command
-
-
-def _replicas(given: argparse.Namespace) -> int:
-    from voxtral_serve.deploy.compose import ComposeError, compose, gpu_ids
-
-    try:
-        print(compose(Path(), gpu_ids(given.gpus), given.config, given.tls), end="")
-    except ComposeError as error:
-        print(f"voxtral-serve: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def _add_ready(commands: Any) -> argparse.ArgumentParser:
@@ -370,18 +343,32 @@ def _add_probe(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
 
 
-def _probe(given: argparse.Namespace) -> int:
+def _ready(call: Call) -> int:
     from voxtral_serve.deploy import probe
 
-    if given.command == "drain":
-        return 1 if probe.drain(given.url, given.within) else 0
     try:
-        probe.ready(given.url, given.seen, probe.api_key(os.environ))
+        probe.ready(call.given.url, call.given.seen, probe.api_key(os.environ))
     except probe.NotReadyError as error:
         print(f"voxtral-serve: not ready: {error}", file=sys.stderr)
         return 1
     return 0
 
+
+def _drain(call: Call) -> int:
+    from voxtral_serve.deploy import probe
+
+    return 1 if probe.drain(call.given.url, call.given.within) else 0
+
+
+# The subcommands: what adds the parser of each, and what runs it.
+COMMANDS: dict[str, tuple[Callable[[Any], argparse.ArgumentParser], Callable[[Call], int]]] = {
+    "check": (_add_check, _check),
+    "transcribe": (_add_transcribe, _transcribe),
+    "batch": (_add_batch, _batch),
+    "prove": (_add_prove, _prove),
+    "ready": (_add_ready, _ready),
+    "drain": (_add_drain, _drain),
+}
 
 if __name__ == "__main__":
     main()

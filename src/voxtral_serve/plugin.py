@@ -8,7 +8,7 @@ without the plugin; an error inside `register` ends the process. Therefore this 
 def register() -> None:
     """Verify the patches, and register the models and the attention backend. Safe to call twice.
 
-    Raises PatchError if the patches are not active.
+    Raises PatchError if the patches are not active, and LogError for the environment variables of the log.
     """
     import sys
     from pathlib import Path
@@ -16,7 +16,7 @@ def register() -> None:
 
     # Looked up before the import of `shims`, which activates the patches: too late for names already bound.
     in_force: Any = next((finder for finder in sys.meta_path if type(finder).__name__ == "PostImport"), None)
-    from voxtral_serve import shims
+    from voxtral_serve import logs, shims
 
     if in_force is None:
         raise shims.PatchError(
@@ -29,6 +29,7 @@ def register() -> None:
             "installed voxtral-serve: copy it again, or remove it"
         )
     in_force.verify()
+    logs.check_settings()
 
     from vllm.logger import init_logger
     from vllm.model_executor.models.registry import ModelRegistry

@@ -17,7 +17,7 @@ from conftest import DATA, ROOT
 from uploads import KEY, upload
 
 from bench import dataset
-from bench.metrics import normalize, word_errors
+from bench.measure.scoring import normalize, word_errors
 from pico import evaluate
 
 PYTHON = ROOT / ".venv-clients/bin/python"

@@ -16,8 +16,9 @@ import requests
 from conftest import DATA, ROOT
 
 import voxtral_serve
-from bench import dataset, serve
+from bench import dataset
 from bench.client import Client, Row
+from bench.measure import engine
 from container.conftest import KEY, VLLM, Container, build, flags, run, running
 
 SAMPLES = 12
@@ -54,7 +55,7 @@ def keyed(image: str, model: Path, tmp_path: Path) -> Iterator[Container]:
     tmp_path.chmod(0o755)
     options = [*flags(model, tmp_path / "cache"), "-v", f"{secret}:/run/secrets/api_key:ro"]
     options += ["-e", "VLLM_API_KEY_FILE=/run/secrets/api_key"]
-    port = serve.free_port()
+    port = engine.free_port()
     with running("voxtral-keyed", image, options, "--config", "key.yaml", "--port", str(port), port=port) as container:
         yield container
 
@@ -151,8 +152,8 @@ def test_transcripts_are_those_outside_the_container(
 ) -> None:
     inside = transcribe(served.url, clips)
     assert [row.error for row in inside] == [None] * SAMPLES
-    port = serve.free_port()
-    with serve.server(model / "vllm_config.yaml", model, port, tmp_path / "server.log"):
+    port = engine.free_port()
+    with engine.served(model / "vllm_config.yaml", model, port, tmp_path / "server.log"):
         outside = transcribe(f"http://127.0.0.1:{port}", clips)
     # The guard, which is not outside, takes the space off that vLLM puts first.
     assert [row.text for row in inside] == [(row.text or "").strip() for row in outside]
@@ -163,7 +164,7 @@ def test_the_health_check(served: Container, image: str) -> None:
     kind, *words = config["Healthcheck"]["Test"]
     assert kind == "CMD"
     assert served.execute(*words).returncode == 0
-    elsewhere = [word.replace("8000", str(serve.free_port())) for word in words]
+    elsewhere = [word.replace("8000", str(engine.free_port())) for word in words]
     assert elsewhere != words
     assert served.execute(*elsewhere, check=False).returncode != 0
 
@@ -282,7 +283,7 @@ def test_it_refuses(name: str, image: str, model: Path, tmp_path: Path) -> None:
         changed = tmp_path / "changed.py"
         changed.write_text(source.replace("def from_pretrained(", "def load_pretrained("))
         options += ["-v", f"{changed}:{DRIFTED}:ro"]
-    port = str(serve.free_port())
+    port = str(engine.free_port())
     done = run("podman", "run", "--rm", *options, image, *words, "--port", port, timeout_s=120, check=False)
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
@@ -359,7 +360,7 @@ def begin(url: str, count: int = 1) -> tuple[threading.Thread, list[object]]:
 @pytest.fixture
 def ending(image: str, model: Path, tmp_path: Path) -> Iterator[Container]:
     tmp_path.chmod(0o755)
-    port = serve.free_port()
+    port = engine.free_port()
     options = flags(model, tmp_path / "cache")
     words = ("--config", "vllm_config.yaml", "--port", str(port))
     with running("voxtral-ending", image, options, *words, port=port) as container:
@@ -387,7 +388,7 @@ def test_a_dead_engine_ends_the_container(ending: Container) -> None:
 def test_sigterm_while_it_starts(image: str, model: Path, tmp_path: Path) -> None:
     """A first process has no default action for a signal; it must not take the orchestrator's patience to end."""
     tmp_path.chmod(0o755)
-    port = str(serve.free_port())
+    port = str(engine.free_port())
     run("podman", "rm", "--force", "--ignore", "voxtral-early")
     run(
         "podman", "run", "--detach", "--name", "voxtral-early", *flags(model, tmp_path / "cache"), image,

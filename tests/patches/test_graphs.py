@@ -53,9 +53,19 @@ def test_full_graphs_of_the_encode_once_model_in_model_runner_v2_need_a_patch(
     monkeypatch.setattr(shims, "require", asked.append)
     monkeypatch.setattr(type(config.current_platform), "is_cuda_alike", lambda _: gpu)
     graphs = CompilationConfig(cudagraph_mode=CUDAGraphMode[mode])
-    config._choose_graphs(SimpleNamespace(compilation_config=graphs, use_v2_model_runner=v2))  # type: ignore[arg-type]
+    settings: Any = SimpleNamespace(speculative_config=None, compilation_config=graphs, use_v2_model_runner=v2)
+    config._choose_graphs(settings)
     assert asked == (["step_graphs"] if patched else [])
     assert graphs.cudagraph_mode == CUDAGraphMode[mode]
+
+
+@pytest.mark.parametrize(("drafts", "left"), [(None, [1, 64]), (object(), [64])])
+def test_nothing_is_compiled_for_one_token_where_each_step_has_drafts(drafts: Any, left: list[int]) -> None:
+    """profiles/throughput.yaml compiles for one token. 0.20.0's dispatcher refuses that with graphs for drafts."""
+    graphs = CompilationConfig(cudagraph_mode=CUDAGraphMode.NONE, compile_sizes=[1, 64])
+    settings: Any = SimpleNamespace(speculative_config=drafts, compilation_config=graphs)
+    config._choose_graphs(settings)
+    assert graphs.compile_sizes == left
 
 
 class Resolving:

@@ -25,7 +25,7 @@ from conftest import PICO, ROOT
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from bench import serve
+from bench.measure import engine
 from voxtral_serve.patches.live_server import (
     ClientWatch,
     ConnectionHeaders,
@@ -55,11 +55,11 @@ def test_vllm_limits_the_bytes_of_what_it_is_sent() -> None:
 @pytest.mark.slow
 def test_vllm_ends_with_status_0_where_its_engine_has_died(tmp_path: Path) -> None:
     """Without the guard."""
-    port, flags = serve.free_port(), ("--enforce-eager", "--gpu-memory-utilization", "0.3", "--api-server-count", "1")
+    port, flags = engine.free_port(), ("--enforce-eager", "--gpu-memory-utilization", "0.3", "--api-server-count", "1")
     profile = yaml.safe_load((ROOT / "profiles/fast.yaml").read_text())
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({name: profile[name] for name in profile if name != "middleware"}))
-    with serve.server(config, PICO, port, tmp_path / "log", *flags) as process:
+    with engine.served(config, PICO, port, tmp_path / "log", *flags) as process:
         for each in psutil.Process(process.pid).children(recursive=True):
             if "EngineCore" in "".join(each.cmdline()):
                 each.kill()

@@ -11,7 +11,8 @@ import requests
 import scratch
 from conftest import CONFIG, DATA, PICO
 
-from bench import dataset, metrics, serve
+from bench import dataset
+from bench.measure import engine, scoring
 from voxtral_serve.shims import PATCHES, installed
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,7 @@ CLIP = "001"
 @pytest.fixture(scope="module")
 def served(option_b: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """One `vllm serve --config vllm_config.yaml` in the checkpoint's directory."""
-    log, port, text = tmp_path_factory.mktemp("served") / "log", serve.free_port(), None
+    log, port, text = tmp_path_factory.mktemp("served") / "log", engine.free_port(), None
     clip = next(clip for clip in dataset.load(DATA)[0] if clip.id == CLIP)
     with scratch.started(option_b, checkpoint, port, log, config=Path(CONFIG.name)) as process:
         deadline = time.monotonic() + scratch.START_TIMEOUT_S
@@ -100,7 +101,7 @@ def test_every_process_of_vllm_has_the_patches(option_b: Path, served: Served) -
 def test_it_transcribes(served: Served) -> None:
     clip = next(clip for clip in dataset.load(DATA)[0] if clip.id == CLIP)
     assert served.text is not None, served.log[-5000:]
-    assert metrics.word_errors(clip.text, served.text).total == 0
+    assert scoring.word_errors(clip.text, served.text).total == 0
 
 
 @pytest.mark.skipif(installed("vllm") != "0.20.0", reason="only 0.20.0 cannot run Voxtral Realtime on a CPU")

@@ -10,7 +10,7 @@ import pytest
 import requests
 from conftest import DATA, ROOT
 
-from bench import serve
+from bench.measure import engine
 from pico import others
 
 FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
@@ -21,8 +21,8 @@ FLAGS = ("--enforce-eager", "--gpu-memory-utilization", "0.3")
 )
 def test_a_transcription_and_a_chat(name: str, write: Callable[[Path], None], tmp_path: Path) -> None:
     write(tmp_path / "checkpoint")
-    port = serve.free_port()
-    with serve.server(ROOT / f"profiles/{name}.yaml", tmp_path / "checkpoint", port, tmp_path / "server.log", *FLAGS):
+    port = engine.free_port()
+    with engine.served(ROOT / f"profiles/{name}.yaml", tmp_path / "checkpoint", port, tmp_path / "server.log", *FLAGS):
         answers = [
             requests.post(
                 f"http://127.0.0.1:{port}/v1/audio/transcriptions",

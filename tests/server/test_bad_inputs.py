@@ -21,7 +21,8 @@ import requests
 import soundfile
 from conftest import CONFIG, DATA, PICO, ROOT, SMALL
 
-from bench import dataset, results, serve
+from bench import dataset, results
+from bench.measure import engine
 from tools import inputs
 from tools.inputs import KEY, RATE
 
@@ -80,9 +81,9 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    port, log = serve.free_port(), tmp_path_factory.mktemp("guarded") / "server.log"
+    port, log = engine.free_port(), tmp_path_factory.mktemp("guarded") / "server.log"
     environment = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": str(MOST)} | inputs.ENVIRONMENT
-    with serve.server(CONFIG, PICO, port, log, *SMALL, *FLAGS, environment=environment) as process:
+    with engine.served(CONFIG, PICO, port, log, *SMALL, *FLAGS, environment=environment) as process:
         yield Server(f"http://127.0.0.1:{port}", log, psutil.Process(process.pid))
 
 
@@ -135,8 +136,8 @@ def test_refusals(shared: Server, all_inputs: list[inputs.Input], words: list[st
 @pytest.mark.slow
 def test_a_small_file_may_unpack_to_more_than_the_largest(tmp_path: Path) -> None:
     """The limit is of what a client sends: vLLM's own, on the samples that it is handed, does not refuse them."""
-    port, small = serve.free_port(), {"VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1"}
-    with serve.server(CONFIG, PICO, port, tmp_path / "server.log", *SMALL, *FLAGS, environment=small) as process:
+    port, small = engine.free_port(), {"VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "1"}
+    with engine.served(CONFIG, PICO, port, tmp_path / "server.log", *SMALL, *FLAGS, environment=small) as process:
         server = Server(f"http://127.0.0.1:{port}", tmp_path / "server.log", psutil.Process(process.pid))
         samples, rate = soundfile.read(io.BytesIO(long_clip()), dtype="float32")
         assert samples.nbytes > 1 << 20

@@ -20,7 +20,8 @@ from fakeserver import Answer, FakeServer
 from moto.server import ThreadedMotoServer
 from uploads import KEY, upload
 
-from bench import dataset, serve
+from bench import dataset
+from bench.measure import engine
 from voxtral_serve.batch import places
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,7 @@ class Store:
     """An S3 server in this process, which keeps what is in it while it is stopped."""
 
     def __init__(self) -> None:
-        self.port = serve.free_port()
+        self.port = engine.free_port()
         self.start()
 
     def start(self) -> None:
@@ -96,9 +97,9 @@ def archive(store: Store) -> dict[str, str]:
 @pytest.fixture
 def online(tmp_path: Path) -> dict[str, str]:
     """The text of each clip by a server, one upload after the other."""
-    port = serve.free_port()
+    port = engine.free_port()
     config = ROOT / "profiles/fast.yaml"
-    with serve.server(config, PICO, port, tmp_path / "online.log", *FLAGS, *LIVE, environment=UNBOUND):
+    with engine.served(config, PICO, port, tmp_path / "online.log", *FLAGS, *LIVE, environment=UNBOUND):
         url = f"http://127.0.0.1:{port}"
         return {clip.path.name: upload(url, clip.path).json()["text"] for clip in clips_of(DISTINCT)}
 

@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed
 from tools import inputs
 from tools.attackers import CLIP, MISTRAL, OPENAI, VLLM
 from voxtral_serve.guard.fields import UploadFields
-from voxtral_serve.guard.live.mistral_dialect import Update
+from voxtral_serve.guard.live.mistral_codec import Update
 from voxtral_serve.guard.live.openai_settings import Session
 
 FEW, MANY = 100, 10_000

@@ -25,7 +25,8 @@ from conftest import EAGER, MOST_LIVE, ROOT, UNBOUND, Server
 from test_live_protocols import close_of, opened
 from uploads import AUTHORIZED, RATE, upload
 
-from bench import prometheus, serve
+from bench import prometheus
+from bench.measure import engine
 from tools import attackers, inputs
 from tools.attackers import CLIP, MISTRAL, OPENAI, VLLM
 from voxtral_serve.guard.body import PACE_BYTES_S
@@ -366,13 +367,13 @@ KEYS = f"- {{name: kept, key: {inputs.KEY}}}\n"
 @pytest.fixture(scope="module")
 def large(hugging_face: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     """(a server of two keys with room for 512 requests in flight, its file of keys)."""
-    folder, port = tmp_path_factory.mktemp("large"), serve.free_port()
+    folder, port = tmp_path_factory.mktemp("large"), engine.free_port()
     (keys := folder / "keys.yaml").write_text(f"{KEYS}- {{name: gone, key: {REVOKED}}}\n")
     flags = (*EAGER, "--api-server-count", "1", "--max-model-len", "512")
     flags += ("--additional-config", json.dumps({"max_live_sessions": MOST_LIVE}))
     variables = {**UNBOUND, "VOXTRAL_SERVE_KEYS": str(keys), "VOXTRAL_SERVE_MAX_IN_FLIGHT": "512"}
     log = folder / "server.log"
-    with serve.server(ROOT / "profiles/fast.yaml", hugging_face, port, log, *flags, environment=variables) as process:
+    with engine.served(ROOT / "profiles/fast.yaml", hugging_face, port, log, *flags, environment=variables) as process:
         yield Server(f"http://127.0.0.1:{port}", log, process), keys
 
 

@@ -20,7 +20,7 @@ from test_monitoring import samples
 from uploads import RATE
 from websockets.exceptions import ConnectionClosed
 
-from bench import serve
+from bench.measure import engine
 
 BILLING, CALLS, LATER = "billing-0123456789abcdef", "calls-0123456789abcdef", "later-0123456789abcdef"
 CLIP = DATA / "clips/001.opus"  # of 7.35 s
@@ -69,12 +69,12 @@ def first_events(socket: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_keys(tmp_path: Path) -> None:
-    file, port, log = tmp_path / "keys.yaml", serve.free_port(), tmp_path / "server.log"
+    file, port, log = tmp_path / "keys.yaml", engine.free_port(), tmp_path / "server.log"
     file.write_text(KEYS)
     flags = (*EAGER, "--api-server-count", "2", "--max-model-len", "512")
     flags += ("--additional-config", json.dumps({"max_live_sessions": 4}))
     environment = {**UNBOUND, "VOXTRAL_SERVE_KEYS": str(file)}
-    with serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags, environment=environment) as process:
+    with engine.served(ROOT / "profiles/fast.yaml", PICO, port, log, *flags, environment=environment) as process:
         url = f"http://127.0.0.1:{port}"
         assert statuses(url, BILLING) == statuses(url, CALLS) == {200}
         assert statuses(url, LATER) == {401}

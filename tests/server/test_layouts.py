@@ -16,8 +16,10 @@ import yaml
 from conftest import CONFIG, PICO, SMALL, at_once, transcribe
 from safetensors.torch import load_file, save_file
 
-from bench import dataset, serve
+from bench import dataset
 from bench.client import Row
+from bench.measure.cause import cause as cause_of
+from bench.measure.log import SHOWN_LINES
 
 pytestmark = pytest.mark.slow
 
@@ -168,7 +170,7 @@ def test_a_broken_directory_is_refused(ends: dict[str, Future[tuple[scratch.End,
     """By the exception that `make serve` shows as the cause."""
     end, words = ends[case].result()
     assert (end.status != 0, end.opened) == (True, False)
-    cause = serve.cause(end.log)
+    cause = cause_of(end.log)
     assert cause, end.log[-5000:]
     for word in words:
         assert word in cause
@@ -180,5 +182,5 @@ def test_another_tokenizer_mode_is_refused(hugging_face: Path, tmp_path: Path) -
     end = scratch.serve_until_end(Path(sys.executable), hugging_face, config)
     assert (end.status != 0, end.opened) == (True, False)
     # vLLM's config is pydantic's, which puts the message in the line after its exception.
-    last = "\n".join(end.log.splitlines()[-serve.SHOWN_LINES :])
+    last = "\n".join(end.log.splitlines()[-SHOWN_LINES:])
     assert "tokenizer_mode is 'hf': expected 'auto' or 'mistral' for Voxtral Realtime" in last

@@ -15,7 +15,7 @@ import sessions
 from conftest import PICO
 from vllm.exceptions import VLLMValidationError
 
-from bench.metrics import word_errors
+from bench.measure.scoring import word_errors
 from mistral_layout import audio as layout
 from pico import model
 from pico.tokenizer import TextTokenizer

@@ -10,7 +10,8 @@ import yaml
 from conftest import DATA, PICO, ROOT
 from uploads import upload
 
-from bench import dataset, serve
+from bench import dataset
+from bench.measure import engine
 from pico import evaluate, model
 from voxtral_serve.engine.encoder import FRAMES
 
@@ -21,12 +22,12 @@ CONTEXT = 4096
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory, port = tmp_path_factory.mktemp("long"), serve.free_port()
+    directory, port = tmp_path_factory.mktemp("long"), engine.free_port()
     options = yaml.safe_load((ROOT / "profiles/long.yaml").read_text())
     config = directory / "long.yaml"
     ours = {"max_model_len": CONTEXT, "enforce_eager": True, "gpu_memory_utilization": 0.3}
     config.write_text(yaml.safe_dump(options | ours))
-    with serve.server(config, PICO, port, directory / "server.log"):
+    with engine.served(config, PICO, port, directory / "server.log"):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -16,7 +16,8 @@ from test_live_protocols import opened
 from uploads import AUTHORIZED, KEY, upload
 from websockets.exceptions import InvalidStatus
 
-from bench import serve
+from bench import BenchError
+from bench.measure import engine
 
 UPLOAD, RATE = "/v1/audio/transcriptions", 16000
 SECRET = "a-secret-in-the-query"
@@ -100,11 +101,11 @@ def lines_of(log: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_log_of_json(tmp_path: Path) -> None:
     """Of two API processes, whose metrics are one."""
-    port, log = serve.free_port(), tmp_path / "server.log"
+    port, log = engine.free_port(), tmp_path / "server.log"
     environment = {**UNBOUND, "VOXTRAL_SERVE_LOG": "json", "VOXTRAL_SERVE_REPLICA": "replica-0"}
     flags = (*EAGER, "--api-server-count", "2", "--max-model-len", "512", "--api-key", KEY)
     flags += ("--additional-config", json.dumps({"max_live_sessions": 2}))
-    with serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags, environment=environment):
+    with engine.served(ROOT / "profiles/fast.yaml", PICO, port, log, *flags, environment=environment):
         url = f"http://127.0.0.1:{port}"
         headers = {**AUTHORIZED, "X-Request-Id": "upload-1"}
         file = {"file": ("clip.opus", (DATA / "clips/010.opus").read_bytes())}
@@ -138,10 +139,10 @@ def test_a_log_of_json(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_form_of_log_that_there_is_not(tmp_path: Path) -> None:
-    port, log = serve.free_port(), tmp_path / "server.log"
+    port, log = engine.free_port(), tmp_path / "server.log"
     with (
-        pytest.raises(serve.BenchError, match="exited with status"),
-        serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *EAGER, environment={"VOXTRAL_SERVE_LOG": "xml"}),
+        pytest.raises(BenchError, match="exited with status"),
+        engine.served(ROOT / "profiles/fast.yaml", PICO, port, log, *EAGER, environment={"VOXTRAL_SERVE_LOG": "xml"}),
     ):
         pass
     assert "VOXTRAL_SERVE_LOG is 'xml': expected json, or text" in log.read_text()

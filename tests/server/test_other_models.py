@@ -23,7 +23,7 @@ import soundfile
 import yaml
 from conftest import DATA, EAGER, ROOT
 
-from bench import serve
+from bench.measure import engine
 from pico import others
 
 CLIP = DATA / "clips/001.opus"
@@ -56,11 +56,11 @@ class Server(NamedTuple):
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    name, port = request.param, serve.free_port()
+    name, port = request.param, engine.free_port()
     directory, log = tmp_path_factory.mktemp(name), tmp_path_factory.mktemp("log") / "server.log"
     WRITERS[name](directory)
     profile = ROOT / f"profiles/{name}.yaml"
-    with serve.server(profile, directory, port, log, *EAGER):
+    with engine.served(profile, directory, port, log, *EAGER):
         yield Server(name, f"http://127.0.0.1:{port}", log, yaml.safe_load(profile.read_text()))
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from firefox import Firefox
 from playwright.sync_api import Browser, Page, expect
 from uploads import AUTHORIZED, KEY, upload
 
-from bench import dataset, serve
+from bench import dataset
+from bench.measure import engine
 from tools import inputs
 from tools.local_nginx import COMMAND, NGINX, Proxy, wait_for_port
 
@@ -380,7 +382,7 @@ http {{
 @pytest.mark.skipif(NGINX is None, reason=f"not run: no nginx: {COMMAND}")
 def test_behind_nginx_and_below_a_prefix(url: str, browser: Browser, clip: dataset.Clip, tmp_path: Path) -> None:
     user = "user root;" if os.geteuid() == 0 else ""
-    port = serve.free_port()
+    port = engine.free_port()
     (tmp_path / "nginx.conf").write_text(PREFIXED.format(folder=tmp_path, port=port, url=url, user=user))
     process = subprocess.Popen([str(NGINX), "-e", "stderr", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")])
     try:
@@ -403,19 +405,19 @@ def test_a_busy_server_and_one_that_is_started_again(
     browser: Browser, clip: dataset.Clip, hugging_face: Path, tmp_path: Path
 ) -> None:
     """One request at a time: the page waits for its turn. Then the server is killed while it transcribes."""
-    port = serve.free_port()
+    port = engine.free_port()
     url = f"http://127.0.0.1:{port}"
     flags = (*EAGER, "--api-server-count", "1", "--api-key", KEY)
     environment = {**UNBOUND, "VOXTRAL_SERVE_MAX_IN_FLIGHT": "1"}
 
-    def started(log: str) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    def started(log: str) -> contextlib.AbstractContextManager[engine.Engine]:
         config = ROOT / "profiles/fast.yaml"
-        return serve.server(config, hugging_face, port, tmp_path / log, *flags, environment=environment)
+        return engine.served(config, hugging_face, port, tmp_path / log, *flags, environment=environment)
 
     samples = np.tile(soundfile.read(clip.path, dtype="float32")[0], 20)
     soundfile.write(tmp_path / "long.flac", samples, RATE)
     with contextlib.ExitStack() as stack:
-        with started("first.log") as process:
+        with started("first.log") as server:
             page = stack.enter_context(visit(browser, url, allowed="ERR_"))
             watch_statuses(page)
             choose(page, str(tmp_path / "long.flac"), str(clip.path))  # two at a time
@@ -427,7 +429,7 @@ def test_a_busy_server_and_one_that_is_started_again(
             choose(page, str(tmp_path / "long.flac"))
             status = page.locator(".card .status").nth(2)
             expect(status).to_contain_text("Transcribing")
-            process.kill()
+            server.send_signal(signal.SIGKILL)
             expect(status).to_contain_text("The server does not answer. Check that it is running")
             expect(page.locator("#server")).to_contain_text("The server does not answer.")
         with started("second.log"):

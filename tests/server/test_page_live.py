@@ -22,7 +22,8 @@ from test_live import CLOSE, metric, uploaded
 from test_live_protocols import COMPLETED, INPUT, PCM, RATE, TEXT, append, opened, until_free
 from uploads import KEY
 
-from bench import dataset, metrics
+from bench import dataset
+from bench.measure import scoring
 from pico import evaluate
 
 PAUSE = np.zeros(RATE, np.float32)
@@ -187,7 +188,7 @@ def seconds_of(text: str) -> int:
 
 def errors(reference: str, text: str) -> float:
     """Percent of words."""
-    found = metrics.word_errors(reference, text)
+    found = scoring.word_errors(reference, text)
     return 100 * (found.substitutions + found.deletions + found.insertions) / found.words
 
 

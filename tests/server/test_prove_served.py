@@ -59,7 +59,7 @@ def test_a_server_that_is_up(fast_url: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_it_starts(tmp_path: Path) -> None:
-    """On a CPU the speculative profile does not start."""
+    """On a CPU the profile with drafts does not start."""
     flags = (*EAGER, "--api-server-count", "1", "--max-model-len", "512")
     live = ("--additional-config", json.dumps({"max_live_sessions": 2}))
     profile = ROOT / "profiles/fast.yaml"
@@ -70,7 +70,7 @@ def test_a_server_that_it_starts(tmp_path: Path) -> None:
     ended = parts["sigterm"]["figures"]
     assert (ended["finished"], ended["exit_status"]) == (ended["running"], 0)
     assert parts["speculative"]["outcome"] == "skipped"
-    assert "profiles/fast-spec.yaml could not be started" in parts["speculative"]["reason"]
+    assert "profiles/throughput.yaml with drafts could not be started" in parts["speculative"]["reason"]
     assert parts["clips"]["texts"][0]["reference"] == parts["clips"]["texts"][0]["text"]
 
 

@@ -1,4 +1,4 @@
-"""Live audio over `/v1/realtime` of vLLM's own model, profiles/realtime-stock.yaml; server/test_live.py has ours."""
+"""Live audio over `/v1/realtime` of vLLM's own model, tests/support/vllm-live.yaml; server/test_live.py has ours."""
 
 import base64
 import statistics

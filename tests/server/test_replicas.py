@@ -32,7 +32,8 @@ from proxying import FakeReplica, answered_by
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from bench import dataset, serve
+from bench import dataset
+from bench.measure import engine
 from tools.local_nginx import COMMAND, DEPLOYED, NGINX, Proxy
 from voxtral_serve.deploy import probe
 
@@ -371,7 +372,7 @@ def test_https_by_mounting_a_certificate(two: list[FakeReplica], tmp_path: Path)
     made = ["-keyout", str(tmp_path / "tls/tls.key"), "-out", str(tmp_path / "tls/tls.crt"), "-subj", "/CN=localhost"]
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
     subprocess.run([*words, "-addext", "subjectAltName=DNS:localhost", *made], check=True, capture_output=True)
-    port = serve.free_port()
+    port = engine.free_port()
     text = (DEPLOYED / "tls.conf").read_text().replace("listen 8443 ", f"listen 127.0.0.1:{port} ")
     (tmp_path / "tls/tls.conf").write_text(text.replace("/etc/nginx/", f"{tmp_path}/"))
     with Proxy(tmp_path, [each.port for each in two]) as proxy:

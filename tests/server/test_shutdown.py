@@ -8,7 +8,6 @@ import base64
 import contextlib
 import json
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,8 @@ from conftest import DATA, EAGER, PICO, ROOT, Server
 from uploads import AUTHORIZED, upload
 from websockets.exceptions import ConnectionClosed
 
-from bench import BenchError, serve
+from bench import BenchError
+from bench.measure import engine
 from tools import inputs
 
 AT_ONCE, MANY = 16, 32  # on two cores they take some 2 s, and several
@@ -41,10 +41,10 @@ def clip() -> bytes:
 
 
 @contextlib.contextmanager
-def server(scratch: Path, processes: int, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
-    port, log = serve.free_port(), scratch / "server.log"
+def server(scratch: Path, processes: int, *flags: str) -> Iterator[tuple[engine.Engine, str, Path]]:
+    port, log = engine.free_port(), scratch / "server.log"
     flags = (*EAGER, "--api-server-count", str(processes), *flags)
-    with serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags) as process:
+    with engine.served(ROOT / "profiles/fast.yaml", PICO, port, log, *flags) as process:
         yield process, f"http://127.0.0.1:{port}", log
 
 
@@ -128,7 +128,7 @@ def test_told_to_stop_with_several_processes(clip: bytes, tmp_path: Path) -> Non
         drain(process, url, clip, MANY)
 
 
-def drain(process: subprocess.Popen[bytes], url: str, clip: bytes, at_once: int) -> None:
+def drain(process: engine.Engine, url: str, clip: bytes, at_once: int) -> None:
     undisturbed = upload(url, clip).json()["text"]
     sent = Requests(url, clip, at_once)
     process.send_signal(signal.SIGTERM)
@@ -170,7 +170,7 @@ def test_a_dead_engine_ends_the_server(processes: int, clip: bytes, tmp_path: Pa
         start = time.monotonic()
         assert process.wait(30) not in (0, None)
         sent.join()
-        print(f"{processes} processes: {process.returncode} after {time.monotonic() - start:.1f} s, {sent.statuses}")
+        print(f"{processes} processes: {process.poll()} after {time.monotonic() - start:.1f} s, {sent.statuses}")
         assert 200 not in sent.statuses
         if processes == 1:
             assert "vLLM's engine has died" in log.read_text()
@@ -178,12 +178,12 @@ def test_a_dead_engine_ends_the_server(processes: int, clip: bytes, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_wrong_limit_stops_the_start(tmp_path: Path) -> None:
-    port, log = serve.free_port(), tmp_path / "server.log"
+    port, log = engine.free_port(), tmp_path / "server.log"
     environment = {"VOXTRAL_SERVE_MAX_IN_FLIGHT": "many"}
     flags = (*EAGER, "--api-server-count", "1")
     with (
         pytest.raises(BenchError, match="exited with status 1"),
-        serve.server(ROOT / "profiles/fast.yaml", PICO, port, log, *flags, environment=environment),
+        engine.served(ROOT / "profiles/fast.yaml", PICO, port, log, *flags, environment=environment),
     ):
         pass
     assert "VOXTRAL_SERVE_MAX_IN_FLIGHT is 'many': expected a whole number of 1 or more" in log.read_text()

@@ -21,7 +21,7 @@ import soundfile
 from conftest import DATA, EAGER, ROOT
 from uploads import RATE, upload
 
-from bench import serve
+from bench.measure import engine
 from tools import inputs
 from voxtral_serve.guard.limits import OPEN_BODIES
 from voxtral_serve.units import MIB
@@ -42,11 +42,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def server(hugging_face: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[conftest.Server]:
-    port, log = serve.free_port(), tmp_path_factory.mktemp("slow_clients") / "server.log"
+    port, log = engine.free_port(), tmp_path_factory.mktemp("slow_clients") / "server.log"
     # Without live sessions, whose longest clip is longer than this context
     uploads = ("--max-model-len", "512", "--additional-config", "{}")
     flags = (*EAGER, "--api-server-count", "1", *uploads, "--api-key", inputs.KEY)
-    with serve.server(ROOT / "profiles/fast.yaml", hugging_face, port, log, *flags) as process:
+    with engine.served(ROOT / "profiles/fast.yaml", hugging_face, port, log, *flags) as process:
         yield conftest.Server(f"http://127.0.0.1:{port}", log, process)
 
 

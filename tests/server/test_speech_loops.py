@@ -17,9 +17,10 @@ from speechserver import Reply, SpeechServer, clip_files, pcm, plain, recordings
 from transcribing import environment
 from uploads import KEY, upload
 
-from bench import dataset, metrics
+from bench import dataset
 from bench.__main__ import main
 from bench.dataset import Clip
+from bench.measure import scoring
 
 
 def test_the_round_trip_of_recordings(fast_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +85,6 @@ def heard_right(url: str) -> Clip:
     for clip in sorted(dataset.load(DATA).clips, key=lambda clip: clip.duration_s):
         if len(re.findall(r"[.?!]", clip.text)) == 1:
             text = upload(url, clip.path).json()["text"]
-            if plain(text) == plain(clip.text) and metrics.word_errors(clip.text, text).total == 0:
+            if plain(text) == plain(clip.text) and scoring.word_errors(clip.text, text).total == 0:
                 return clip
     raise AssertionError("no clip is heard without an error")

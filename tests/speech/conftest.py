@@ -15,7 +15,7 @@ import pytest
 import requests
 from conftest import NOBIND, ROOT
 
-from bench import serve
+from bench.measure import engine
 from tools import speech_checkpoint
 
 # They need .venv-omni: `make test-speech`.
@@ -64,11 +64,11 @@ def serving(
     """A server of its own with a profile, for a test that ends it."""
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         pytest.exit("the Makefile sets what vLLM needs on a CPU: run the tests with `make test-speech`", returncode=2)
-    port = serve.free_port()
+    port = engine.free_port()
     command = (str(ROOT / ".venv-omni/bin/vllm-omni"),)
     with (
-        mock.patch.object(serve, "START_TIMEOUT_S", START_TIMEOUT_S),
-        serve.server(
+        mock.patch.object(engine, "START_TIMEOUT_S", START_TIMEOUT_S),
+        engine.served(
             config, directory, port, log, *on_cpu, *flags, command=command, model=".", environment=ENVIRONMENT
         ) as process,
     ):

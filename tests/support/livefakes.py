@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
+from voxtral_serve.guard.live.codec import Codec, CodecContext
 from voxtral_serve.guard.live.link import Engine, EngineLink
+from voxtral_serve.guard.live.mistral_codec import MistralCodec
+from voxtral_serve.guard.live.openai_codec import OpenAiCodec
 from voxtral_serve.guard.live.service import LiveService
-from voxtral_serve.guard.live.socket import Dialect, LiveSocket
-from voxtral_serve.guard.live.vllm_dialect import VllmDialect
+from voxtral_serve.guard.live.socket import LiveSocket
+from voxtral_serve.guard.live.vllm_codec import VllmCodec
 from voxtral_serve.guard.live.voices import VoicePool
 from voxtral_serve.transcript.words import TokenStream
 
@@ -21,6 +24,7 @@ SHAPE = SessionShape(left=32, delay=6, right=17, samples=1280, rate_hz=16000)
 EOS, PAD, WORD, SPOKEN = 2, 10, 9, 100  # SPOKEN: the token of " w0"
 LOGPROB = -0.5
 LOUD = 0.005  # of a frame with a voice
+RATE = SHAPE.rate_hz
 
 
 def _piece(token: int) -> bytes:
@@ -28,6 +32,32 @@ def _piece(token: int) -> bytes:
 
 
 STREAM = TokenStream(PAD, WORD, 0.08, lambda tokens: b"".join(map(_piece, tokens)).decode(), _piece)
+
+
+def noise(seconds: float, seed: int = 0, loud: float = 3000.0) -> bytes:
+    """No two samples in a row are likely to be those of another place."""
+    samples = np.random.default_rng(seed).normal(0, loud, round(seconds * RATE))
+    return samples.clip(-32767, 32767).astype("<i2").tobytes()
+
+
+def speech(seconds: float, pauses: list[float], pause_s: float = 0.5) -> bytes:
+    """Noise whose level changes as speech's does, with pauses from these seconds on."""
+    samples = np.frombuffer(noise(seconds), "<i2").astype(np.float64)
+    samples *= 0.6 + 0.4 * np.sin(np.arange(len(samples)) * 2 * np.pi * 3 / RATE)
+    for start in pauses:
+        samples[round(start * RATE) : round((start + pause_s) * RATE)] *= 0.003
+    return samples.astype("<i2").tobytes()
+
+
+def tokens_of(samples: int, shape: SessionShape = SHAPE) -> int:
+    """As an upload of this length has: the last token is sampled at the last padded row."""
+    return shape.total_rows(samples) - shape.prompt + 1 if samples else 0
+
+
+def with_pauses(*parts: float) -> bytes:
+    """Noise and silence by turns, of so many seconds each, at 16 kHz."""
+    made = [noise(s, seed=n) if n % 2 == 0 else bytes(2 * round(s * RATE)) for n, s in enumerate(parts)]
+    return b"".join(made)
 
 
 class FakeEngine:
@@ -144,6 +174,21 @@ class FakeEngine:
             raise
 
 
+class Sentences(FakeEngine):
+    """Each third word, one each 1.2 s, ends a sentence."""
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        async for output in super().generate(*args, **kwargs):
+            token = output.outputs[0].token_ids[0]
+            output.outputs[0].text = piece(token).decode()
+            yield output
+
+
+def piece(token: int) -> bytes:
+    content = STREAM.piece(token)
+    return content + b"." if content and (token - SPOKEN) % 15 == 14 else content
+
+
 class FakeDetector:
     """Says how long the audio has been silent, as told."""
 
@@ -166,14 +211,14 @@ class FakeVoices:
 class FakeClient:
     """The other end of a LiveSocket: what it sends, and what comes."""
 
-    def __init__(self, service: LiveService, dialect: Callable[[LiveSocket], Dialect] = VllmDialect) -> None:
+    def __init__(self, service: LiveService, codec: Callable[[CodecContext], Codec] = VllmCodec) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.events: list[dict[str, Any]] = []
         self.closed: tuple[int, str] | None = None
         self.blocked = False
         self.read = 0  # messages that the server took
         self.inbox.put_nowait({"type": "websocket.connect"})
-        self.socket = LiveSocket(service, self._receive, self._take, "test", dialect)
+        self.socket = LiveSocket(service, self._receive, self._take, "test", codec)
         self.task = asyncio.ensure_future(self.socket.serve())
 
     async def _receive(self) -> Any:
@@ -210,6 +255,9 @@ class FakeClient:
     def leave(self) -> None:
         self.inbox.put_nowait({"type": "websocket.disconnect", "code": 1005})
 
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == kind]
+
     def kinds(self) -> list[str]:
         return [event["type"].rpartition(".")[2] for event in self.events]
 
@@ -224,6 +272,45 @@ class FakeClient:
         assert done, "the socket is still served"
         self.task.result()
         return self.closed
+
+
+class OpenAiClient(FakeClient):
+    """A client of OpenAI's protocol, with PCM of 16 kHz unless told."""
+
+    def __init__(self, live: LiveService, codec: Any = OpenAiCodec) -> None:
+        super().__init__(live, codec)
+
+    def configure(self, **fields: Any) -> None:
+        form = fields.pop("format", {"type": "audio/pcm", "rate": 16000})
+        session = {"type": "transcription", "audio": {"input": {"format": form, **fields}}}
+        self.send("session.update", session=session)
+
+    def types(self) -> list[str]:
+        return [event["type"] for event in self.events]
+
+    async def settled(self, pcm: bytes, piece: int = 2560) -> None:
+        self.speak(pcm, piece)
+        self.send("input_audio_buffer.clear", event_id="settled")
+        await self.until("cleared")
+
+
+class MistralClient(FakeClient):
+    """A client of Mistral's protocol."""
+
+    def __init__(self, live: LiveService, model: str | None = "voxtral") -> None:
+        super().__init__(live, lambda context: MistralCodec(context, model))
+
+    def update(self, **session: Any) -> None:
+        self.send("session.update", session=session)
+
+    def speak(self, pcm: bytes, piece: int = 2560) -> None:
+        for start in range(0, len(pcm), piece):
+            self.send("input_audio.append", audio=base64.b64encode(pcm[start : start + piece]).decode())
+
+
+def context() -> CodecContext:
+    """What a codec knows of a connection to a server of the model `voxtral`."""
+    return service(FakeEngine()).context("test", None)
 
 
 def service(
@@ -247,6 +334,12 @@ def service(
     made.voices = VoicePool(FakeVoices)
     made.link._tick_s = 0
     return made
+
+
+def with_sentences(engine: FakeEngine) -> Any:
+    live = service(engine)
+    live.stream = STREAM._replace(decode=lambda tokens: b"".join(map(piece, tokens)).decode(), piece=piece)
+    return live
 
 
 def chunks(pcm: bytes, sizes: Iterator[int]) -> Iterator[bytes]:

@@ -209,7 +209,7 @@ def packed_rows_of(served: Any, audios: Sequence[np.ndarray]) -> list[torch.Tens
     clips.put([torch.rand(encoder.samples * (left.frames + most))])
     with torch.inference_mode():
         lengths = clips.put(padded)
-        rows = clips.run(sum(lengths), Spans(lengths, lengths, left=left.held))
+        rows = clips.run(sum(lengths), Spans(lengths, lengths, left=left.kv))
     parts = rows.split([length // served.downsample_factor for length in lengths])
     return [torch.cat([left.rows, part]).clone() for part in parts]
 

@@ -7,7 +7,7 @@ from typing import Self
 import requests
 from conftest import ROOT
 
-from bench import serve
+from bench.measure import engine
 from tools.local_nginx import wait_for_port
 
 
@@ -15,7 +15,7 @@ class FakeReplica:
     """The process of fakereplica.py, which keeps its port when it is started again."""
 
     def __init__(self, *options: object) -> None:
-        self.port = serve.free_port()
+        self.port = engine.free_port()
         self.options = options
         self.url = f"http://127.0.0.1:{self.port}"
 

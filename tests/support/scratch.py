@@ -17,7 +17,7 @@ from pathlib import Path
 import starts
 from conftest import CONFIG, ROOT
 
-from bench import serve
+from bench.measure import engine
 
 SOURCE = ROOT / "sitecustomize.py"
 START_TIMEOUT_S = 300
@@ -178,7 +178,7 @@ def takes_connections(port: int) -> bool:
 
 def serve_until_end(python: Path, directory: Path, config: Path = CONFIG, **variables: str) -> End:
     """Run `vllm serve` where it is not to come up, watching its port all the while."""
-    port, opened = serve.free_port(), False
+    port, opened = engine.free_port(), False
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "log")
         with started(python, directory, port, log, config, **variables) as process:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench import serve
+from bench.measure import engine
 
-PYTHON = sys.executable  # which tests of bench.serve replace, to have it find a fake `vllm`
+PYTHON = sys.executable  # which tests of the launcher replace, to have it find a fake `vllm`
 
 # In a session without slow tests: the contest's configuration and profiles/fast.yaml. A new capability may add one,
 # with 60 s of `make test`.
@@ -22,7 +22,7 @@ MOST = 2
 @dataclass
 class Start:
     what: str  # config, directory and flags
-    seconds: float | None = None  # until GET /health answered; None where `bench.serve` did not wait for that
+    seconds: float | None = None  # until GET /health answered; None where `engine.served` did not wait for that
 
     def __str__(self) -> str:
         return self.what if self.seconds is None else f"{self.what}: up in {self.seconds:.1f} s"
@@ -37,8 +37,8 @@ def record(config: object, directory: object, *flags: str) -> Start:
 
 
 def count_servers() -> None:
-    """Record each `bench.serve.server` from now on, but those of a fake in place of this environment's `vllm`."""
-    real = serve.server
+    """Record each `engine.served` from now on, but those of a fake in place of this environment's `vllm`."""
+    real = engine.served
 
     @contextlib.contextmanager
     def server(config: Any, directory: Any, port: int, log: Any, *flags: str, **options: Any) -> Iterator[Any]:
@@ -50,4 +50,4 @@ def count_servers() -> None:
                 start.seconds = time.monotonic() - begin
             yield process
 
-    serve.server = server
+    engine.served = server

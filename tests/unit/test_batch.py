@@ -3,22 +3,19 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakeserver import MODEL, Answer, FakeServer
+from fakevllm import Vllm, wait_until
 
 from voxtral_serve import cli
-from voxtral_serve.batch import leash, manifest, output, places, record, run, servers, worker
+from voxtral_serve.batch import manifest, output, places, record, run, servers, worker
 from voxtral_serve.batch.job import BatchJob, JobError
 from voxtral_serve.client.errors import UsageError
 from voxtral_serve.client.server import Server
@@ -226,7 +223,7 @@ def given(path: Path, key: str = "k") -> dict[str, str]:
 @pytest.fixture
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the attempts of a request: those of the client have tests of their own."""
-    monkeypatch.setattr("voxtral_serve.client.server.WAIT_S", 0.0)
+    monkeypatch.setattr("voxtral_serve.measure.upload.WAIT_S", 0.0)
     monkeypatch.setattr("voxtral_serve.batch.worker.time.sleep", lambda seconds: None)
 
 
@@ -348,61 +345,48 @@ def test_a_store_is_tried_again_until_the_end_of_patience(monkeypatch: pytest.Mo
         places.patiently(action, "s3://a/b", 60)
 
 
-# ---- The leash
+# ---- An engine of its own
 
 
-def alive(pid: int) -> bool:
+def test_an_engine_is_started_again_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transcript in between counts: with one, it has as many starts again."""
+    vllm = Vllm(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(vllm.python))
+    own = servers.OwnEngine("model: .", vllm.directory, ("--flag",))
+
+    def die() -> None:
+        os.kill(vllm.calls()[-1]["pid"], signal.SIGKILL)
+        wait_until(lambda: not vllm.left())
+
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        first = own.take()
+        assert own.take() is first
+        (call,) = vllm.calls()
+        assert call["keys"]["VLLM_API_KEY"] == first.http.key
+        assert call["arguments"][-1] == "--flag"
+        for _ in range(servers.RESTARTS):
+            die()
+            last = own.take()
+        assert last.url != first.url and own.lost(first) and not own.lost(last)
+        own.give(last, worked=True)
+        for _ in range(servers.RESTARTS):
+            die()
+            own.take()
+        die()
+        with pytest.raises(JobError, match=r"ended 4 times without a transcript .* with status -9\.(.|\n)*vLLM starts"):
+            own.take()
+        assert len(vllm.calls()) == 1 + 2 * servers.RESTARTS
+    finally:
+        vllm.kill()
 
 
-CHILDREN = "sleep 1000 & echo $! > {0}/child; echo $$ > {0}/self; {1} wait"
-PARENT = (
-    "import subprocess, sys, time; "
-    "subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE, start_new_session=True); time.sleep(1000)"
-)
-
-
-@pytest.fixture
-def leashed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """A parent process, and the pids of a command and its child on its leash."""
-    script = CHILDREN.format(tmp_path, request.param)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, leash.__file__, "sh", "-c", script])
-    until = time.monotonic() + 60
-    while not (tmp_path / "self").exists() or not (tmp_path / "self").read_text().strip():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    pids = [int((tmp_path / name).read_text()) for name in ("child", "self")]
-    assert all(map(alive, pids))
-    yield parent, pids
-    parent.kill()
-    parent.wait()
-
-
-def all_end(pids: list[int]) -> bool:
-    until = time.monotonic() + 60
-    while any(map(alive, pids)) and time.monotonic() < until:
-        time.sleep(0.1)
-    return not any(map(alive, pids))
-
-
-@pytest.mark.parametrize("leashed", ["", "trap '' TERM;"], indirect=True, ids=["ends", "ignores SIGTERM"])
-def test_a_command_ends_with_a_parent_that_is_killed(leashed: tuple[subprocess.Popen[bytes], list[int]]) -> None:
-    parent, pids = leashed
-    # A Ray worker that ends kills its children: none of these may be one.
-    below = [each for each in psutil.Process(parent.pid).children() if each.status() != psutil.STATUS_ZOMBIE]
-    assert below == []
-    parent.send_signal(signal.SIGKILL)
-    assert all_end(pids)
-
-
-@pytest.mark.parametrize("leashed", [""], indirect=True)
-def test_the_children_of_a_command_end_with_it(leashed: tuple[subprocess.Popen[bytes], list[int]]) -> None:
-    _, (child, command) = leashed
-    os.kill(command, signal.SIGKILL)
-    assert all_end([child])
+def test_an_engine_that_does_not_start_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm = Vllm(tmp_path)
+    vllm.does(dies="ValueError: too little memory")
+    monkeypatch.setattr(sys, "executable", str(vllm.python))
+    with pytest.raises(JobError, match=r"status 3 during its start(.|\n)*cause: ValueError: too little memory"):
+        servers.OwnEngine("model: .", vllm.directory, ()).take()
+    assert vllm.left() == set()
 
 
 # ---- The command line

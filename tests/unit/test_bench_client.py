@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from fakeserver import MODEL, Answer, FakeServer, write_dataset
 
-from bench import BenchError, dataset, results, stream
-from bench import client as bench_client
+from bench import BenchError, dataset, results
 from bench.__main__ import main
 from bench.answers import Row
 from bench.client import Client
 from bench.dataset import Clip
+from bench.measure import sse, upload
 
 pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
@@ -39,7 +39,7 @@ OPENAI = (
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are sent again, after waits that tests have no time for."""
-    monkeypatch.setattr(bench_client, "WAIT_S", 0.001)
+    monkeypatch.setattr(upload, "WAIT_S", 0.001)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_silence_inside_a_stream_is_a_failure(clip: Clip) -> None:
 
 def test_a_stream_is_read_to_its_end() -> None:
     parts = [chunk("alpha") + DONE, b": more\n\n", b""]
-    text, pieces, _ = stream.read(lambda most: parts.pop(0))
+    text, pieces, _ = sse.read(lambda most: parts.pop(0))
     assert (text, len(pieces), parts) == ("alpha", 1, [])
 
 
@@ -155,7 +155,7 @@ def test_a_request_that_may_succeed_later_is_sent_again(clip: Clip, first: Answe
 
 
 def test_its_latency_includes_the_waits(clip: Clip, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_client, "WAIT_S", 60)
+    monkeypatch.setattr(upload, "WAIT_S", 60)
     busy = Answer(status=429, headers=(("Retry-After", "1"),))
     with FakeServer({clip.path.name: [busy, Answer(events=VLLM)]}) as server:
         due = time.perf_counter() + 0.1
@@ -173,7 +173,7 @@ def test_another_status_is_a_failure_at_once(clip: Clip, status: int) -> None:
 
 def test_in_the_end_it_is_a_failure(clip: Clip) -> None:
     row = ask(clip, Answer(status=429))
-    assert (row.status, row.sends, row.text, row.latency_ms) == (429, 1 + bench_client.RETRIES, None, None)
+    assert (row.status, row.sends, row.text, row.latency_ms) == (429, 1 + upload.RETRIES, None, None)
 
 
 def test_nothing_is_sent_again_where_nobody_listens(clip: Clip) -> None:

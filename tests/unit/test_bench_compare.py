@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench import compare, metrics
+from bench import compare
 from bench.__main__ import main
+from bench.measure import spread
 
 CLIPS = [f"c{number:02}" for number in range(40)]
 REFERENCE = "the quick brown fox jumps"
@@ -134,7 +135,7 @@ def test_intervals_do_not_depend_on_how_many_picks_are_held(
 ) -> None:
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", times(1.0, 0.05))
     whole = run_compare(a, b).load()
-    monkeypatch.setattr(metrics, "CHUNK", 130)  # three resamples of 40 clips, the last block not full
+    monkeypatch.setattr(spread, "CHUNK", 130)  # three resamples of 40 clips, the last block not full
     assert run_compare(a, b).load() == whole
 
 

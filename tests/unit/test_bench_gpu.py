@@ -1,11 +1,11 @@
-"""bench.gpu: tokens of a clip, configs, figures, merging and ratios; a whole run against a fake vLLM; gpu.json."""
+"""bench gpu: tokens of a clip, configs, figures, the plan of a report; whole calls against a fake vLLM."""
 
 import json
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,14 @@ from safetensors import safe_open
 from bench import BenchError, dataset
 from bench.answers import Row
 from bench.gpu import checkpoint, measure, readings, rows
-from bench.gpu.__main__ import main
-from bench.gpu.run import RANDOM
+from bench.gpu.command import main
+from bench.gpu.plan import Start, Uploads
+from bench.gpu.report import groups
 from bench.gpu.servers import Server
-from bench.gpu.tasks import decode, tasks_of
+from bench.gpu.tasks import task_of
 from mistral_layout import tensors
 from mistral_layout.audio import PROMPT_TOKENS
 from mistral_layout.tekken import CONTROL_TOKENS
-
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
-
-RESULT = ROOT / "bench/results/gpu.json"
-KEYS = {
-    *("name", "vllm", "concurrency", "clips", "failed", "p50_ms", "p90_ms", "p95_ms", "ms_per_token", "rtfx", "tokens"),
-    *("joules_per_audio_second", "peak_vram_bytes", "start_s", "audio_s", "wall_s", "acceptance", "config_sha256"),
-}
-
 
 # ---- Tokens and the checkpoint
 
@@ -88,142 +80,145 @@ def test_the_checkpoint_of_one_layer_each(tmp_path: Path) -> None:
 # ---- Configurations
 
 
-@pytest.fixture
-def profiles(tmp_path: Path) -> Path:
-    """A repository's configs: the contest's own, and stand-ins for the profiles."""
-    (tmp_path / rows.CONTEST).write_text((ROOT / rows.CONTEST).read_text())
-    (tmp_path / "profiles").mkdir()
-    fast = {
-        "model": "elsewhere",
-        "hf_overrides": {"architectures": ["VoxtralRealtimeEncodeOnce"]},
-        "max_model_len": 4096,
-        "max_num_seqs": 64,
-    }
-    drafting = fast | {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
-    for name, content in (("fast", fast), ("fast-fp8", fast), ("long", fast), ("fast-spec", drafting)):
-        (tmp_path / "profiles" / f"{name}.yaml").write_text(yaml.safe_dump(content))
-    return tmp_path
-
-
 def test_the_contest_config_differs_by_what_measuring_needs() -> None:
     own = yaml.safe_load((ROOT / rows.CONTEST).read_text())
-    config = rows.config("stock-eager")
+    config = rows.config("contest")
     assert config.keys() == own.keys() | {"kv_cache_memory_bytes"}
     assert {key for key in own if config[key] != own[key]} == {"gpu_memory_utilization"}
     assert config["kv_cache_memory_bytes"] == 2 * 2**30
-    assert rows.config("stock-eager", kv_gib=0.5)["kv_cache_memory_bytes"] == 2**29
+    assert rows.config("contest", kv_gib=0.5)["kv_cache_memory_bytes"] == 2**29
+    assert rows.described("contest", config)["changes"] == {
+        "gpu_memory_utilization": 0.04,
+        "kv_cache_memory_bytes": 2 * 2**30,
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("stock-piecewise", {"enforce_eager": False, "max_num_seqs": 64}),
         ("stock-full", {"compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"}, "enforce_eager": False}),
-        ("stock-eager:attention_backend=TRITON_ATTN", {"attention_backend": "TRITON_ATTN", "enforce_eager": True}),
-        ("stock-eager:enforce_eager=null:max_num_seqs=256", {"enforce_eager": None, "max_num_seqs": 256}),
-        ("stock-eager:gpu_memory_utilization=0.4", {"gpu_memory_utilization": 0.4, "kv_cache_memory_bytes": None}),
+        ("contest:attention_backend=TRITON_ATTN", {"attention_backend": "TRITON_ATTN", "enforce_eager": True}),
+        ("contest:enforce_eager=null:max_num_seqs=256", {"enforce_eager": None, "max_num_seqs": 256}),
+        ("contest:gpu_memory_utilization=0.4", {"gpu_memory_utilization": 0.4, "kv_cache_memory_bytes": None}),
         ("fast", {"model": ".", "served_model_name": "voxtral", "max_num_seqs": 64, "speculative_config": None}),
-        ("fast-spec", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}),
-        ("fast-vram", {"max_model_len": 512, "max_num_seqs": 1, "kv_cache_memory_bytes": 2**26}),
-        ("long", {"max_model_len": 4096}),
+        ("vllm_config.yaml", {"gpu_memory_utilization": 0.65, "kv_cache_memory_bytes": None, "max_num_seqs": 1}),
     ],
 )
-def test_what_a_name_asks_for(name: str, expected: dict[str, Any], profiles: Path) -> None:
-    config = rows.config(name, profiles)
+def test_what_a_name_asks_for(name: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config = rows.config(name)
     assert {key: config.get(key) for key in expected} == expected
-    assert ("attention_backend" in config) == ("attention_backend" in name)  # else vLLM's choice
+    assert rows.config(name, changes={"max_num_seqs": 7})["max_num_seqs"] == 7
 
 
-def test_speculation_at_a_given_acceptance(profiles: Path) -> None:
-    config = rows.config("fast-spec", profiles, acceptance=[0.75, 0.5])
-    assert config["speculative_config"] == {
-        "method": "ngram",
+def test_drafts_at_given_rates() -> None:
+    config = rows.config("drafts", acceptance=[0.75, 0.5])
+    throughput = rows.config("throughput")
+    assert {key for key in config if config[key] != throughput.get(key)} == {"speculative_config"}
+    assert config["speculative_config"] == rows.DRAFTS["speculative_config"] | {
         "num_speculative_tokens": 2,
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": [0.75, 0.5],
     }
     assert rows.acceptance_of(config) == [0.75, 0.5]
-    assert rows.acceptance_of(rows.config("fast-spec", profiles)) is None
-    assert rows.acceptance_of(rows.config("fast", profiles)) is None
-    (profiles / "profiles/fast-spec.yaml").unlink()
-    with pytest.raises(BenchError, match=r"cannot read profiles/fast-spec.yaml .* row 'fast-spec'"):
-        rows.config("fast-spec", profiles)
-
-
-@pytest.mark.parametrize("name", ["stock", "fastest", "long", "long-", "long-1m", "fastest:dtype=half"])
-def test_an_unknown_row_is_refused_with_the_known_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--out", "never.json", "--rows", f"stock-eager,{name}"]) == 2
-    error = capsys.readouterr().err
-    assert f"{name.partition(':')[0]!r} is not a known row: expected one of stock-eager, stock-piecewise" in error
-    assert "long-MINUTES" in error
+    assert rows.acceptance_of(rows.config("drafts")) is None
+    assert rows.acceptance_of(rows.config("fast")) is None
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("fastest", "'fastest' is not a known server: expected one of contest, stock-full, fast"),
+        ("none.yaml", "cannot read none.yaml (No such file or directory), the config of the server 'none.yaml'"),
         ("fast:max_num_seqs", "'max_num_seqs' in 'fast:max_num_seqs': expected KEY=VALUE, such as max_num_seqs=256"),
         ("fast:=2", "'=2' in 'fast:=2': expected KEY=VALUE"),
         ("fast:a=[", "'[' in 'fast:a=[' is not valid YAML"),
-        (
-            "stock-eager:gpu_memory_utilization=0.4",
-            "takes a share of the GPU, so no other server may be up: add --alone",
-        ),
     ],
 )
-def test_a_wrong_change_is_refused(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--out", "never.json", "--rows", name]) == 2
+def test_a_wrong_name_is_refused(name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--out", str(tmp_path / "never.json"), "--servers", f"contest,{name}"]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_profile_that_is_missing(profiles: Path) -> None:
-    (profiles / "profiles/fast-fp8.yaml").unlink()
-    with pytest.raises(BenchError, match=r"cannot read profiles/fast-fp8.yaml .*, the config of the row 'fast-fp8'"):
-        rows.config("fast-fp8", profiles)
+    assert not list(tmp_path.iterdir())
 
 
 # ---- The plan
 
 
-def test_the_plan_takes_turns_and_repeats_no_clip(profiles: Path) -> None:
-    names = ["stock-eager", "stock-piecewise", "long-10", "fast", "long-1"]
-    configs = {name: rows.config(name, profiles) for name in ("stock-eager", "stock-piecewise", "fast", "long")}
-    tasks = tasks_of(names, {1: 12, 16: 48, 64: 128}, configs)
-    assert [(task.row, task.concurrency) for task in tasks] == [
-        *(("stock-eager", 1), ("stock-piecewise", 1), ("fast", 1)),
-        *(("stock-piecewise", 16), ("fast", 16), ("stock-piecewise", 64), ("fast", 64)),
-        *(("long-10", 1), ("long-1", 1)),
+def test_which_servers_are_up_together() -> None:
+    """All of uploads on a GPU of 141 GB; two and three of them on one of 80 GB; one without a GPU."""
+    configs = {item.server: rows.config(item.server) for item in rows.REPORT}
+
+    def servers_of(memory: int | None) -> list[set[str]]:
+        return [{item.server for item in group} for group in groups(rows.REPORT, configs, memory)]
+
+    uploads = {"contest", "stock-full", "fast", "drafts", "throughput"}
+    starts = [{item.server} for item in rows.REPORT if isinstance(item, Start)]
+    assert servers_of(150_754_820_096) == [uploads, {"realtime"}, *starts]
+    assert servers_of(85_520_809_984) == [
+        {"contest", "stock-full"},
+        uploads - {"contest", "stock-full"},
+        {"realtime"},
+        *starts,
     ]
-    by_concurrency = {task.concurrency: task for task in tasks[:7]}
-    for task in tasks[:7]:  # the same for all
-        assert task.clips == by_concurrency[task.concurrency].clips
-    sent = [clip.id for task in by_concurrency.values() for clip in (*task.warm_up, *task.clips)]
-    assert len(sent) == len(set(sent)) == 3 + 12 + 16 + 48 + 64 + 128
-    mean = np.mean([clip.duration_s for clip in by_concurrency[64].clips])
+    assert servers_of(None) == [
+        *({server} for server in ("contest", "stock-full", "fast", "drafts", "throughput")),
+        {"realtime"},
+        *starts,
+    ]
+
+
+def test_the_report_is_as_the_pages_say() -> None:
+    assert [item.row for item in rows.REPORT][:15] == [
+        *("contest@1", "stock-full@1", "stock-full@64", "fast@1", "fast@16", "fast@64"),
+        *("drafts@1", "drafts@16", "drafts@64", "drafts@128", "drafts@256"),
+        *("throughput@128", "throughput@256", "realtime@16live", "realtime@150live"),
+    ]
+    assert len({item.row for item in rows.REPORT}) == len(rows.REPORT)
+    for item in rows.REPORT:
+        if isinstance(item, Uploads):
+            assert len(task_of(item, rows.config(item.server)).clips) == item.clips
+
+
+def test_the_clips_of_a_row() -> None:
+    """Rows with as many requests in flight have the same clips. A server with a cache of clips gets none twice."""
+    stock, fast = rows.config("stock-full"), rows.config("fast")
+    alone = [task_of(Uploads(name, 1, 12), config) for name, config in (("stock-full", stock), ("fast", fast))]
+    many = [task_of(Uploads(name, 64, 320), config) for name, config in (("stock-full", stock), ("fast", fast))]
+    assert alone[0].clips == alone[1].clips
+    assert many[0].clips == many[1].clips
+    sent = [clip.id for task in (alone[0], many[0]) for clip in (*task.warm_up, *task.clips)]
+    assert len(sent) == len(set(sent)) == 12 + 3 + 320 + 64
+    mean = np.mean([clip.duration_s for clip in many[0].clips])
     assert mean == pytest.approx(np.mean([clip.duration_s for clip in dataset.load(DATA)[0]]), rel=0.1)
-    assert [clip.duration_s for clip in tasks[-2].clips] == [600]
-    assert {task.server for task in tasks[-2:]} == {"long"}
-    with pytest.raises(BenchError, match="617 clips including the warm-ups, but the dataset has 500"):
-        tasks_of(names, {1: 100, 64: 450}, configs)
+    assert len(task_of(Uploads("fast", 64, 768), fast).clips) == 768
+    with pytest.raises(BenchError, match=r"stock-full@64: 768 clips, but the cache .* of stock-full .* more than 413"):
+        task_of(Uploads("stock-full", 64, 768), stock)
+    with pytest.raises(BenchError, match="contest@2: contest has max_num_seqs 1"):
+        task_of(Uploads("contest", 2, 4), rows.config("contest"))
 
 
-def test_rows_of_one_length_share_the_server_and_are_not_compared(tmp_path: Path) -> None:
-    configs = {"fast": rows.config("fast")}
-    assert (rows.server_of("fast-10s"), rows.length_of("fast-10s")) == (("fast", None), 10)
-    assert rows.server_of("fast-10s:max_num_seqs=8") == ("fast:max_num_seqs=8", None)
-    assert rows.length_of("fast") is rows.length_of("long-10") is rows.length_of("fast:model=x-10s") is None
-    usual, made = tasks_of(["fast", "fast-10s"], {2: 5}, configs)
-    assert (made.server, made.warm_up) == ("fast", usual.warm_up)
-    assert [clip.duration_s for clip in made.clips] == [10.0] * 5
-    assert len({clip.id for clip in made.clips}) == 5
-    with pytest.raises(BenchError, match="'stock-eager-10s' sends the same clips again"):
-        tasks_of(["stock-eager-10s"], {1: 5}, {"stock-eager": rows.config("stock-eager")})
-    (tmp_path / "clips").mkdir()
-    written = [decode(clip, tmp_path / "clips", usual.warm_up) for clip in made.clips[:2]]
-    assert {clip.duration_s for clip in written} == {10.0}
-    assert written[0].path.read_bytes() != written[1].path.read_bytes()
-    made_row = {"vllm": "0.32.0", "concurrency": 2, "failed": 0, "acceptance": None} | dict.fromkeys(rows.COMPARED, 1.0)
-    assert not rows.ratios([made_row | {"name": name} for name in ("stock-eager", "fast-10s")])
-    assert rows.ratios([made_row | {"name": name} for name in ("stock-eager", "fast")])
+def test_wrong_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, said in (
+        (["run", "--servers", "fast", "--clips", "1,2"], "--clips has 2 numbers: expected 1, or 3 as --in-flight"),
+        (["run", "--servers", "fast", "--in-flight", "0"], "expected whole numbers of at least 1"),
+        (["run", "--servers", "fast", "--set", "dtype"], "expected KEY=VALUE with a value in YAML"),
+        (
+            ["report", "--only", "fast@1,quick"],
+            "--only 'quick': expected a server, `uploads`, `live`, `start`, or",
+        ),
+        (["live", "--sessions", "2", "--seconds", "9-3"], "expected LEAST-MOST in seconds"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([*flags, "--out", "never.json"])
+        assert said in capsys.readouterr().err
+
+
+def test_a_plan_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--out", str(tmp_path / "never.json"), "--plan", "--only", "fast,live"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "up together: fast@1 (20 s), fast@16 (20 s), fast@64 (30 s)"
+    assert lines[1] == "up together: realtime@16live (105 s), realtime@150live (105 s)"
+    assert not list(tmp_path.iterdir())
 
 
 # ---- Figures
@@ -261,7 +256,7 @@ def test_what_was_not_measured_is_null() -> None:
     assert figures([100.0], joules=None)["joules_per_audio_second"] is None
     row = figures([None, None])
     assert (row["failed"], row["clips"], row["tokens"]) == (2, 2, 0)
-    assert {row[name] for name in (*rows.COMPARED, "ms_per_token")} == {None}
+    assert {row[name] for name in ("p50_ms", "p90_ms", "p95_ms", "ms_per_token", "rtfx")} == {None}
     assert row["errors"] == ["HTTP 500: made to fail"]
 
 
@@ -272,88 +267,6 @@ def test_a_failed_request_stays_and_hides_nothing() -> None:
     assert row["wall_s"] == pytest.approx(2.3)  # from the first start to the last end, the failure within
     assert row["joules_per_audio_second"] == pytest.approx(25)
     assert (row["tokens"], row["tokens_by"], row["tokens_expected"]) == (200, "clip length", 300)
-
-
-# ---- Ratios and merging
-
-
-def measured(name: str, p50: float = 100.0, vllm: str = "0.20.0", concurrency: int = 1, **changes: Any) -> Any:
-    figures = {"p50_ms": p50, "p90_ms": 2 * p50, "p95_ms": 3 * p50, "rtfx": 1e4 / p50, "joules_per_audio_second": 5.0}
-    rest = {"failed": 0, "acceptance": None, "config_sha256": f"sha {name}", "run": 0}
-    return {"name": name, "vllm": vllm, "concurrency": concurrency, **figures, **rest, **changes}
-
-
-def test_ratios_are_against_the_best_in_each_figure() -> None:
-    found = rows.ratios(
-        [
-            measured("stock-eager", 1200, joules_per_audio_second=90.0),
-            measured("stock-piecewise", 300, joules_per_audio_second=30.0),
-            measured("stock-vanilla", 400, rtfx=100.0, joules_per_audio_second=None),
-            measured("stock-full", 10, vllm="0.32.0"),
-            measured("stock-full", 10, concurrency=16),
-            measured("stock-full", 10, failed=1),
-            measured("stock-vram", 10),
-            measured("fast", 100),
-            measured("fast-vram", 100),
-            measured("fast-fp8", 100, failed=1),
-            measured("long-1", 100),
-        ]
-    )
-    assert [(ratio["name"], ratio["against"]) for ratio in found] == [("fast", "stock-eager"), ("fast", "best stock")]
-    assert found[0] | {"best": None} == {
-        **{"name": "fast", "vllm": "0.20.0", "concurrency": 1, "acceptance": None, "against": "stock-eager"},
-        **{"p50_ms": 12, "p90_ms": 12, "p95_ms": 12, "rtfx": pytest.approx(12), "joules_per_audio_second": 18},
-        "best": None,
-    }
-    assert (found[1]["p50_ms"], found[1]["rtfx"], found[1]["joules_per_audio_second"]) == (3, 1, 6)
-    assert found[1]["best"] == {
-        **dict.fromkeys(("p50_ms", "p90_ms", "p95_ms", "joules_per_audio_second"), "stock-piecewise"),
-        "rtfx": "stock-vanilla",
-    }
-
-
-def test_a_ratio_of_nothing_is_null() -> None:
-    found = rows.ratios([measured("stock-eager", joules_per_audio_second=None), measured("fast", 50)])
-    assert [ratio["joules_per_audio_second"] for ratio in found] == [None, None]
-    assert [ratio["p50_ms"] for ratio in found] == [2, 2]
-
-
-def outcome(*rows_of: Any, **not_measured: str) -> dict[str, Any]:
-    configs = {row["config_sha256"]: row["name"] for row in rows_of}
-    vllm = rows_of[0]["vllm"] if rows_of else "0.20.0"
-    return {"runs": [{"vllm": vllm, "not_measured": not_measured}], "configs": configs, "rows": list(rows_of)}
-
-
-def test_merging_keeps_versions_apart_and_the_last_of_each_row() -> None:
-    old = outcome(measured("stock-eager", 1000), measured("fast", 500))
-    new = outcome(measured("fast", 100, config_sha256="sha new"))
-    other = outcome(measured("fast", 50, vllm="0.32.0"))
-    whole = rows.merge(old, other, new)
-    assert [(row["vllm"], row["name"], row["p50_ms"], row["run"]) for row in whole["rows"]] == [
-        *(("0.20.0", "stock-eager", 1000, 0), ("0.20.0", "fast", 100, 2), ("0.32.0", "fast", 50, 1)),
-    ]
-    assert whole["configs"].keys() == {"sha stock-eager", "sha fast", "sha new"}
-    assert [ratio["p50_ms"] for ratio in whole["ratios"]] == [10, 10]
-    assert rows.merge(whole) == whole
-    again = rows.merge(whole, outcome(measured("fast", 40, vllm="0.32.0"), measured("stock-eager", 800)))
-    assert [run["vllm"] for run in again["runs"]] == ["0.20.0", "0.32.0"]  # of the first, nothing is left
-    assert [row["run"] for row in again["rows"]] == [1, 0, 1]
-
-
-def test_a_server_that_never_came_up_is_remembered_until_it_does() -> None:
-    failed = outcome(measured("fast"), **{"stock-full": "AssertionError"})
-    assert rows.merge(failed, outcome(measured("fast")))["runs"][0]["not_measured"]
-    assert len(rows.merge(failed, outcome(measured("fast"), measured("stock-full")))["runs"]) == 1
-
-
-def test_merge_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start = {"clips": 2, "ms_per_token": 1.0, "peak_vram_bytes": None, "start_s": 3.0}
-    for name, part in (("a", measured("stock-eager", 1000, **start)), ("b", measured("fast", 100, **start))):
-        (tmp_path / f"{name}.json").write_text(json.dumps(outcome(part)))
-    out = tmp_path / "out.json"
-    assert main(["merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(out)]) == 0
-    assert [ratio["p50_ms"] for ratio in json.loads(out.read_text())["ratios"]] == [10, 10]
-    assert "best stock" in capsys.readouterr().out
 
 
 # ---- GPU readings
@@ -369,7 +282,7 @@ class FakeGpus:
     def of_processes(self, pids: set[int]) -> int:
         return self._theirs
 
-    def in_use(self, minors: set[int]) -> int:
+    def in_use(self, minors: Any) -> int:
         return self._whole.pop(0) if len(self._whole) > 1 else self._whole[0]
 
 
@@ -402,15 +315,8 @@ def test_no_gpu_is_null() -> None:
     assert memory(FakeGpus(0, 0), held=0)[0] == nothing
 
 
-def test_energy_is_the_counters_joules(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus: Any = FakeGpus(0, 0)
-    monkeypatch.setattr(readings.pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: 12_500)
-    assert readings.joules(gpus) == 12.5
-
-    def refuse(handle: Any) -> None:
-        raise readings.pynvml.NVMLError_NotSupported
-
-    monkeypatch.setattr(readings.pynvml, "nvmlDeviceGetTotalEnergyConsumption", refuse)
+def test_power_without_a_counter_of_energy_is_null() -> None:
+    gpus: Any = SimpleNamespace(handles={0: None}, joules=lambda minors: None)
     assert (readings.joules(gpus), readings.watts(gpus)) == (None, None)
 
 
@@ -418,7 +324,7 @@ def test_energy_is_the_counters_joules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAKE_VLLM = """\
-import json, os, psutil, sys, threading, time, yaml
+import json, os, sys, threading, time, yaml
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import fakeserver
@@ -426,16 +332,9 @@ from fakeserver import Answer, FakeServer
 
 port = int(sys.argv[sys.argv.index("--port") + 1])
 config = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
-def serves(process):
-    try:
-        return "fake_vllm.py" in " ".join(process.cmdline())
-    except psutil.Error:  # it has ended
-        return False
-
 with open("starts.txt", "a") as file:
-    others = [child for child in psutil.Process().parent().children(recursive=True) if child.pid != os.getpid()]
-    print("others", sum(map(serves, others)), file=file)
-if config.get("max_num_seqs") == 64 and Path("piecewise fails").exists():
+    print("start", file=file)
+if config.get("enforce_eager") is False and Path("stock fails").exists():
     sys.exit("AssertionError: made to fail")
 served, tokens = [], [5]
 get, begin = fakeserver._Handler.do_GET, FakeServer.begin
@@ -474,13 +373,20 @@ class Case:
         self.engine = root / "fake_vllm.py"
         self.engine.write_text(FAKE_VLLM.format(tests=str(ROOT / "tests/support")))
 
-    def run(self, *more: str) -> int:
+    def call(self, *words: str) -> int:
         paths = ["--out", str(self.out), "--model", str(self.model), "--command", f"{sys.executable} {self.engine}"]
-        return main(["run", *paths, "--concurrency", "1,2", "--clips", "3,4", *more])
+        return main([*words, *paths])
+
+    def run(self, *more: str) -> int:
+        return self.call("run", "--servers", "contest,stock-full", "--in-flight", "1", "--clips", "3", *more)
 
     def result(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(self.out.read_text())
         return content
+
+    def starts(self) -> int:
+        path = self.model / "starts.txt"
+        return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 @pytest.fixture
@@ -488,174 +394,135 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def test_long_clips_alone(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are made of the dataset's own, also where no other row asks for those. Set variables are recorded."""
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert case.run("--rows", "long-1") == 0
-    ((row,), (run,)) = case.result()["rows"], case.result()["runs"]
-    assert (row["name"], row["clips"], row["failed"], row["audio_s"]) == ("long-1", 1, 0, 60.0)
-    assert run["settings"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert run["settings"]["PYTHONDONTWRITEBYTECODE"] == "1"  # starts are slower with it
-    assert "OMP_NUM_THREADS" not in run["settings"]
-
-
 @pytest.mark.slow
-def test_a_whole_run(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    assert case.run("--rows", "stock-eager,stock-piecewise") == 0
+def test_a_report_goes_on_where_it_stopped(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each row once, in the plan's order; a failed row and a server that did not start are measured again."""
+    (case.model / "stock fails").touch()
+    first = task_of(Uploads("contest", 1, 2), rows.config("contest")).clips[0]
+    (case.model / "fails").write_text(f"{first.id}.wav")
+    wanted = ["report", "--most-clips", "2", "--only", "contest@1,stock-full@1,fast@1,fast@warm,fast@cold"]
+    assert case.call(*wanted[:-1], "stock-full@1,contest@1,fast@warm") == 1
     result = case.result()
-    assert [(row["name"], row["concurrency"], row["clips"], row["failed"]) for row in result["rows"]] == [
-        *(("stock-eager", 1, 3, 0), ("stock-piecewise", 1, 3, 0), ("stock-piecewise", 2, 4, 0)),
-    ]
+    check(result)
+    assert [(row["row"], row["failed"]) for row in result["rows"]] == [("contest@1", 1), ("fast@warm", 0)]
+    assert result["rows"][0]["errors"] == ['HTTP 500: {"error": "made to fail"}']
+    assert "cause: AssertionError: made to fail" in result["not_measured"]["stock-full@1"]
+    (case.model / "fails").unlink()
+    (case.model / "stock fails").unlink()
+    assert case.call(*wanted) == 0
+    result = case.result()
+    check(result)
+    names = ["contest@1", "stock-full@1", "fast@1", "fast@warm", "fast@cold"]
+    assert [(row["row"], row["failed"]) for row in result["rows"]] == [(name, 0) for name in names]
+    assert [row["start_caches"] for row in result["rows"]] == ["cold"] * 5  # the fake one fills no cache
+    assert (len(result["calls"]), result["not_measured"]) == (2, {})
+    started = case.starts()
+    assert started == 3 + 4
+    assert case.call(*wanted) == 0
+    assert case.starts() == started  # nothing was missing
+    assert "0 rows to measure" in capsys.readouterr().err
+
+
+def test_a_report_ends_in_time(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    assert case.run("--minutes", "1") == 3
+    assert case.starts() == 0
+    assert case.result()["rows"] == []
+    assert "the start of contest with contest@1 may take 270 s, but --minutes leaves" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("gpu_uuid", ["GPU-1"], "gpu_uuid was ['GPU-1'], is None"),
+        ("boot_id", "another", "boot_id was 'another', is"),
+        ("git_commit", "0123", "git_commit was '0123', is"),
+        ("libraries", {"vllm": "0.1"}, "libraries was {'vllm': '0.1'}, is"),
+    ],
+)
+def test_another_machine_or_code_is_refused(
+    case: Case, name: str, value: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert case.run("--minutes", "1") == 3
+    other = case.result()
+    other["machine"][name] = value
+    case.out.write_text(json.dumps(other))
+    assert case.run() == 2
+    assert said in capsys.readouterr().err
+    assert case.result() == other
+    assert case.starts() == 0
+
+
+def test_another_configuration_is_refused(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    assert case.run("--only", "contest") == 0
+    assert case.run("--set", "dtype=half") == 2
+    assert "config of contest was" in capsys.readouterr().err
+
+
+def test_the_rows_of_uploads(case: Case, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert case.run() == 0
+    result = case.result()
     check(result)
     for row in result["rows"]:
-        assert row["tokens"] == row["tokens_expected"] > 100
-        assert row["tokens_by"] == "server"
-        assert row["p50_ms"] >= 20
+        assert (row["clips"], row["tokens"], row["tokens_by"]) == (3, row["tokens_expected"], "server")
         assert (row["joules_per_audio_second"], row["peak_vram_bytes"]) == (None, None)  # there is no GPU here, not 0
-        assert (row["start_s"], row["start_caches"], row["start_warm_s"]) == (row["start_cold_s"], "cold", None)
-    run = result["runs"][0]
-    assert (run["vllm"], run["idle_watts"], run["gpu"], run["not_measured"]) == ("0.0.fake", None, None, {})
-    assert str(case.out.parent) not in run["command"].partition("--command")[0]
-    assert run["settings"]["HF_HUB_OFFLINE"] == "1"
-    assert RANDOM not in run["notes"]  # it was given a checkpoint
+        assert (row["start_caches"], row["servers_up"]) == ("cold", 1)
+    (call,) = result["calls"]
+    assert call["settings"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert "OMP_NUM_THREADS" not in call["settings"]
+    assert str(case.out.parent) not in call["command"].partition("--command")[0]
+    assert result["weights"] == "checkpoint"
     sent = [line.split() for line in (case.model / "requests.txt").read_text().splitlines()]
-    assert len({port for port, *_ in sent}) == 2
-    assert len(sent) == len({(port, name) for port, name, *_ in sent}) == 2 * (3 + 3) + 3 + 4
+    assert len(sent) == len({(port, name) for port, name, *_ in sent}) == 2 * (3 + 3)
     durations = {clip.id: clip.duration_s for clip in dataset.load(DATA)[0]}
     for _, name, size, model in sent:
         assert model == "voxtral"
         assert int(size) == pytest.approx(44 + 32000 * durations[Path(name).stem], abs=100)  # 16-bit WAV
-    printed = capsys.readouterr()
-    assert "stock-piecewise at   2:   3 to warm up,    4 to measure" in printed.err
-    assert "stock-piecewise     2      4       0" in printed.out
+    assert "contest@1" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_failing_request_and_a_server_that_does_not_start(case: Case) -> None:
-    sent = tasks_of(["stock-eager"], {1: 3, 2: 4}, {"stock-eager": rows.config("stock-eager")})[0].clips
-    (case.model / "fails").write_text(f"{sent[1].id}.wav")
-    (case.model / "piecewise fails").touch()
-    assert case.run("--rows", "stock-eager,stock-piecewise", "--together") == 1
-    result = case.result()
-    check(result)
-    (row,) = result["rows"]
-    assert (row["name"], row["clips"], row["failed"]) == ("stock-eager", 3, 1)
-    assert row["errors"] == ['HTTP 500: {"error": "made to fail"}']
-    assert row["tokens_by"] == "clip length"
-    (run,) = result["runs"]
-    assert list(run["not_measured"]) == ["stock-piecewise"]
-    assert "cause: AssertionError: made to fail" in run["not_measured"]["stock-piecewise"]
-    (case.model / "fails").unlink()
-    (case.model / "piecewise fails").unlink()
-    assert case.run("--rows", "stock-eager,stock-piecewise") == 0  # into the same file
-    assert [row["failed"] for row in case.result()["rows"]] == [0, 0, 0]
-    assert len(case.result()["runs"]) == 1
-
-
-def test_one_server_at_a_time(case: Case) -> None:
-    """Each ends before the next one starts, also one that takes a share of the GPU, and one that never comes up."""
-    (case.model / "piecewise fails").touch()
-    share = "stock-eager:gpu_memory_utilization=0.4"
-    assert case.run("--rows", f"stock-eager,stock-piecewise,{share}", "--alone") == 1
-    result = case.result()
-    check(result)
-    assert [row["name"] for row in result["rows"]] == ["stock-eager", share]
-    assert list(result["runs"][0]["not_measured"]) == ["stock-piecewise"]
-    assert result["runs"][0]["servers"] == "one up at a time"
-    config = yaml.safe_load(result["configs"][result["rows"][1]["config_sha256"]])
-    assert (config["gpu_memory_utilization"], config.get("kv_cache_memory_bytes")) == (0.4, None)
-    starts = [line.split()[1] for line in (case.model / "starts.txt").read_text().splitlines()]
-    assert starts == ["0", "0", "0"]  # servers that were up already
-
-
-def test_the_steps_of_a_row_are_those_of_its_clips(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of the warm-up and of the other rows are left out. A server that writes none has null."""
-    logs = case.out.parent / "logs"
-    assert case.run("--rows", "stock-eager,stock-piecewise", "--steps", "--logs", str(logs)) == 0
-    by_key = {(row["name"], row["concurrency"]): row["steps"] for row in case.result()["rows"]}
-    assert by_key[("stock-eager", 1)] is None
-    for concurrency, clips in ((1, 3), (2, 4)):
-        begin, idle = by_key[("stock-piecewise", concurrency)]
-        assert (begin["kind"], begin["count"], begin["requests_mean"], begin["tokens_mean"]) == ("begin", clips, 1, 40)
-        assert (idle["kind"], idle["count"], idle["ms"]["p50"]) == ("idle", clips - 1, 5.0)
-        assert begin["gpu_busy_share"] == pytest.approx(clips / (2 * clips - 1))
-    shown = capsys.readouterr().err
-    assert "this server has written none" in shown and "GPU busy" in shown
-    assert len((logs / "stock-piecewise.steps.jsonl").read_text().splitlines()) == 2 * 3 + 3 + 4
-    assert case.run("--rows", "stock-piecewise", "--concurrency", "1", "--clips", "3") == 0
-    assert {(row["name"], row["concurrency"]): row["steps"] for row in case.result()["rows"]}[
-        ("stock-piecewise", 1)
-    ] is None
-
-
-def test_both_starts_are_timed(case: Case) -> None:
-    cache = case.out.parent / "cache"
-    (cache / "stock-eager").mkdir(parents=True)
-    (cache / "stock-eager" / "graph").touch()
-    assert case.run("--rows", "stock-eager", "--restart", "--cache", str(cache)) == 0
+def test_a_long_clip_is_made_of_others(case: Case) -> None:
+    assert case.call("run", "--servers", "long", "--long", "1") == 0
     (row,) = case.result()["rows"]
-    assert (row["start_caches"], row["start_cold_s"], row["start_warm_s"]) == ("warm", None, row["start_s"])
+    assert (row["row"], row["clips"], row["failed"], row["audio_s"]) == ("long@1min", 1, 0, 60.0)
 
 
-def test_a_plan_starts_nothing(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    assert case.run("--rows", "stock-eager", "--plan") == 0
-    assert not case.out.exists()
-    assert not (case.model / "requests.txt").exists()
-    assert "6 requests; 1 servers with 2.0 GiB of KV cache" in capsys.readouterr().err
-
-
-def test_wrong_flags(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    for flags in (["--clips", "1,2,3"], ["--concurrency", "0"], ["--clips", "x"]):
-        with pytest.raises(SystemExit, match="2"):
-            case.run(*flags)
-    assert "--clips has 3 numbers: expected 1, or 2 as --concurrency" in capsys.readouterr().err
-    assert case.run("--rows", "stock-eager", "--kv", "fast=2") == 2
-    assert "--kv: 'fast' is not a server of --rows: expected one of stock-eager" in capsys.readouterr().err
+def test_the_steps_of_a_row_are_those_of_its_clips(case: Case) -> None:
+    """Those of the warm-up are left out. A server that writes none has null."""
+    logs = case.out.parent / "logs"
+    assert case.run("--steps", "--logs", str(logs)) == 0
+    none, some = (row["steps"] for row in case.result()["rows"])
+    assert none is None
+    begin, idle = some
+    assert (begin["kind"], begin["count"], begin["requests_mean"], begin["tokens_mean"]) == ("begin", 3, 1, 40)
+    assert (idle["kind"], idle["count"], idle["ms"]["p50"]) == ("idle", 2, 5.0)
+    assert begin["gpu_busy_share"] == pytest.approx(3 / 5)
+    assert len((logs / "stock-full.steps.jsonl").read_text().splitlines()) == 3 + 3
 
 
 def test_bench_gpu_imports_no_engine() -> None:
-    code = "import sys; before = set(sys.modules); import bench.gpu.__main__; print(*set(sys.modules) - before)"
+    code = "import sys; before = set(sys.modules); import bench.gpu.command; print(*set(sys.modules) - before)"
     names = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
     assert "bench.gpu.rows" in names
     assert not {"vllm", "torch", "transformers", "voxtral_serve", "mistral_common", "jiwer"} & set(names)
 
 
-# ---- What is committed
-
-
 def check(result: dict[str, Any]) -> None:
-    """What any file of `bench.gpu run` must be."""
+    """What any file of `bench gpu` must be."""
     json.dumps(result, allow_nan=False)
-    assert result["rows"]
-    keys = [rows.key(row) for row in result["rows"]]
-    assert len(keys) == len(set(keys))
+    names = [row["row"] for row in result["rows"]]
+    assert names and len(names) == len(set(names))
     for row in result["rows"]:
-        assert row.keys() >= KEYS
-        assert 0 <= row["failed"] <= row["clips"]
-        assert bool(row["errors"]) == bool(row["failed"])
-        figures = [row[name] for name in ("p50_ms", "p90_ms", "p95_ms", "ms_per_token", "rtfx", "wall_s", "audio_s")]
-        if row["failed"] < row["clips"]:
-            assert all(math.isfinite(figure) and figure > 0 for figure in figures)
-            assert row["p50_ms"] <= row["p90_ms"] <= row["p95_ms"]
-            assert row["tokens"] > 0
-        config = yaml.safe_load(result["configs"][row["config_sha256"]])
-        assert rows.acceptance_of(config) == row["acceptance"]
-        assert config.get("max_num_seqs", row["concurrency"]) >= row["concurrency"]
-        run = result["runs"][row["run"]]
-        assert run["vllm"] == row["vllm"]
-        assert run.keys() >= {"gpu", "gpu_driver", "cores", "libraries", "command", "date_utc", "git_commit"}
-    assert rows.merge(result) == result
-
-
-@pytest.mark.skipif(not RESULT.exists(), reason="nothing was measured on a GPU yet")
-def test_the_committed_figures() -> None:
-    result = json.loads(RESULT.read_text(), parse_constant=lambda constant: pytest.fail(f"{constant} is no number"))
-    check(result)
-    for row in result["rows"]:
-        assert row["failed"] == 0
-        assert row["tokens"] == row["tokens_expected"]  # both sides did the same work
-        assert row["joules_per_audio_second"] and row["peak_vram_bytes"] and row["start_s"]
-    assert all(run["gpu"] for run in result["runs"])
-    assert re.findall(r"(?<![\w.:/])/\w+/\S*", RESULT.read_text()) == []  # where files lay on the machine
+        assert row["server"] in result["configs"]
+        if row["kind"] == "uploads":
+            assert 0 <= row["failed"] <= row["clips"]
+            assert bool(row["errors"]) == bool(row["failed"])
+            assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p95_ms"]
+            assert row["tokens"] > 0 and row["rtfx"] > 0
+            config = result["configs"][row["server"]]["config"]
+            assert rows.acceptance_of(config) == row["acceptance"]
+            assert config.get("max_num_seqs", row["in_flight"]) >= row["in_flight"]
+        if row["kind"] == "start":
+            assert row["start_s"] > 0
+    assert result["machine"].keys() >= {"gpu", "gpu_uuid", "boot_id", "gpu_driver", "cpu", "libraries", "git_commit"}

@@ -11,11 +11,12 @@ from fakerealtime import RATE, FakeLive
 from fakeserver import write_dataset
 from runs import all_valid
 
-from bench import lag, live, plots, sound
+from bench import live, plots, sound
 from bench.__main__ import main
 from bench.answers import Row
 from bench.dataset import Clip
 from bench.loads import Load, parse
+from bench.measure import lag
 from bench.search import search
 
 pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from fakeserver import Answer, FakeServer, write_dataset
 
-from bench import BenchError, loads, memory, run
+from bench import BenchError, loads, run
 from bench.__main__ import main
 from bench.dataset import Clip
 from bench.loads import Load
@@ -204,28 +204,27 @@ class FakeGpus:
     """One GPU, which counts 2 J for each look at its counter, and the server's process holds it open or does not."""
 
     def __init__(self, opened: bool = True) -> None:
-        self.handles, self.opened, self.millijoules = {0: "gpu"}, opened, 1000
+        self.handles, self.opened, self.count = {0: "gpu"}, opened, 1.0
 
-    def of_processes(self, pids: set[int]) -> int:
-        return 7 * self.opened
+    def of_processes(self, pids: set[int]) -> int | None:
+        return 7 if self.opened else None
 
     def opened_by(self, pids: set[int]) -> set[int]:
         return {0} if self.opened and os.getpid() in pids else set()
 
-    def in_use(self, minors: set[int]) -> int:
-        return 9 * len(minors)
+    def in_use(self, minors: set[int]) -> int | None:
+        return 9 if minors else None
 
-    def count(self, handle: str) -> int:
-        self.millijoules += 2000
-        return self.millijoules
+    def joules(self, minors: set[int]) -> float | None:
+        self.count += 2.0
+        return self.count if minors else None
 
 
 def test_joules_are_of_each_load_and_add_up_over_parts(
     case: Case, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = FakeGpus()
-    monkeypatch.setattr(memory, "Gpus", lambda: gpus)
-    monkeypatch.setattr(memory.pynvml, "nvmlDeviceGetTotalEnergyConsumption", gpus.count)
+    monkeypatch.setattr("bench.measure.gpus.Gpus", lambda: gpus)
     server.answers = {"c03.wav": Answer(status=500)}
     assert main(case.flags("--concurrency", "1,2")) == 1
     took = case.record()["loads"]

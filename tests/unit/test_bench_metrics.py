@@ -8,6 +8,7 @@ from runs import fail, make_rows
 
 from bench import BenchError, loads, metrics
 from bench.answers import Row
+from bench.measure import scoring, spread
 
 
 def row(reference: str = "hello", text: str | None = "hello", **changes: Any) -> Row:
@@ -30,10 +31,10 @@ def row(reference: str = "hello", text: str | None = "hello", **changes: Any) ->
 
 def test_percentiles_interpolate_linearly() -> None:
     values = [40.0, 10.0, 30.0, 20.0]  # rank of P90 = 0.9 * 3 = 2.7, so 30 + 0.7 * 10
-    found = metrics.spread(values, (0, 50, 90, 95, 99, 100))
+    found = spread.percentiles(values, (0, 50, 90, 95, 99, 100))
     assert found == pytest.approx({"p0": 10, "p50": 25, "p90": 37, "p95": 38.5, "p99": 39.7, "p100": 40})
-    assert metrics.spread([7.0], [99]) == {"p99": 7.0}
-    assert metrics.spread([]) is None
+    assert spread.percentiles([7.0], [99]) == {"p99": 7.0}
+    assert spread.percentiles([]) is None
 
 
 def test_latency_is_of_completed_requests_alone() -> None:
@@ -71,7 +72,7 @@ def test_resamples_are_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
         for number in range(70)
     ]
     whole = metrics.wer(rows), metrics.latency(rows)
-    monkeypatch.setattr(metrics, "CHUNK", 700)
+    monkeypatch.setattr(spread, "CHUNK", 700)
     assert (metrics.wer(rows), metrics.latency(rows)) == whole
 
 
@@ -101,7 +102,7 @@ def test_nothing_measured_is_null() -> None:
     ],
 )
 def test_word_errors(reference: str, transcript: str | None, expected: tuple[int, int, int, int]) -> None:
-    assert metrics.word_errors(reference, transcript) == metrics.WordErrors(*expected)
+    assert scoring.word_errors(reference, transcript) == scoring.Errors(*expected)
 
 
 def test_wer_is_of_the_corpus_and_counts_failures_as_deleted() -> None:
@@ -299,8 +300,8 @@ def test_alignments_hold_both_texts_whole() -> None:
     for each in metrics.quality(make_rows(30, ["c1"], wrong=0.3))["worst"]:
         reference = [step[1] for step in each["alignment"] if step[1] is not None]
         transcript = [step[2] for step in each["alignment"] if step[2] is not None]
-        assert reference == metrics.normalize(each["reference"]).split()
-        assert transcript == metrics.normalize(each["transcript"]).split()
+        assert reference == scoring.normalize(each["reference"]).split()
+        assert transcript == scoring.normalize(each["transcript"]).split()
         assert sum(step[0] != "equal" for step in each["alignment"]) == each["errors"]
 
 

@@ -13,11 +13,12 @@ import soundfile
 from fakerealtime import RATE, FakeRealtime
 from fakeserver import FakeServer, write_dataset
 
-from bench import BenchError, lag, realtime, sound
+from bench import BenchError, sound
 from bench.__main__ import main
 from bench.answers import Row
 from bench.client import Client
 from bench.dataset import Clip
+from bench.measure import lag, live
 
 pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
@@ -121,7 +122,7 @@ def test_a_server_that_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async def at_once(self: object, due: float | None) -> None:
         pass
 
-    monkeypatch.setattr(realtime._Session, "_until", at_once)
+    monkeypatch.setattr(live.Session, "_until", at_once)
     begun = time.perf_counter()
     row = hold(write_clip(tmp_path, 600), FakeRealtime(deaf=True), timeout_s=1)
     assert (row.status, row.text) == (101, None)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from fakeserver import MODEL, Answer, FakeServer, write_dataset
 
-from bench import client, dataset
+from bench import dataset
 from bench.__main__ import main
+from bench.measure import upload
 
 pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
@@ -195,7 +196,7 @@ def test_api_key_is_sent_and_not_written(case: Case, tmp_path: Path, monkeypatch
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are sent again, after waits that tests have no time for."""
-    monkeypatch.setattr(client, "WAIT_S", 0.001)
+    monkeypatch.setattr(upload, "WAIT_S", 0.001)
 
 
 BROKEN = {

@@ -317,7 +317,7 @@ FAILURES = {
 def test_failed_requests_stay_as_failed(
     case: Case, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.client.dropped", lambda _: False)  # or it is sent again for two minutes
+    monkeypatch.setattr("bench.measure.upload.dropped", lambda _: False)  # or it is sent again for two minutes
     by_text = {TEXTS[clip]: answer for clip, (answer, _) in FAILURES.items()}
     case.server.reply = lambda body: by_text.get(body["input"]) or reply(body)
     assert case.run("--warmup", "0") == 1
@@ -345,7 +345,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: audio/pcm\r\n"
     ids=["length", "between chunks", "inside a chunk"],
 )
 def test_a_response_that_ends_early_is_no_speech(response: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.client.dropped", lambda _: False)
+    monkeypatch.setattr("bench.measure.upload.dropped", lambda _: False)
 
     def answer() -> None:
         connection, _ = listener.accept()

@@ -213,13 +213,10 @@ def test_what_another_vllm_cannot_do(vllm: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_each_older_vllm_that_is_supported_has_its_lines_and_its_profiles() -> None:
-    """Which profiles are not for it: by the first lines of the profiles, which are the README's table too."""
+    """Those of vLLM-Omni are for the recommended vLLM only, as their first lines say."""
     assert set(installation.LACKS) == set(shims.TESTED["vllm"][:-1])
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Which profile")[2]
-    table = re.findall(r"^\| `profiles/([\w.-]+\.yaml)` \|.*\| ([\d., ]+) \|$", section, re.MULTILINE)
-    assert len(table) > 5
-    for vllm, lacks in installation.LACKS.items():
-        newer = {name for name, versions in table if vllm not in versions}
+    newer = {path.name for path in (ROOT / "profiles").glob("*.yaml") if "--omni" in path.read_text(encoding="utf-8")}
+    for lacks in installation.LACKS.values():
         named = " ".join(lack.partition(":")[0] for lack in lacks if lack.startswith("profiles/"))
         assert set(re.findall(r"[\w.-]+\.yaml", named)) == newer
 
@@ -699,14 +696,14 @@ def test_the_rows_of_audio_are_counted(full: Path, monkeypatch: pytest.MonkeyPat
     assert "max_model_len 45,056 needs 939.25 MiB of KV cache" in only_problem(check_all(LONG, full))
 
 
-@pytest.mark.parametrize("profile", ["fast", "long", "realtime", "realtime-stock"])
+@pytest.mark.parametrize("profile", ["fast", "long", "realtime"])
 def test_a_profile_is_served_and_its_limit_told(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = check_all(ROOT / f"profiles/{profile}.yaml", PICO)
     assert report.problems == []
     assert row(report, "length").startswith("78.00 s" if profile in ("fast", "realtime") else "3600.56 s")
-    assert any("  audio rows  " in line for line in report.lines) == (profile != "realtime-stock")
+    assert any("  audio rows  " in line for line in report.lines)
     sessions = {"fast": "16 at a time", "realtime": "150 at a time"}.get(profile, "none: ")
-    assert profile == "realtime-stock" or row(report, "sessions").startswith(sessions)
+    assert row(report, "sessions").startswith(sessions)
 
 
 def test_what_uploads_are_limited_to(monkeypatch: pytest.MonkeyPatch) -> None:

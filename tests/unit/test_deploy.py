@@ -18,10 +18,11 @@ import voxtral_serve
 from voxtral_serve import shims
 from voxtral_serve.check import Report
 from voxtral_serve.check.options import read_options
-from voxtral_serve.deploy import compose
+from voxtral_serve.guard.limits import FIELDS_BYTES, limits
 from voxtral_serve.guard.live.metrics import metrics as live_metrics
 from voxtral_serve.guard.metrics import metrics as guard_metrics
 from voxtral_serve.guard.transcription import METHODS
+from voxtral_serve.units import MIB
 
 KUBERNETES = ROOT / "deploy/kubernetes"
 ENTRYPOINT = (ROOT / "entrypoint.sh").read_text(encoding="utf-8")
@@ -32,6 +33,9 @@ LOCKS = [f"container-{version}.txt" for version in shims.TESTED["vllm"]]
 
 def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+REPLICAS = read(ROOT / "deploy/replicas/compose.yaml")
 
 
 def kind(name: str, folder: str = "base") -> Any:
@@ -80,11 +84,7 @@ def test_the_dashboard_s_other_metrics_are_the_guard_s() -> None:
         assert {*labels.split(", ")} <= {*known[name], "instance"}, (name, labels)
 
 
-def test_codes_and_paths_in_queries_are_the_guard_s() -> None:
-    source = "".join(path.read_text() for path in (ROOT / "src/voxtral_serve/guard").rglob("*.py"))
-    codes = [code for found in re.findall(r'code=~?"([\w|]+)"', shown()) for code in found.split("|")]
-    assert {"overloaded", "too_many_sessions"} <= {*codes}
-    assert [code for code in codes if f'"{code}"' not in source] == []
+def test_paths_in_queries_are_the_guard_s() -> None:
     assert {path for found in re.findall(r'path!~"(.*?)"', shown()) for path in found.split("|")} <= {*METHODS}
 
 
@@ -97,7 +97,10 @@ def test_the_dashboard_finds_its_data() -> None:
     services = read(ROOT / "compose.yaml")["services"]
     (found,) = job["dns_sd_configs"]
     names = {name for name in services if services[name].get("image") == "vllm-voxtral"}
-    assert (set(found["names"]), found["port"]) == ({*names, compose.NAME}, compose.PORT)
+    assert (set(found["names"]), found["port"]) == (
+        {*names, *REPLICAS["x-replica"]["networks"]["default"]["aliases"]},
+        8000,
+    )
     mounts = services["prometheus"]["volumes"]
     assert {f"./deploy/{name}:/etc/prometheus/{name}:ro,z" for name in ("prometheus.yml", "rules.yml")} <= {*mounts}
 
@@ -334,14 +337,57 @@ def test_the_scale_is_that_of_the_profiles() -> None:
         assert set(re.findall(r"(?:vllm:|voxtral_)\w+", query)) <= known
 
 
+def test_a_replica_is_the_one_server_with_a_gpu_and_a_cache_of_its_own() -> None:
+    one = read(ROOT / "compose.yaml")["services"]["realtime"]
+    services = REPLICAS["services"]
+    replicas = {name: service for name, service in services.items() if name.startswith("replica-")}
+    assert len(replicas) == 2
+    for name, replica in replicas.items():
+        number = name.removeprefix("replica-")
+        (device,) = replica["deploy"]["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "device_ids": [number], "capabilities": ["gpu"]}
+        assert replica["command"] == ["--config", "/profiles/fast.yaml"]
+        assert replica["environment"] == one["environment"] | {"VOXTRAL_SERVE_REPLICA": name}
+        assert replica["volumes"] == ["../../voxtral-realtime:/model:ro,z", f"{name}-cache:/cache"]
+        assert replica["build"] == one["build"] | {"context": "../.."}
+        changed = {option for option in one if replica.get(option) != one[option]}
+        assert changed == {"build", "command", "deploy", "environment", "ports", "volumes"}
+        assert f"{name}-cache" in REPLICAS["volumes"]
+    ports = {name: service["ports"] for name, service in services.items() if "ports" in service and name != "grafana"}
+    assert ports == {"proxy": ["8000:8000"]}
+
+
+def test_the_files_that_the_replicas_get_are_there() -> None:
+    """Also those of the lines for HTTPS, which are comments."""
+    text = (ROOT / "deploy/replicas/compose.yaml").read_text(encoding="utf-8")
+    mounts = re.findall(r"^ +(?:# )?- (\.\./[\w./-]+):/", text, re.MULTILINE)
+    of_operator = {"../../voxtral-realtime", "../../tls.crt", "../../tls.key"}
+    assert of_operator <= {*mounts}
+    for mount in {*mounts} - of_operator:
+        assert (ROOT / "deploy/replicas" / mount).exists(), mount
+
+
 def test_nginx_is_the_same_in_compose_and_kubernetes() -> None:
     (container,) = kind("Deployment", "../nginx")["spec"]["template"]["spec"]["containers"]
-    made = yaml.safe_load(compose.compose(ROOT, ["0"], "/profiles/fast.yaml", tls=False))["services"]["proxy"]
-    assert container["image"] == made["image"] == compose.IMAGE
-    assert re.fullmatch(r"nginx:1\.(\d+)\.\d+", compose.IMAGE)[1] >= "28"  # type: ignore[index]
-    assert set(made["environment"]) == {each["name"] for each in container["env"]} - {"NAMESPACE"}
+    proxy = REPLICAS["services"]["proxy"]
+    assert container["image"] == proxy["image"]
+    assert re.fullmatch(r"nginx:1\.(\d+)\.\d+", proxy["image"])[1] >= "28"  # type: ignore[index]
+    variables = set(proxy["environment"])
+    assert variables == {variable["name"] for variable in container["env"]} - {"NAMESPACE"}
     pod = kind("Deployment", "../nginx")["spec"]["template"]["spec"]["securityContext"]
-    assert f"{pod['runAsUser']}:{pod['runAsGroup']}" == made["user"]
+    assert f"{pod['runAsUser']}:{pod['runAsGroup']}" == proxy["user"]
+    template = (ROOT / "deploy/nginx/upstreams.conf.template").read_text(encoding="utf-8")
+    assert set(re.findall(r"\$\{(\w+)\}", template)) <= variables | {"NGINX_LOCAL_RESOLVERS"}
+    made = f"include {proxy['environment']['NGINX_ENVSUBST_OUTPUT_DIR']}/upstreams.conf;"
+    assert made in (ROOT / "deploy/nginx/nginx.conf").read_text(encoding="utf-8")
+
+
+def test_the_limits_of_nginx_are_just_above_the_guard_s() -> None:
+    file_bytes = limits({}).file_bytes
+    text = (ROOT / "deploy/nginx/nginx.conf").read_text(encoding="utf-8")
+    upload, chat = (int(line.split()[1].rstrip("m;")) for line in text.splitlines() if "client_max_body_size" in line)
+    for limit, guard in ((upload, file_bytes + FIELDS_BYTES), (chat, file_bytes * 4 // 3 + FIELDS_BYTES)):
+        assert guard < limit * MIB <= guard + 2 * MIB
 
 
 def test_a_running_request_has_its_time() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import ROOT
 from guarding import RATE, RULES, SAMPLES, form
 from livefakes import FakeClient, FakeEngine, service
@@ -116,6 +117,14 @@ def refused(code: str) -> dict[str, float]:
     return {f"{{code={code}}}": 1}
 
 
+def alarms(alert: str, code: str) -> bool:
+    """Whether an alert of deploy/rules.yml counts refusals with this code."""
+    rules = yaml.safe_load((ROOT / "deploy/rules.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+    (expression,) = [rule["expr"] for rule in rules if rule["alert"] == alert]
+    (codes,) = re.findall(r'code=~?"([\w|]+)"', expression)
+    return re.fullmatch(codes, code) is not None
+
+
 LONG = np.zeros(601 * 8000, np.float32)  # the decoder's limit is 600 s
 URL = {"type": "audio_url", "audio_url": {"url": "https://elsewhere.example/a.wav"}}
 
@@ -141,6 +150,7 @@ def test_a_refusal_by_its_code(code: str, more: dict[str, Any], method: str, pat
     assert app.status >= 400
     assert count.grown("requests_refused_total") == refused(code)
     assert count.grown("live_refused_total") == {}
+    assert alarms("VoxtralFull", code) == (code == "overloaded")
 
 
 def test_a_clip_beyond_the_limit_of_seconds() -> None:
@@ -249,6 +259,7 @@ def test_sessions_beyond_the_engine_s_and_their_seconds() -> None:
 
     count = asyncio.run(run())
     assert count.grown("live_refused_total") == refused("too_many_sessions")
+    assert alarms("VoxtralLiveFull", "too_many_sessions")
     assert count.grown("audio_seconds_total") == {"{kind=live}": pytest.approx(2)}
 
 

@@ -34,7 +34,7 @@ HOUSE = {
     "voxtral_serve.shims": Rule("It runs alone, as sitecustomize.py, at every start.", standard_library=True),
     "voxtral_serve.units": Rule("Numbers that all rooms use.", standard_library=True),
     "voxtral_serve.keys": Rule("The file of API keys, which the server and `check` read."),
-    "voxtral_serve.logs": Rule("Lines of the log, in every process of vLLM."),
+    "voxtral_serve.logs": Rule("Lines of the log, in every process of vLLM.", standard_library=True),
     "voxtral_serve.checkpoint": Rule(
         "It reads files before anything heavy is imported.", ("voxtral_serve.units",), standard_library=True
     ),
@@ -59,28 +59,33 @@ HOUSE = {
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
     ),
-    "voxtral_serve.client": Rule("It is installed where there is no server.", never=MODEL_LIBRARIES),
+    "voxtral_serve.measure": Rule(
+        "`bench` runs with it alone, without the rest of the package.", never=MODEL_LIBRARIES
+    ),
+    "voxtral_serve.client": Rule(
+        "It is installed where there is no server.", ("voxtral_serve.measure",), never=MODEL_LIBRARIES
+    ),
     "voxtral_serve.batch": Rule(
         "It sends files to servers, as a client does; vLLM runs in other processes.",
-        ("voxtral_serve.client", "voxtral_serve.transcript"),
+        ("voxtral_serve.client", "voxtral_serve.measure", "voxtral_serve.transcript"),
         never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.check": Rule(
         "It asks the installation; it runs no engine and no server.",
         (
             *("voxtral_serve.checkpoint", "voxtral_serve.patches", "voxtral_serve.plugin", "voxtral_serve.shims"),
-            *("voxtral_serve.keys", "voxtral_serve.units", *NAMES),
+            *("voxtral_serve.keys", "voxtral_serve.logs", "voxtral_serve.units", *NAMES),
         ),
     ),
     "voxtral_serve.prove": Rule(
         "It judges a server from outside, as its clients see it; vLLM runs in other processes.",
-        ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client"),
+        ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client", "voxtral_serve.measure"),
         never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.deploy": Rule("It runs around a server, as probes that take no time.", standard_library=True),
     "voxtral_serve.plugin": Rule(
         "vLLM passes over an error in importing it.",
-        ("voxtral_serve.engine", "voxtral_serve.patches", "voxtral_serve.shims"),
+        ("voxtral_serve.engine", "voxtral_serve.logs", "voxtral_serve.patches", "voxtral_serve.shims"),
         standard_library=True,
     ),
     "voxtral_serve.cli": Rule(

@@ -15,7 +15,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from mistral_layout import audio as layout
 from pico import model
 from voxtral_serve.engine.live_audio import AHEAD, BYTES, LOOK_BACK, SessionAudio
-from voxtral_serve.engine.live_scheduler import MOST_RUNNING, LiveSessions
+from voxtral_serve.engine.live_scheduler import RUNNING_LIMITS, LiveSessions
 from voxtral_serve.engine.session import DELAYS, LOOK_AHEAD, NAME, SessionShape
 
 ROW = SHAPE.samples
@@ -196,14 +196,14 @@ def test_half_a_sample() -> None:
     held = SessionAudio(SHAPE, POSITIONS)
     with pytest.raises(ValueError, match="3 bytes: expected an even number"):
         held.add(b"abc")
-    assert (bytes(held.held), held.rows) == (b"", 0)
+    assert (bytes(held.pcm), held.rows) == (b"", 0)
 
 
 def test_audio_after_the_end() -> None:
     held = session(noise(ROW))
     with pytest.raises(ValueError, match="audio after the end"):
         held.add(b"ab")
-    assert len(held.held) == ROW * BYTES
+    assert len(held.pcm) == ROW * BYTES
 
 
 # Messages to the scheduler
@@ -212,7 +212,7 @@ def test_audio_after_the_end() -> None:
 @pytest.fixture
 def scheduler() -> LiveSessions:
     held = LiveSessions.__new__(LiveSessions)
-    held.shape, held.most_sessions, held.positions = SHAPE, 2, POSITIONS
+    held.shape, held.session_limit, held.positions = SHAPE, 2, POSITIONS
     held.sessions, held.audio_of, held.requests = {}, {}, {}
     held.untold, held.faults = set(), {}
     return held
@@ -232,7 +232,7 @@ def test_one_that_goes_on_takes_its_own_place(scheduler: LiveSessions) -> None:
 def test_a_session_is_opened_once(scheduler: LiveSessions) -> None:
     scheduler.live([["open", A], ["audio", A, b"abcd"]])
     assert [*scheduler.live([["open", A]])] == [A]
-    assert scheduler.sessions[A].held == b"abcd"
+    assert scheduler.sessions[A].pcm == b"abcd"
 
 
 def test_a_session_has_the_delay_that_it_is_opened_with(scheduler: LiveSessions) -> None:
@@ -259,12 +259,12 @@ ODD = [None, 7, 2.5, True, "x" * 10**6, b"open", [], [[]], {}, {"open": A}, ["x"
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{odd!r:.20}")
 def test_no_message_raises(scheduler: LiveSessions, odd: Any) -> None:
     """Whatever stands in the place of a message, its kind, its session or its content. Others are taken."""
-    scheduler.most_sessions = 9
+    scheduler.session_limit = 9
     messages = [odd, [odd], [odd, A], [odd, odd], *([kind, odd] for kind in ("open", "audio", "end", "close"))]
     messages += [["open", C, odd], ["audio", A, odd], ["end", A, odd], ["close", A, odd]]
     refused = scheduler.live([["open", A], *messages, ["open", B], ["audio", B, b"ab"]])
     assert all(isinstance(text, str) for pair in refused.items() for text in pair)
-    assert (A in refused, B in refused, scheduler.sessions[B].held) == (True, False, b"ab")
+    assert (A in refused, B in refused, scheduler.sessions[B].pcm) == (True, False, b"ab")
     assert A in scheduler.sessions
     assert isinstance(scheduler.live(odd), dict)
 
@@ -309,7 +309,7 @@ class Stepping:
     """vLLM's scheduler, as far as it decides on a step: `seen` are its running requests and its limits of them."""
 
     def schedule(self: Any, *, fails: bool) -> Any:
-        self.seen = self.running, [getattr(self, name) for name in self.most_running]
+        self.seen = self.running, [getattr(self, name) for name in self.running_limits]
         if fails:
             raise RuntimeError("no step")
         return SimpleNamespace(num_scheduled_tokens={})
@@ -320,14 +320,14 @@ class Leaving(LiveSessions, Stepping):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("limits", [MOST_RUNNING, MOST_RUNNING[:1]])  # of vLLM 0.32.0, of 0.20.0
+@pytest.mark.parametrize("limits", [RUNNING_LIMITS, RUNNING_LIMITS[:1]])  # of vLLM 0.32.0, of 0.20.0
 def test_a_step_is_decided_without_those_that_wait(scheduler: Any, limits: tuple[str, ...], fails: bool) -> None:
     scheduler.__class__ = Leaving
     scheduler.live([["open", A], ["audio", A, noise(SHAPE.ready_samples).tobytes()]])
     scheduler.audio_of["r"] = scheduler.sessions[A]
     waits = SimpleNamespace(request_id="r", num_tokens=SHAPE.prompt, num_output_placeholders=1)
     upload = SimpleNamespace(request_id="an upload")
-    scheduler.running, scheduler.preempted, scheduler.most_running = [upload, waits], {}, limits
+    scheduler.running, scheduler.preempted, scheduler.running_limits = [upload, waits], {}, limits
     vars(scheduler).update(dict.fromkeys(limits, 64))
     with pytest.raises(RuntimeError, match="no step") if fails else contextlib.nullcontext():
         scheduler.schedule(fails=fails)

@@ -11,19 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 from clock import Clock
-from livefakes import FakeClient, FakeEngine, service
+from livefakes import RATE, FakeClient, FakeEngine, MistralClient, OpenAiClient, noise, service, tokens_of
 from test_guard import guarded
 from test_live_handshake import handshaken, status_of
-from test_live_mistral import Client as MistralClient
-from test_live_openai import Client as OpenAiClient
-from test_live_session import RATE, noise, tokens_of
 
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.live import service as services
 from voxtral_serve.guard.live.events import EventError, parsed, settings
-from voxtral_serve.guard.live.handshake import Undecided
-from voxtral_serve.guard.live.mistral_dialect import MistralDialect, Update
-from voxtral_serve.guard.live.openai_dialect import OpenAiDialect
+from voxtral_serve.guard.live.handshake import UndecidedCodec
+from voxtral_serve.guard.live.mistral_codec import MistralCodec, Update
+from voxtral_serve.guard.live.openai_codec import OpenAiCodec
 from voxtral_serve.guard.live.service import LiveService, most_sockets
 from voxtral_serve.guard.live.socket import TURN_S
 
@@ -476,7 +473,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("dialect", [OpenAiDialect, lambda socket: MistralDialect(socket, None), Undecided])
+@pytest.mark.parametrize("dialect", [OpenAiCodec, lambda context: MistralCodec(context, None), UndecidedCodec])
 @pytest.mark.parametrize("kind", ["session.update", "input_audio_buffer.append", "input_audio.append", "hello"])
 def test_no_value_at_any_place_ends_a_connection(kind: str, dialect: Any) -> None:
     """And no answer is long."""

@@ -1,35 +1,29 @@
 """Mistral's realtime protocol, with an engine that computes nothing and voices that are loud noise."""
 
 import asyncio
-import base64
 from typing import Any
 
 import numpy as np
 import pytest
-from livefakes import SHAPE, FakeClient, FakeEngine, service
-from test_live_openai import Sentences, with_pauses, with_sentences
-from test_live_session import RATE, noise, tokens_of
+from livefakes import (
+    RATE,
+    SHAPE,
+    FakeEngine,
+    MistralClient,
+    Sentences,
+    noise,
+    service,
+    tokens_of,
+    with_pauses,
+    with_sentences,
+)
 
-from voxtral_serve.guard.live.mistral_dialect import MistralDialect, TurnDetection, TurnSigns
+from voxtral_serve.guard.live.mistral_codec import TurnDetection
+from voxtral_serve.guard.live.turns import SignFinder
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
 
 AUDIO = "input_audio"
-
-
-class Client(FakeClient):
-    def __init__(self, live: Any, model: str | None = "voxtral") -> None:
-        super().__init__(live, lambda socket: MistralDialect(socket, model))
-
-    def update(self, **session: Any) -> None:
-        self.send("session.update", session=session)
-
-    def speak(self, pcm: bytes, piece: int = 2560) -> None:
-        for start in range(0, len(pcm), piece):
-            self.send(f"{AUDIO}.append", audio=base64.b64encode(pcm[start : start + piece]).decode())
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["type"] == kind]
 
 
 def words_of(seconds: float) -> str:
@@ -41,7 +35,7 @@ def test_a_stream_as_the_client_of_mistral_sends_it() -> None:
 
     async def run() -> None:
         engine = FakeEngine()
-        client = Client(service(engine))
+        client = MistralClient(service(engine))
         created = (await client.until("session.created"))["session"]
         assert created["model"] == "voxtral" and created["request_id"]
         assert created["audio_format"] == {"encoding": "pcm_s16le", "sample_rate": 16000}
@@ -73,7 +67,7 @@ def test_segments_come_within_a_text() -> None:
     """Each sentence when it is complete; transcription.done has the same ones."""
 
     async def run() -> None:
-        client = Client(with_sentences(Sentences()))
+        client = MistralClient(with_sentences(Sentences()))
         client.speak(noise(5))
         await client.until("transcription.segment", 3)
         assert not client.of("transcription.done")
@@ -90,7 +84,7 @@ def test_segments_come_within_a_text() -> None:
 def test_a_session_that_is_too_long_is_ended_with_its_text() -> None:
     async def run() -> None:
         live = service(FakeEngine(), session_s=20)
-        client = Client(live)
+        client = MistralClient(live)
         client.speak(noise(2))
         await client.until("text.delta")
         live.sweep(client.socket.opened + 21)
@@ -108,7 +102,7 @@ def test_each_flush_has_its_own_text() -> None:
 
     async def run() -> None:
         engine = FakeEngine()
-        client = Client(service(engine))
+        client = MistralClient(service(engine))
         client.send(f"{AUDIO}.flush")  # of nothing: no answer
         for number, seconds in enumerate((1.0, 2.0)):
             client.speak(noise(seconds, seed=number))
@@ -127,7 +121,7 @@ def test_each_flush_has_its_own_text() -> None:
 @pytest.mark.parametrize("seconds", [0, 1.5])
 def test_an_end_without_a_flush(seconds: float) -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = MistralClient(service(FakeEngine()))
         client.speak(noise(seconds))
         client.send(f"{AUDIO}.end")
         assert await client.gone() == (1000, "the text is complete")
@@ -145,7 +139,7 @@ def test_encodings(encoding: str, kind: str) -> None:
         engine, pcm = FakeEngine(), noise(1)
         samples = np.frombuffer(pcm, "<i2").astype(np.float64)
         scaled = samples * 2**16 if kind == "<i4" else samples if kind == "<i2" else samples / 2**15
-        client = Client(service(engine))
+        client = MistralClient(service(engine))
         client.update(audio_format={"encoding": encoding, "sample_rate": 16000})
         client.speak(scaled.astype(kind).tobytes(), 999)
         client.send(f"{AUDIO}.end")
@@ -175,7 +169,7 @@ def test_encodings(encoding: str, kind: str) -> None:
 )
 def test_a_setting_that_is_wrong_is_named(session: Any, named: str) -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = MistralClient(service(FakeEngine()))
         client.send("session.update", session=session)
         error = (await client.until("error"))["error"]
         assert error["code"] == 400 and named in error["message"] and "expected" in error["message"]
@@ -187,7 +181,7 @@ def test_a_setting_that_is_wrong_is_named(session: Any, named: str) -> None:
 
 def test_what_has_no_effect_is_no_error() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = MistralClient(service(FakeEngine()))
         client.update(diarize=True, context_bias=["Voxtral"], language="en", speaker_references={"a": "AAAA"})
         assert (await client.until("updated"))["session"]["diarize"] is False
         client.speak(noise(1))
@@ -203,7 +197,7 @@ def test_what_has_no_effect_is_no_error() -> None:
 
 def test_turns_are_told() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = MistralClient(service(FakeEngine()))
         client.update(turn_detection={"min_silence_ms": 400})
         client.speak(with_pauses(1.0, 0.3, 1.0, 1.0))
         client.send(f"{AUDIO}.end")
@@ -220,7 +214,7 @@ def test_turns_are_told() -> None:
 
 
 def test_a_turn_that_may_be_over_ends_with_its_timeout() -> None:
-    signs = TurnSigns(TurnDetection(end_threshold=0.3, min_silence_ms=64, end_timeout_ms=96), RATE)
+    signs = SignFinder(TurnDetection(end_threshold=0.3, min_silence_ms=64, end_timeout_ms=96).rule(RATE))
     found = [signs.step(p, 512 * n, 512 * (n + 1)) for n, p in enumerate([0.9, 0.4, 0.4, 0.4, 0.4, 0.4])]
     assert [each and (each.kind, each.reason) for each in found] == [
         *(("start", None), ("eager_end", None), None, None, ("end", "timeout"), None),
@@ -240,7 +234,7 @@ def test_a_turn_that_may_be_over_ends_with_its_timeout() -> None:
 )
 def test_a_wrong_event_is_told_and_the_session_goes_on(event: str) -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = MistralClient(service(FakeEngine()))
         client.speak(noise(1))
         client.raw(event)
         error = (await client.until("error"))["error"]
@@ -256,7 +250,7 @@ def test_audio_after_the_end_is_told() -> None:
     async def run() -> None:
         engine = FakeEngine()
         engine.paused = True
-        client = Client(service(engine))
+        client = MistralClient(service(engine))
         client.speak(noise(1))
         client.send(f"{AUDIO}.end")
         client.speak(noise(0.1), 3200)
@@ -275,7 +269,7 @@ def test_audio_after_the_end_is_told() -> None:
 def test_ends_have_the_status_of_an_answer() -> None:
     async def run() -> None:
         live = service(FakeEngine(most=1))
-        first, second, wrong = Client(live), Client(live), Client(live, "whisper-9")
+        first, second, wrong = MistralClient(live), MistralClient(live), MistralClient(live, "whisper-9")
         assert (await wrong.until("error"))["error"]["code"] == 404
         assert (await wrong.gone() or (0, ""))[0] == 1008
         for client in (first, second):

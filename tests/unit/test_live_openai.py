@@ -10,13 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
-from livefakes import LOGPROB, SHAPE, SPOKEN, STREAM, FakeClient, FakeEngine, chunks, service
-from test_live_session import RATE, noise, tokens_of
+from livefakes import (
+    LOGPROB,
+    RATE,
+    SHAPE,
+    FakeClient,
+    FakeEngine,
+    OpenAiClient,
+    Sentences,
+    chunks,
+    noise,
+    service,
+    tokens_of,
+    with_pauses,
+    with_sentences,
+)
 
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES
-from voxtral_serve.guard.live.handshake import Undecided
+from voxtral_serve.guard.live.handshake import UndecidedCodec
 from voxtral_serve.guard.live.metrics import metrics
-from voxtral_serve.guard.live.openai_dialect import OpenAiDialect
+from voxtral_serve.guard.live.openai_codec import OpenAiCodec
 from voxtral_serve.guard.live.turn_audio import SLICE, TurnAudio
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
@@ -25,51 +38,24 @@ TEXT = "conversation.item.input_audio_transcription"
 INPUT = "input_audio_buffer"
 
 
-def with_pauses(*parts: float) -> bytes:
-    """Noise and silence by turns, of so many seconds each, at 16 kHz."""
-    made = [noise(s, seed=n) if n % 2 == 0 else bytes(2 * round(s * RATE)) for n, s in enumerate(parts)]
-    return b"".join(made)
-
-
-class Client(FakeClient):
-    """One that speaks OpenAI's protocol, in PCM of 16 kHz unless told."""
-
-    def __init__(self, live: Any, dialect: Any = OpenAiDialect) -> None:
-        super().__init__(live, dialect)
-
-    def configure(self, **fields: Any) -> None:
-        form = fields.pop("format", {"type": "audio/pcm", "rate": 16000})
-        session = {"type": "transcription", "audio": {"input": {"format": form, **fields}}}
-        self.send("session.update", session=session)
-
-    def types(self) -> list[str]:
-        return [event["type"] for event in self.events]
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["type"] == kind]
-
-    async def settled(self, pcm: bytes, piece: int = 2560) -> None:
-        self.speak(pcm, piece)
-        self.send("input_audio_buffer.clear", event_id="settled")
-        await self.until("cleared")
-
-
 async def closed(client: FakeClient) -> None:
     client.leave()
     await client.gone()
 
 
-def turns_of(client: Client) -> list[tuple[str, str, float]]:
+def turns_of(client: OpenAiClient) -> list[tuple[str, str, float]]:
     """(item, transcript, seconds) of each turn, in order."""
     return [(each["item_id"], each["transcript"], each["usage"]["seconds"]) for each in client.of(f"{TEXT}.completed")]
 
 
 def test_the_first_event_fits_both_protocols() -> None:
     async def run() -> None:
-        for dialect in (OpenAiDialect, Undecided):
-            client = Client(service(FakeEngine()), dialect)
+        for dialect in (OpenAiCodec, UndecidedCodec):
+            client = OpenAiClient(service(FakeEngine()), dialect)
             created = await client.until("session.created")
-            assert list(created)[:3] == ["type"] + (["id", "created"] if dialect is Undecided else ["event_id", "id"])
+            assert list(created)[:3] == ["type"] + (
+                ["id", "created"] if dialect == UndecidedCodec else ["event_id", "id"]
+            )
             assert {"id", "created"} <= created.keys()
             session = created["session"]
             assert (session["object"], session["type"]) == ("realtime.transcription_session", "transcription")
@@ -86,7 +72,7 @@ def test_a_client_that_commits() -> None:
 
     async def run() -> None:
         engine = FakeEngine()
-        client = Client(service(engine))
+        client = OpenAiClient(service(engine))
         client.configure(turn_detection=None)
         await client.until("session.updated")
         lengths = [2.0, 3.0, 1.0]
@@ -125,7 +111,7 @@ def test_a_client_that_commits() -> None:
 
 def test_events_of_a_turn_come_in_order() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure()
         client.speak(with_pauses(1.0, 1.0))
         await client.until("item.done")
@@ -150,7 +136,7 @@ def test_server_vad_finds_turns_and_loses_no_sample(piece: int) -> None:
 
     async def run() -> None:
         engine = FakeEngine(most=1)
-        client = Client(service(engine))
+        client = OpenAiClient(service(engine))
         client.configure(turn_detection={"type": "server_vad", "prefix_padding_ms": 100, "silence_duration_ms": 500})
         client.speak(pcm, piece)
         await client.until(f"{TEXT}.completed", 3)
@@ -177,7 +163,7 @@ def test_server_vad_finds_turns_and_loses_no_sample(piece: int) -> None:
 
 def test_silence_of_a_client_is_a_turn_after_the_idle_timeout() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure(turn_detection={"type": "server_vad", "idle_timeout_ms": 2000})
         client.speak(bytes(2 * 5 * RATE))
         await client.until(f"{TEXT}.completed", 2)
@@ -191,7 +177,7 @@ def test_silence_of_a_client_is_a_turn_after_the_idle_timeout() -> None:
 @pytest.mark.parametrize(("eagerness", "longest_s"), [("low", 8.0), ("medium", 4.0), ("auto", 4.0), ("high", 2.0)])
 def test_semantic_vad_waits_for_its_limit_without_the_end_of_a_sentence(eagerness: str, longest_s: float) -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure(turn_detection={"type": "semantic_vad", "eagerness": eagerness})
         client.speak(with_pauses(1.0, longest_s + 0.5))
         await client.until(f"{TEXT}.completed")
@@ -210,7 +196,7 @@ def test_semantic_vad_ends_a_turn_with_a_sentence() -> None:
                 yield output
 
     async def run() -> None:
-        client = Client(service(Sentences()))
+        client = OpenAiClient(service(Sentences()))
         client.configure(turn_detection={"type": "semantic_vad"})
         for piece in chunks(with_pauses(1.0, 2.0), itertools.repeat(1280)):
             client.speak(piece)
@@ -252,7 +238,7 @@ def test_formats(form: dict[str, Any], piece: int) -> None:
 
     async def run() -> bytes:
         engine = FakeEngine()
-        client = Client(service(engine))
+        client = OpenAiClient(service(engine))
         client.configure(format=form, turn_detection=None)
         client.speak(sent, piece)
         client.send(f"{INPUT}.commit")
@@ -275,7 +261,7 @@ def test_formats(form: dict[str, Any], piece: int) -> None:
 
 def test_a_field_that_is_left_out_stays_and_null_switches_off() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.send("session.update", session={"audio": {"input": {"turn_detection": {"silence_duration_ms": 700}}}})
         client.send("session.update", session={"audio": {"input": {"transcription": {"language": "de"}}}})
         client.send("session.update", session={"audio": {"input": {"noise_reduction": {"type": "near_field"}}}})
@@ -346,7 +332,7 @@ def test_a_field_that_is_left_out_stays_and_null_switches_off() -> None:
 )
 def test_a_setting_that_is_wrong_is_named_and_changes_nothing(session: Any, param: str, code: str) -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         before = (await client.until("created"))["session"]
         client.send("session.update", session=session, event_id="mine")
         event = await client.until("error")
@@ -364,7 +350,7 @@ def test_a_setting_that_is_wrong_is_named_and_changes_nothing(session: Any, para
 
 def test_logprobs() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure(turn_detection=None)
         client.send("session.update", session={"include": ["item.input_audio_transcription.logprobs"]})
         client.speak(noise(2))
@@ -381,7 +367,7 @@ def test_logprobs() -> None:
 
 def test_words_have_times_of_the_session() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure(turn_detection=None)
         for number in range(3):
             client.speak(noise(2.0, seed=number))
@@ -402,32 +388,11 @@ def test_words_have_times_of_the_session() -> None:
     asyncio.run(run())
 
 
-class Sentences(FakeEngine):
-    """Each third word, one each 1.2 s, ends a sentence."""
-
-    async def generate(self, *args: Any, **kwargs: Any) -> Any:
-        async for output in super().generate(*args, **kwargs):
-            token = output.outputs[0].token_ids[0]
-            output.outputs[0].text = piece(token).decode()
-            yield output
-
-
-def piece(token: int) -> bytes:
-    content = STREAM.piece(token)
-    return content + b"." if content and (token - SPOKEN) % 15 == 14 else content
-
-
-def with_sentences(engine: FakeEngine) -> Any:
-    live = service(engine)
-    live.stream = STREAM._replace(decode=lambda tokens: b"".join(map(piece, tokens)).decode(), piece=piece)
-    return live
-
-
 def test_segments_come_within_a_turn() -> None:
     """Each sentence when it is complete, before the commit; each word in one segment, with times of the session."""
 
     async def run() -> None:
-        client = Client(with_sentences(Sentences()))
+        client = OpenAiClient(with_sentences(Sentences()))
         client.configure(turn_detection=None)
         for number in range(2):
             before = len(client.of(f"{TEXT}.segment"))
@@ -459,7 +424,7 @@ def test_an_empty_commit_names_the_event() -> None:
     """As openai-agents ends: a commit, which may be empty, and a clear."""
 
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure(turn_detection=None)
         for name in ("a", "b"):
             client.send(f"{INPUT}.commit", event_id=name)
@@ -479,7 +444,7 @@ def test_an_empty_commit_names_the_event() -> None:
 def test_what_is_cleared_has_no_text() -> None:
     async def run() -> None:
         engine = FakeEngine()
-        client = Client(service(engine))
+        client = OpenAiClient(service(engine))
         client.configure(turn_detection=None)
         client.send(f"{INPUT}.clear")
         client.speak(noise(3))
@@ -518,7 +483,7 @@ APPEND = '{"type":"input_audio_buffer.append","event_id":"mine"'
 )
 def test_a_wrong_event_is_told_and_the_session_goes_on(event: str, code: str, param: str | None) -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure(turn_detection=None)
         client.speak(noise(1))
         client.raw(event)
@@ -538,7 +503,7 @@ def test_harmless_events_have_no_error() -> None:
     """Empty and odd appends, the same settings again, fields of null, a clear of nothing."""
 
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure(turn_detection=None, transcription={"model": "voxtral", "prompt": "x", "keywords": ["y"]})
         client.configure(turn_detection=None, transcription=None)
         client.configure(turn_detection=None, transcription={"language": None})
@@ -557,7 +522,7 @@ def test_harmless_events_have_no_error() -> None:
 
 def test_the_beta_form_is_refused_by_its_name() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()), lambda socket: OpenAiDialect(socket, beta=True))
+        client = OpenAiClient(service(FakeEngine()), lambda context: OpenAiCodec(context, is_beta=True))
         error = (await client.until("error"))["error"]
         assert error["code"] == "beta_api_shape_disabled"
         code, reason = await client.gone() or (0, "")
@@ -568,7 +533,7 @@ def test_the_beta_form_is_refused_by_its_name() -> None:
 
 def test_a_model_of_the_url_that_is_not_served_ends_the_connection() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()), lambda socket: OpenAiDialect(socket, model="whisper-9"))
+        client = OpenAiClient(service(FakeEngine()), lambda context: OpenAiCodec(context, model="whisper-9"))
         assert (await client.until("error"))["error"]["code"] == "model_not_found"
         assert (await client.gone() or (0, ""))[0] == 1008
 
@@ -583,7 +548,7 @@ def test_a_nested_session_means_openais_protocol() -> None:
 
     async def run() -> None:
         engine = FakeEngine()
-        client = Client(service(engine), Undecided)
+        client = OpenAiClient(service(engine), UndecidedCodec)
         client.speak(noise(1))
         client.configure(turn_detection=None)
         client.send(f"{INPUT}.commit")
@@ -595,7 +560,7 @@ def test_a_nested_session_means_openais_protocol() -> None:
 
 def test_a_model_at_the_top_means_vllms_protocol() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()), Undecided)
+        client = OpenAiClient(service(FakeEngine()), UndecidedCodec)
         client.begin()
         client.speak(noise(1))
         client.end()
@@ -613,7 +578,7 @@ def test_a_model_at_the_top_means_vllms_protocol() -> None:
 def test_a_server_that_is_full_says_so() -> None:
     async def run() -> None:
         live = service(FakeEngine(most=1))
-        clients = [Client(live) for _ in range(2)]
+        clients = [OpenAiClient(live) for _ in range(2)]
         for client in clients:
             client.configure(turn_detection=None)
             client.speak(noise(1))
@@ -634,7 +599,7 @@ def test_an_engine_that_fails_fails_the_items() -> None:
         engine = FakeEngine()
         engine.breaks = {0: (3, RuntimeError("NaN in row 7"))}
         engine.paused = True
-        client = Client(service(engine))
+        client = OpenAiClient(service(engine))
         client.configure(turn_detection=None)
         client.speak(noise(2))
         client.send(f"{INPUT}.commit")
@@ -652,7 +617,7 @@ def test_an_engine_that_fails_fails_the_items() -> None:
 def test_a_drain_completes_the_turn_that_goes_on() -> None:
     async def run() -> None:
         live = service(FakeEngine())
-        speaking, idle = Client(live), Client(live)
+        speaking, idle = OpenAiClient(live), OpenAiClient(live)
         speaking.configure()
         speaking.speak(noise(2))
         await speaking.until("delta")
@@ -671,7 +636,7 @@ def test_a_session_that_is_too_long_is_ended_with_its_text(speaks: bool) -> None
 
     async def run() -> None:
         live = service(FakeEngine(), session_s=20)
-        client = Client(live)
+        client = OpenAiClient(live)
         created = await client.until("created")
         assert time.time() + 10 < created["session"]["expires_at"] <= time.time() + 20
         client.configure()
@@ -715,7 +680,7 @@ def test_a_client_that_waits_for_its_text_is_not_idle() -> None:
         engine = FakeEngine()
         live = service(engine, idle_s=5)
         engine.paused = True
-        client = Client(live)
+        client = OpenAiClient(live)
         client.configure(turn_detection=None)
         client.speak(noise(1))
         client.send(f"{INPUT}.commit")
@@ -737,7 +702,7 @@ def test_a_client_that_waits_for_its_text_is_not_idle() -> None:
 def test_a_turn_over_several_requests_is_one_item() -> None:
     async def run() -> None:
         engine = FakeEngine(positions=256)
-        client = Client(service(engine))
+        client = OpenAiClient(service(engine))
         client.configure(turn_detection=None)
         client.speak(noise(40), 32000)
         client.send(f"{INPUT}.commit")
@@ -748,14 +713,14 @@ def test_a_turn_over_several_requests_is_one_item() -> None:
         words = [word["word"] for each in client.of(f"{TEXT}.segment") for word in each["words"]]
         assert words == transcript.split()
         await closed(client)
-        assert client.socket.rollovers >= 2
+        assert client.socket.conversation.rollovers >= 2
 
     asyncio.run(run())
 
 
 def test_a_commit_within_speech_starts_a_new_turn() -> None:
     async def run() -> None:
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure()
         client.speak(noise(1))
         client.send(f"{INPUT}.commit")
@@ -777,7 +742,7 @@ def test_turns_and_errors_are_counted() -> None:
 
     async def run() -> None:
         before = counted()
-        client = Client(service(FakeEngine()))
+        client = OpenAiClient(service(FakeEngine()))
         client.configure()
         client.send(f"{INPUT}.commit")
         client.speak(with_pauses(1.0, 1.0))
@@ -787,6 +752,3 @@ def test_turns_and_errors_are_counted() -> None:
         await closed(client)
 
     asyncio.run(run())
-
-
-assert SHAPE.rate_hz == RATE

@@ -9,40 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from livefakes import SHAPE, FakeClient, FakeEngine, chunks, service
+from livefakes import RATE, SHAPE, FakeClient, FakeEngine, chunks, noise, service, speech, tokens_of
 
 from voxtral_serve.engine.session import NAME, SessionShape, least_positions
 from voxtral_serve.guard.live import cuts
 from voxtral_serve.guard.live import link as links
 from voxtral_serve.guard.live import service as services
+from voxtral_serve.guard.live.items import TurnEnd
 from voxtral_serve.guard.live.link import LinkError
 from voxtral_serve.guard.live.metrics import metrics
-from voxtral_serve.guard.live.session import MOST_PARTS, LiveSession, TurnEnd
+from voxtral_serve.guard.live.session import MOST_PARTS, LiveSession
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
 
-RATE = 16000
 SHORT = 256  # positions of a context: cuts from 15.5 to 20 s
-
-
-def noise(seconds: float, seed: int = 0, loud: float = 3000.0) -> bytes:
-    """No two samples in a row are likely to be those of another place."""
-    samples = np.random.default_rng(seed).normal(0, loud, round(seconds * RATE))
-    return samples.clip(-32767, 32767).astype("<i2").tobytes()
-
-
-def speech(seconds: float, pauses: list[float], pause_s: float = 0.5) -> bytes:
-    """Noise whose level changes as speech's does, with pauses from these seconds on."""
-    samples = np.frombuffer(noise(seconds), "<i2").astype(np.float64)
-    samples *= 0.6 + 0.4 * np.sin(np.arange(len(samples)) * 2 * np.pi * 3 / RATE)
-    for start in pauses:
-        samples[round(start * RATE) : round((start + pause_s) * RATE)] *= 0.003
-    return samples.astype("<i2").tobytes()
-
-
-def tokens_of(samples: int, shape: SessionShape = SHAPE) -> int:
-    """As an upload of this length has: the last token is sampled at the last padded row."""
-    return shape.total_rows(samples) - shape.prompt + 1 if samples else 0
 
 
 class Run:
@@ -506,7 +486,7 @@ def test_a_large_append_is_as_good_as_small_ones() -> None:
 
 
 def test_audio_before_the_commit_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("voxtral_serve.guard.live.vllm_dialect.MOST_EARLY", 64000)
+    monkeypatch.setattr("voxtral_serve.guard.live.conversation.MOST_EARLY", 64000)
 
     async def run() -> None:
         client = FakeClient(service(FakeEngine()))
@@ -604,7 +584,7 @@ def test_a_session_that_is_too_long_is_ended_with_its_text(state: str) -> None:
         assert await client.gone() == (1008, words)
         assert client.kinds()[-2:] == ["done", "error"]
         assert client.events[-1] == {"type": "error", "error": words, "code": "session_expired"}
-        assert client.events[-2]["usage"]["completion_tokens"] == tokens_of(client.socket.samples)
+        assert client.events[-2]["usage"]["completion_tokens"] == tokens_of(client.socket.conversation.samples)
         assert client.socket.reason == "expired"
 
     asyncio.run(run())

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import DATA
-from livefakes import PAD, SHAPE, SPOKEN, STREAM, WORD, FakeEngine, chunks, service
-from test_live_session import RATE, noise, speech, tokens_of
+from livefakes import PAD, RATE, SHAPE, SPOKEN, STREAM, WORD, FakeEngine, chunks, noise, service, speech, tokens_of
 
 from pico.evaluate import read_audio
 from voxtral_serve.audio.level import StreamPower, voiced
 from voxtral_serve.audio.stream import StreamDecoder, StreamFormat
 from voxtral_serve.audio.voice import FRAME, VoiceModel, VoiceStream
-from voxtral_serve.guard.live.session import Output, TurnEnd
+from voxtral_serve.guard.live.items import SessionOutput, TurnEnd
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, SpeechStart, TurnFinder, TurnRule
 from voxtral_serve.guard.live.voices import VoicePool
 from voxtral_serve.transcript.turns import TimedSegment, TurnWords
@@ -37,7 +36,7 @@ def test_every_sample_is_in_one_turn(cuts: list[float], piece: int) -> None:
         engine = FakeEngine(positions=256, most=1)
         session = service(engine).session(lambda why: pytest.fail(why))
         await session.begin()
-        found: dict[int, list[Output]] = {}
+        found: dict[int, list[SessionOutput]] = {}
         ends: list[int] = []
 
         async def read() -> None:

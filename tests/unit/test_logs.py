@@ -19,9 +19,9 @@ from test_guard import guarded, post
 from test_live_handshake import KEY, REALTIME, verify
 
 from tools import inputs
-from voxtral_serve import logs, shims
+from voxtral_serve import logs
 from voxtral_serve.guard import server
-from voxtral_serve.logs.json_lines import JsonLines, LineHandler
+from voxtral_serve.logs import JsonLines, LineHandler
 from voxtral_serve.patches.live_server import log
 
 SECRET = "a-secret"
@@ -177,13 +177,13 @@ from vllm import logger
 if hasattr(logger, "configure_logging"):  # vLLM 0.20.0 configures at the import
     from vllm.config.logging import LoggingConfig
     logger.configure_logging(LoggingConfig())
-from voxtral_serve import logs, shims
-shims.check_log()
+from voxtral_serve import logs
+logs.check_settings()
 logger.init_logger("vllm.test").info("of %s", "vllm")
 logger.init_logger("vllm.test").debug("not at this level")
 import uvicorn
 uvicorn.Config("app", log_config=__import__("json").load(open(__import__("os").environ["VLLM_LOGGING_CONFIG_PATH"])))
-logs.check()
+logs.check_loggers()
 logging.getLogger("uvicorn.error").info("of uvicorn")
 logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "a:1", "GET", "/x?key=a-secret", "1.1", 200)
 logging.getLogger("elsewhere").warning("of another")
@@ -209,7 +209,6 @@ def test_lines_of_vllm_and_uvicorn() -> None:
     [
         ({"VOXTRAL_SERVE_LOG": "xml"}, "VOXTRAL_SERVE_LOG is 'xml': expected json, or text"),
         ({"VOXTRAL_SERVE_LOG": ""}, "VOXTRAL_SERVE_LOG is '': expected json, or text"),
-        ({"VOXTRAL_SERVE_LOG": "json"}, "needs the package voxtral-serve"),
         ({"VOXTRAL_SERVE_LOG": "json", "VLLM_LOGGING_CONFIG_PATH": "/a.json"}, "unset one of them"),
         ({"VOXTRAL_SERVE_REPLICA": ""}, "VOXTRAL_SERVE_REPLICA is '': expected a name"),
         ({"VOXTRAL_SERVE_REPLICA": "a\nb"}, "expected a name"),
@@ -218,19 +217,19 @@ def test_lines_of_vllm_and_uvicorn() -> None:
 def test_a_start_is_refused(variables: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VOXTRAL_SERVE_LOG", "VOXTRAL_SERVE_REPLICA", "VLLM_LOGGING_CONFIG_PATH"):
         monkeypatch.delenv(name, raising=False)
-    finder = shims.PostImport((), "")
-    finder.verify()
+    logs.check_settings()
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(shims.PatchError, match=re.escape(why)):
-        finder.verify()
+    with pytest.raises(logs.LogError, match=re.escape(why)):
+        logs.check_settings()
 
 
 def test_a_log_that_vllm_was_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """By --log-config-file, which is read after the variables were checked."""
     monkeypatch.setenv("VOXTRAL_SERVE_LOG", "json")
     with pytest.raises(logs.LogError, match="remove --log-config-file"):
-        logs.check()
+        logs.check_loggers()
+    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", str(logs.CONFIG))
     try:
         server.attach(None, None, THREADS)
     except logs.LogError as error:

@@ -1,12 +1,15 @@
-"""The fast profiles are profiles/fast.yaml with what their names say, and nothing else; what all profiles have."""
+"""What all profiles have, and the variants that are commented lines in them."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import PICO, ROOT
 
-from voxtral_serve.check import Report
+from voxtral_serve import shims
+from voxtral_serve.check import Report, check_all
 from voxtral_serve.check.options import read_options
 from voxtral_serve.check.profiles import OF_OTHER_MODELS
 
@@ -14,52 +17,57 @@ ALL = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 # vLLM-Omni's parser reads the options of speech synthesis: tests/speech/test_check.py.
 NAMES = [name for name in ALL if name not in ("voxcpm2", "voxtral-tts")]
 
+THROUGHPUT = ROOT / "profiles/throughput.yaml"
+OLDER_KEYS = ("method", "model", "num_speculative_tokens")  # those that vLLM 0.20.0 knows too
+
 
 def profile(name: str) -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((ROOT / f"profiles/{name}.yaml").read_text(encoding="utf-8"))
     return content
 
 
-def test_fp8_is_fast_with_quantized_weights() -> None:
-    assert profile("fast-fp8") == profile("fast") | {"quantization": "fp8"}
+def variant(name: str, first: str) -> dict[str, Any]:
+    """The options in the commented lines of a profile from the line `# FIRST` on, as if they were not comments."""
+    lines = (ROOT / f"profiles/{name}.yaml").read_text(encoding="utf-8").splitlines()
+    begin = lines.index(f"# {first}")
+    end = next((place for place in range(begin, len(lines)) if not lines[place].startswith("# ")), len(lines))
+    content: dict[str, Any] = yaml.safe_load("\n".join(line.removeprefix("# ") for line in lines[begin:end]))
+    return content
 
 
-def test_spec_is_fast_with_drafts() -> None:
-    """And without what is compiled for steps of one token, which drafts make longer, and without live sessions, which
-    drafts exclude: its context is the longest clip of fast.yaml."""
-    fast, spec = profile("fast"), profile("fast-spec")
-    drafts = spec.pop("speculative_config")
-    assert fast["compilation_config"].pop("compile_sizes") == [1]
-    assert fast.pop("scheduling_policy") == "priority"
-    assert "realtime" in fast["served_model_name"].pop()  # for live clients
-    fast["max_model_len"] = fast.pop("additional_config")["max_clip_positions"]
-    assert spec == fast
-    by_requests = drafts["num_speculative_tokens_per_batch_size"]
-    assert by_requests[0][2] == drafts["num_speculative_tokens"]
-    assert by_requests[-1][1] == fast["max_num_seqs"]
+DRAFTS = variant("throughput", "speculative_config:")["speculative_config"]
 
 
-def test_throughput_spec_is_throughput_with_drafts() -> None:
-    """And without what is compiled for steps of one token, as fast-spec.yaml."""
-    plain, spec = profile("throughput"), profile("throughput-spec")
-    drafts, of_fast = spec.pop("speculative_config"), profile("fast-spec")["speculative_config"]
-    assert plain["compilation_config"].pop("compile_sizes") == [1]
-    assert spec == plain
-    by_requests = [each.pop("num_speculative_tokens_per_batch_size") for each in (drafts, of_fast)]
-    assert drafts == of_fast
-    assert by_requests[0][0] == by_requests[1][0]
-    assert by_requests[0][-1][1] == plain["max_num_seqs"]
+def test_vllm_accepts_the_variants(tmp_path: Path) -> None:
+    newer = shims.installed("vllm") == shims.TESTED["vllm"][-1]
+    for name, first in (("fast", "quantization: fp8"), ("throughput", "speculative_config:")):
+        content = profile(name) | variant(name, first)
+        (tmp_path / "variant.yaml").write_text(yaml.safe_dump(content))
+        read_options(report := Report(), tmp_path / "variant.yaml")
+        newest = name == "throughput" and not newer  # 0.20.0 lacks a key of the drafts, as the comment says
+        assert len(report.problems) == newest, report.problems
 
 
-@pytest.mark.parametrize("name", ["fast-spec", "throughput-spec"])
-def test_the_most_requests_of_each_number_of_drafts_fill_a_graph(name: str) -> None:
+def test_drafts_do_not_go_with_live_sessions() -> None:
+    words = ["--speculative-config", json.dumps({name: DRAFTS[name] for name in OLDER_KEYS})]
+    refused = [text for text in check_all(ROOT / "profiles/fast.yaml", PICO, words).problems if "speculative" in text]
+    assert refused == [
+        "speculative_config with max_live_sessions 16: drafts do not work with live sessions. Remove one of the two; "
+        "profiles/throughput.yaml is for drafts"
+    ]
+    assert not [text for text in check_all(THROUGHPUT, PICO, words).problems if "speculative" in text]
+
+
+def test_the_most_requests_of_each_number_of_drafts_fill_a_graph() -> None:
     """A step with drafts has one token more than these for each request."""
-    content = profile(name)
+    content, by_requests = profile("throughput"), DRAFTS["num_speculative_tokens_per_batch_size"]
     sizes = content["compilation_config"]["cudagraph_capture_sizes"]
     first = 1
-    for begin, end, drafts in content["speculative_config"]["num_speculative_tokens_per_batch_size"]:
+    for begin, end, drafts in by_requests:
         assert begin == first and end * (drafts + 1) in sizes
         first = end + 1
+    assert by_requests[0][2] == DRAFTS["num_speculative_tokens"]
+    assert by_requests[-1][1] == content["max_num_seqs"]
 
 
 def test_realtime_is_fast_with_more_live_sessions() -> None:
@@ -75,14 +83,6 @@ def test_live_sessions_fit_among_the_requests(name: str) -> None:
     options = profile(name).get("additional_config", {})
     assert options.get("max_live_sessions", 0) <= profile(name)["max_num_seqs"]
     assert options.get("max_clip_positions", 1) <= profile(name)["max_model_len"]
-
-
-def test_spec_of_0_20_0_drafts_as_many_whatever_runs() -> None:
-    """Of the two numbers of drafts, that vLLM knows one. CUSTOM and FULL were not tried on a GPU with drafts and it."""
-    spec, older = profile("fast-spec"), profile("fast-spec-0.20.0")
-    del spec["speculative_config"]["num_speculative_tokens_per_batch_size"]
-    spec["compilation_config"]["cudagraph_mode"] = "FULL_AND_PIECEWISE"
-    assert older == spec | {"attention_backend": "TRITON_ATTN"}
 
 
 @pytest.mark.parametrize("name", NAMES)

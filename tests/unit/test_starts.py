@@ -8,7 +8,8 @@ import conftest
 import pytest
 import starts
 
-from bench import BenchError, serve
+from bench import BenchError
+from bench.measure import engine
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_servers_of_this_environment_are_counted(fake: bool, monkeypatch: pytest
     command = ("python",) if fake else ()
     with (
         pytest.raises(BenchError, match="does not exist"),
-        serve.server(tmp_path / "none.yaml", tmp_path, 1, tmp_path / "log", "--flag", command=command),
+        engine.served(tmp_path / "none.yaml", tmp_path, 1, tmp_path / "log", "--flag", command=command),
     ):
         pass
     expected = [] if fake else [f"{tmp_path}/none.yaml in {tmp_path} --flag"]

@@ -15,8 +15,8 @@ from transcribing import environment, run, start, wait_for
 
 from voxtral_serve import cli
 from voxtral_serve.client import files
-from voxtral_serve.client import server as client_server
-from voxtral_serve.client.server import RETRIES, Upload
+from voxtral_serve.measure import upload
+from voxtral_serve.measure.upload import RETRIES
 
 KEY = "s3cret-key"
 
@@ -137,17 +137,18 @@ def test_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
 
 def test_an_upload_is_read_as_it_is_sent(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "a.wav", size=300_000)
+    server = upload.Server("http://127.0.0.1:1", None, 1)
     with path.open("rb") as file:
-        upload = Upload(file, "ä.wav", [("model", "mine")])
-        blocks = list(upload)
-    assert len(upload) == sum(map(len, blocks))
+        body = server.transcription("ä.wav", file, [("model", "mine")]).data
+        blocks = list(body)
+    assert len(body) == sum(map(len, blocks))
     assert max(map(len, blocks)) <= 1 << 16
     assert path.read_bytes() in b"".join(blocks)
     with path.open("rb") as file:
-        upload = Upload(file, "a.wav", [])
+        body = server.transcription("a.wav", file, []).data
         os.truncate(path, 100)
         with pytest.raises(OSError, match="became shorter"):
-            list(upload)
+            list(body)
 
 
 # ---- Answers
@@ -244,7 +245,7 @@ def test_what_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The statuses of a server that may answer later, and dropped connections, whatever had arrived; no other 4xx."""
-    monkeypatch.setattr(client_server, "WAIT_S", 0.01)
+    monkeypatch.setattr(upload, "WAIT_S", 0.01)
     passing = {f"{status}.wav": Answer(status=status) for status in (429, 502, 503, 504)}
     passing |= {"before.wav": Answer(drop="before"), "inside.wav": Answer("fine", drop="inside")}
     lasting = {f"{status}.wav": Answer(status=status) for status in (400, 401, 404, 408, 413, 500)}

@@ -1,6 +1,8 @@
 """The servers that a worker sends audio to: an engine of its own, or servers that are up."""
 
+import contextlib
 import io
+import secrets
 import tempfile
 import threading
 import time
@@ -9,14 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from voxtral_serve.batch.engine import Engine, health
+import requests
+
 from voxtral_serve.batch.job import JobError
 from voxtral_serve.client.errors import RequestError
 from voxtral_serve.client.server import Server
+from voxtral_serve.measure import log as logs
+from voxtral_serve.measure.engine import Engine, free_port
+from voxtral_serve.measure.errors import MeasureError
 
 RESTARTS = 3  # of an engine that dies, until it has transcribed something
 SICK_S = 120.0  # after which an engine that runs but does not answer is ended
 TIMES = (("word", "segment"), ("segment",))  # the second for models without times of words
+HEALTH_S = 10.0  # for an answer to GET /health
 WAIT_S = 5.0  # before a server that did not answer is tried again
 
 
@@ -34,10 +41,16 @@ class Servers(Protocol):
 
 
 class OwnEngine:
-    """One engine, which is started when it is first needed, and again when it has ended."""
+    """One engine, which is started when it is first needed, and again when it has ended.
+
+    It sees the GPU that CUDA_VISIBLE_DEVICES names, which Ray sets in the worker; it ends with the worker.
+    """
 
     def __init__(self, config: str, directory: Path, arguments: Sequence[str]) -> None:
-        self._how = (config, directory, arguments)
+        """`config` is the content of the YAML, and `directory` the one to start in."""
+        self._folder = tempfile.TemporaryDirectory(prefix="voxtral-batch-")
+        self._config, self._directory, self._arguments = Path(self._folder.name, "config.yaml"), directory, arguments
+        self._config.write_text(config, encoding="utf-8")
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._server: Server | None = None
@@ -46,25 +59,32 @@ class OwnEngine:
 
     def take(self) -> Server:
         with self._lock:
-            while self._engine is None or self._engine.ended():
+            while self._engine is None or self._engine.poll() is not None:
                 self._start()
             assert self._server is not None
             return self._server
 
     def _start(self) -> None:
         if self._engine is not None:
-            words = self._engine.last_words()
+            status, last = self._engine.poll(), logs.end(self._engine.log)
             self._engine.stop()
             self._engine = None
             self._deaths += 1
             if self._deaths > RESTARTS:
-                raise JobError(f"vllm serve ended {self._deaths} times without a transcript in between.\n{words}")
-        engine = Engine(*self._how)
+                raise JobError(
+                    f"vllm serve ended {self._deaths} times without a transcript in between, at last with status "
+                    f"{status}.\n{last}"
+                )
+        log = Path(self._folder.name, "vllm.log")
         try:
-            engine.wait_until_up()
-        except BaseException:
-            engine.stop()
-            raise
+            with contextlib.ExitStack() as stack:
+                key, port = secrets.token_hex(16), free_port()
+                engine = Engine(self._config, self._directory, port, log, *self._arguments, key=key)
+                stack.callback(engine.stop)
+                engine.wait_until_up(show=False)
+                stack.pop_all()
+        except MeasureError as error:
+            raise JobError(str(error)) from None
         self._engine, self._server = engine, Server(engine.url, engine.key)
 
     def give(self, server: Server, worked: bool) -> None:
@@ -78,12 +98,12 @@ class OwnEngine:
             if engine is None or engine.url != server.url:
                 return True  # another thread has found it, and there is a new one
         # An engine that dies answers with errors for a moment, and ends then.
-        if engine.healthy():
+        if engine.healthy(HEALTH_S):
             return False
         with self._lock:
             now = time.monotonic()
             self._sick_since = self._sick_since or now
-            if now - self._sick_since > SICK_S and engine is self._engine and not engine.ended():
+            if now - self._sick_since > SICK_S and engine is self._engine and engine.poll() is None:
                 engine.stop()
                 self._sick_since = None
         return True
@@ -131,6 +151,16 @@ class Given:
             self._down[server] = now + WAIT_S
             self._lost_since = self._lost_since or now
         return True
+
+
+def health(server: Server) -> int | None:
+    """The status of GET /health, None without an answer."""
+    try:
+        with requests.Session() as session:
+            session.trust_env = server.proxied
+            return session.get(f"{server.url}/health", timeout=HEALTH_S).status_code
+    except requests.RequestException:
+        return None
 
 
 def times(server: Server, model: str, language: str | None) -> tuple[str, ...]:

@@ -34,5 +34,10 @@ def check_live(report: Report, options: ServeOptions, held: Checkpoint, plan: Pl
         report.row(
             "one request", f"{seconds:.0f} s of audio: at a pause after {ROLL_OVER:.0%}, the next one takes over"
         )
+    if options.values.speculative_config:
+        report.problem(
+            f"speculative_config with {OPTION} {most}: drafts do not work with live sessions. Remove one of the two; "
+            "profiles/throughput.yaml is for drafts"
+        )
     if most > plan.max_num_seqs:
         report.problem(f"max_num_seqs is {plan.max_num_seqs} with {OPTION} {most}: expected {most} or more")

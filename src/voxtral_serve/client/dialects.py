@@ -5,19 +5,19 @@ vLLM's own has one text of one token for each 80 ms, without times. There, a tur
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from voxtral_serve.client.jobs import DELAYS_MS
-from voxtral_serve.client.sound import RATE_HZ
+from voxtral_serve.measure import events
+from voxtral_serve.measure.events import Event
+from voxtral_serve.measure.sound import RATE_HZ, TOKEN
 
 # OpenAI's names of delays, and what this project's server takes them for.
 DELAYS = dict(zip(DELAYS_MS, ("minimal", "low", "medium", "high", "xhigh"), strict=True))
-TOKEN = 1280  # samples
 QUIET = 12  # tokens without text that end a turn in vLLM's protocol
 LAST_COMMIT = "last-commit"  # the id of the commit that ends the audio
 ITEM = "conversation.item.input_audio_transcription"
 FAILED = f"{ITEM}.failed"
-Event = dict[str, Any]
 
 
 class Segment(NamedTuple):
@@ -68,13 +68,13 @@ class VllmDialect:
         return self._ended
 
     def opening(self) -> list[Event]:
-        return [{"type": "session.update", "model": self.model}, {"type": "input_audio_buffer.commit"}]
+        return events.opening(self.model)
 
     def closing(self) -> list[Event]:
-        return [{"type": "input_audio_buffer.commit", "final": True}]
+        return events.closing()
 
     def take(self, event: Event) -> Iterator[str | Turn]:
-        if event["type"] == "transcription.delta":
+        if event["type"] == events.DELTA:
             text = str(event.get("delta", ""))
             self._tokens += 1
             self._quiet = 0 if text.strip() else self._quiet + 1
@@ -85,7 +85,7 @@ class VllmDialect:
                 self._quiet = 0
                 # In the middle of the pause. A token's text is that of its own 80 ms, whatever the delay.
                 yield self._turn(self.first + (self._tokens - QUIET // 2) * TOKEN)
-        elif event["type"] == "transcription.done":
+        elif event["type"] == events.DONE:
             self._ended = True
             yield self._turn(None)
 
@@ -127,12 +127,12 @@ class OpenAIDialect:
             "transcription": transcription,
             "turn_detection": {"type": "server_vad"},
         }
-        return [{"type": "session.update", "session": {"type": "transcription", "audio": {"input": audio}}}]
+        return [{"type": events.UPDATE, "session": {"type": "transcription", "audio": {"input": audio}}}]
 
     def closing(self) -> list[Event]:
         """The answer to the second event comes behind that to the first, whether there was audio to commit or not."""
         return [
-            {"type": "input_audio_buffer.commit", "event_id": LAST_COMMIT},
+            {"type": events.COMMIT, "event_id": LAST_COMMIT},
             {"type": "input_audio_buffer.clear"},
         ]
 

@@ -4,7 +4,6 @@ One thread records, one sends, and the main thread receives. Audio that no text 
 connection is lost or the server is busy, it is sent again on another connection.
 """
 
-import base64
 import json
 import os
 import signal
@@ -30,11 +29,14 @@ from voxtral_serve.client.dialects import (
 )
 from voxtral_serve.client.errors import RequestError, UsageError, report_end
 from voxtral_serve.client.jobs import LiveJob
-from voxtral_serve.client.server import CONNECT_S, RESENT, RETRIES, Server, api_key, said, wait_s
-from voxtral_serve.client.sound import POLL_S, RATE_HZ, microphone, spoken
+from voxtral_serve.client.server import CONNECT_S, Server, api_key, said
+from voxtral_serve.client.sound import POLL_S, microphone, spoken
 from voxtral_serve.client.tape import Tape
+from voxtral_serve.measure import events
+from voxtral_serve.measure.events import PATH
+from voxtral_serve.measure.sound import RATE_HZ
+from voxtral_serve.measure.upload import RESENT, RETRIES, wait_s
 
-PATH = "/v1/realtime"
 PING_TIMEOUT_S = 60  # a busy server on a CPU may leave a ping unanswered for long
 KEPT_S = 600  # seconds of audio without text that are kept for another connection
 # What another connection may not meet: codes of error events of this project's server, and close codes (RFC 6455).
@@ -116,7 +118,7 @@ class _Live:
         """One connection, to the final text. Raises CutError if another one may go on from there."""
         try:
             with connect(
-                f"ws{self.server.url.removeprefix('http')}{PATH}?intent=transcription",
+                f"{events.address(self.server.url)}?intent=transcription",
                 additional_headers=self.server.headers,
                 compression=None,  # base64 of sound hardly shrinks
                 open_timeout=CONNECT_S,
@@ -172,7 +174,7 @@ class _Live:
 
     def _dialect(self, created: Event) -> Dialect:
         """The server's. Raises UsageError if it cannot do what the job asks for."""
-        if created["type"] != "session.created":
+        if created["type"] != events.CREATED:
             raise RequestError(f"expected session.created, received {json.dumps(created)[:300]}")
         first = self.tape.rewind()
         if is_openais(created):
@@ -229,7 +231,7 @@ class _Speaker(threading.Thread):
     def run(self) -> None:
         try:
             while (piece := self.tape.take(self.stopping)) is not None:
-                send(self.socket, {"type": "input_audio_buffer.append", "audio": base64.b64encode(piece).decode()})
+                self.socket.send(events.append(piece))
             if self.stopping.is_set():
                 return
             self.ended, self.silent = True, not self.tape.end
@@ -251,12 +253,11 @@ def receive(socket: ClientConnection) -> Event:
     """The next event. Raises RequestError for `error` and for what is no event, CutError for an error that may pass and
     for a turn that failed: its audio is kept."""
     text = socket.recv()
-    try:
-        event: Event = json.loads(text)
-        kind = event["type"]
-    except (ValueError, LookupError, TypeError):
-        raise RequestError(f"a message of /v1/realtime is no event: {text[:300]!r}") from None
-    if kind in ("error", FAILED) and not harmless(event):
+    event = events.read(text)
+    kind = event and event.get("type")
+    if event is None or kind is None:
+        raise RequestError(f"a message of /v1/realtime is no event: {text[:300]!r}")
+    if kind in (events.ERROR, FAILED) and not harmless(event):
         problem = f"the server says: {message(event)}"
         if kind == FAILED or code(event) in PASSING:
             raise CutError(problem)

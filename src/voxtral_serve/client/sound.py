@@ -14,11 +14,9 @@ import soxr
 
 from voxtral_serve.client.errors import UsageError
 from voxtral_serve.client.text import shown
+from voxtral_serve.measure.sound import RATE_HZ, TOKEN, TOKEN_S, pcm16
 
-RATE_HZ = 16000
-PIECE_S = 0.08  # one token of Voxtral Realtime
 POLL_S = 0.1  # interval at which the microphone checks for the end of the session
-FULL_SCALE = 32767  # of PCM16
 
 
 def spoken(path: Path, ending: threading.Event) -> Iterator[bytes]:
@@ -40,13 +38,13 @@ def _spoken(file: Any, ending: threading.Event) -> Iterator[bytes]:
             spoken_s += len(samples) / RATE_HZ
             if ending.wait(max(0, begun + spoken_s - time.monotonic())):
                 return
-            yield (samples.clip(-1, 1) * FULL_SCALE).round().astype("<i2").tobytes()
+            yield pcm16(samples).tobytes()
 
 
 def _resampled(file: Any) -> Iterator[np.ndarray]:
     """Samples in -1 to 1, mono, 16 kHz, about 80 ms at a time. Raises UsageError for damaged audio."""
     resampler = soxr.ResampleStream(file.samplerate, RATE_HZ, 1, "float32")
-    size = max(1, round(PIECE_S * file.samplerate))
+    size = max(1, round(TOKEN_S * file.samplerate))
     last = False
     while not last:
         try:
@@ -74,7 +72,7 @@ def microphone(ending: threading.Event) -> Iterator[bytes]:
     try:
         stream = sounddevice.RawInputStream(
             samplerate=RATE_HZ,
-            blocksize=round(PIECE_S * RATE_HZ),
+            blocksize=TOKEN,
             channels=1,
             dtype="int16",
             callback=lambda samples, *_: recorded.put(bytes(samples)),

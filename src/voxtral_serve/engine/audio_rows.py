@@ -19,10 +19,10 @@ class AudioRows(nn.Module):
     """Rows of up to `slots` requests.
 
     A slot for an uploaded clip has as many rows as the longest clip; the clip's positions 0 to n - 1 are the first n. A
-    live session has a ring of `ring` rows, the most that one step can need; position p is at p modulo `ring`. Slot
-    number `slots` is that of requests without audio: one row of zeros.
+    live session has a ring of `ring` rows, as many as one step can need; position p is at p modulo `ring`. Slot number
+    `slots` is for requests without audio. It has one row of zeros.
 
-    `faults` has what is wrong with the audio of requests, by request id. The worker sends it to the scheduler with the
+    `faults` says what is wrong with the audio of requests, by request id. The worker sends it to the scheduler with the
     step's output (worker.py), and a scheduler with live sessions ends these requests with an error.
     """
 
@@ -59,10 +59,10 @@ class AudioRows(nn.Module):
     def put(self, slot: int, rows: torch.Tensor) -> None:
         """Store rows [n, dim] of an uploaded clip for its positions 0 to n - 1. Later positions get zeros."""
         self._place(slot, slot * self.positions, self.positions, self.clip_delay)
-        held = self.pool[slot * self.positions : (slot + 1) * self.positions]
+        place = self.pool[slot * self.positions : (slot + 1) * self.positions]
         n = min(len(rows), self.positions)
-        held[:n] = rows[:n]
-        held[n:].zero_()
+        place[:n] = rows[:n]
+        place[n:].zero_()
 
     def put_live(self, slot: int, live_slot: int, delay: int) -> None:
         """Let a request slot read the ring of a live session, whose delay is in token positions."""

@@ -36,8 +36,8 @@ class HuggingFaceLayout(HFConfigParser):
         content, config = super().parse(model, trust_remote_code, revision, *args, **kwargs)
         if content.get("model_type") != "voxtral_realtime":
             return content, config
-        held = _check(model)
-        params = held.params if held else _unchecked(model, revision, content)
+        checked = _check(model)
+        params = checked.params if checked else _unchecked(model, revision, content)
         adapted = adapt_config_dict(copy.deepcopy(params), defaults={})
         adapted.architectures = [names.HUGGING_FACE]
         if dtype := content.get("dtype") or content.get("torch_dtype"):
@@ -73,7 +73,7 @@ def _check(model: str | Path) -> checkpoint.Checkpoint | None:
 def _unchecked(model: str | Path, revision: str | None, content: dict[str, Any]) -> dict[str, Any]:
     """The content of params.json from a config.json, without a check of the weights."""
     files = ("processor_config.json", "preprocessor_config.json")
-    processor = next((found for file in files if (found := get_hf_file_to_dict(file, model, revision))), None)
+    processor = next((config for file in files if (config := get_hf_file_to_dict(file, model, revision))), None)
     try:
         return checkpoint.to_params(content, processor)
     except KeyError as error:
@@ -101,7 +101,8 @@ class Stock(MistralTokenizerMode):
         if vllm_config.speculative_config is not None:
             raise ValueError(
                 "speculative_config with vLLM's own model of Voxtral Realtime: expected none. Drafted positions "
-                "after the end of a clip have no audio, which ends the engine. Use profiles/fast-spec.yaml instead"
+                "after the end of a clip have no audio, which ends the engine. Use the encode-once model, as "
+                "profiles/throughput.yaml does"
             )
         graphs = vllm_config.compilation_config
         if graphs.cudagraph_mode is None and _refuses_full_graphs():
@@ -175,27 +176,34 @@ def live_sessions(vllm_config: VllmConfig) -> int:
 
 def _choose_scheduler(vllm_config: VllmConfig) -> None:
     """Set `scheduler_cls` if live sessions are enabled. Raises ValueError for settings that do not work with them."""
-    most, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
-    if not most:
+    sessions, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
+    if not sessions:
         return
     shims.require("live_audio")
     ours = "voxtral_serve.engine.live_scheduler.live_scheduler"
-    for name, found, expected in (
+    for name, value, expected in (
         ("scheduler_cls", scheduler.scheduler_cls, (None, ours)),
         ("speculative_config", vllm_config.speculative_config, (None,)),
         ("data_parallel_size", vllm_config.parallel_config.data_parallel_size, (1,)),
     ):
-        if found not in expected:
-            raise ValueError(f"{name} is {found!r} with {session.OPTION} {most}: expected {expected[0]!r}")
-    if most > scheduler.max_num_seqs:
+        if value not in expected:
+            raise ValueError(f"{name} is {value!r} with {session.OPTION} {sessions}: expected {expected[0]!r}")
+    if sessions > scheduler.max_num_seqs:
         seqs = scheduler.max_num_seqs
-        raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {most}: expected {most} or more")
+        raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {sessions}: expected {sessions} or more")
     scheduler.scheduler_cls = ours
 
 
 def _choose_graphs(vllm_config: VllmConfig) -> None:
     """With `cudagraph_mode: FULL`, steps that only decode need graphs beside those for any step, or they are slower
-    than with FULL_AND_PIECEWISE: a patch adds them to Model Runner V2, model_runner.py to V1."""
+    than with FULL_AND_PIECEWISE: a patch adds them to Model Runner V2, model_runner.py to V1.
+
+    With drafts, no step has one token. vLLM 0.20.0 refuses to start with a compile size that its graphs do not have.
+    """
+    sizes = vllm_config.compilation_config.compile_sizes
+    if vllm_config.speculative_config is not None and sizes and 1 in sizes:
+        logger.info("compile_sizes without 1: with speculative_config, no step has one token")
+        vllm_config.compilation_config.compile_sizes = [size for size in sizes if size != 1]
     if vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.FULL or not current_platform.is_cuda_alike():
         return
     if getattr(vllm_config, "use_v2_model_runner", False):

@@ -63,7 +63,7 @@ class OneClip(VoxtralProcessingInfo):
 
 
 class Known(nn.Module):
-    """Replaces a layer whose input is constant. `value` is its output, computed once."""
+    """Replaces a layer whose input is constant. `value` is the output of that layer, computed once."""
 
     def __init__(self, value: torch.Tensor) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Known(nn.Module):
 
 
 class ByDelay(nn.Module):
-    """Stands in for a layer whose input is a delay: its outputs for all delays, computed once.
+    """Replaces a layer whose input is a delay. `table` has the outputs of that layer for all delays, computed once.
 
     vLLM's decoder layers multiply by the output, which may have one row for all tokens or one for each.
     """
@@ -92,7 +92,7 @@ class ByDelay(nn.Module):
 
 
 class PaddedClip(VoxtralRealtimeMultiModalProcessor):
-    """vLLM's processor, which runs in the API server. It checks what the encoder takes for granted."""
+    """vLLM's processor, which runs in the API server, with a check of the left padding."""
 
     def _get_mm_fields_config(self, hf_inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Raises ValueError for a clip without its left padding, whose rows the encoder computes once for all clips."""
@@ -134,13 +134,13 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
         self.time_embedding = TimeEmbedding(dim=config.text_config.hidden_size)
         self.n_delay_tokens = shape.delay
-        most = live_sessions(vllm_config)
+        sessions = live_sessions(vllm_config)
         # One additional slot, for the unused places of the live encoder's CUDA graphs
-        self.audio_rows = AudioRows(vllm_config, most + 1 if most else 0, self.n_delay_tokens)
+        self.audio_rows = AudioRows(vllm_config, sessions + 1 if sessions else 0, self.n_delay_tokens)
         self.live: LiveEncoder | None = None
-        if most:
-            self.live = LiveEncoder(self.whisper_encoder, self.project, self.audio_rows, shape, most)
-        self.delay: torch.Tensor | None = None
+        if sessions:
+            self.live = LiveEncoder(self.whisper_encoder, self.project, self.audio_rows, shape, sessions)
+        self.is_prepared = False  # whether the encoders are
 
     def embed_multimodal(self, **kwargs: object) -> list[torch.Tensor]:
         """Waveforms `audio_arrays`, [samples] each -> rows [n, LM dim] each, one row per 80 ms of audio."""
@@ -170,31 +170,46 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
                 "VoxtralRealtimeEncodeOnce was given embeddings: expected token ids, because the model adds the audio "
                 "rows itself. worker_cls must be the worker of voxtral_serve.engine.worker"
             )
-        if self.delay is None:
-            self.delay = self.settle_delay(positions.device)
-            # In a profiling run at the latest: with a fixed KV cache size, no run before has encoded audio.
-            self.whisper_encoder.prepare(self.project, self.downsample_factor)
-            if self.live is not None:
-                self.live.prepare()
+        if not self.is_prepared:
+            self.prepare()
         delay = self.delay if self.live is None else self.audio_rows.delays(len(positions))
         embeddings = self.audio_rows.added_to(self.language_model.model.embed_input_ids(input_ids), positions)
         return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=delay)
 
+    @torch.inference_mode()
+    def weights_loaded(self) -> None:
+        """The worker calls it when vLLM has loaded the weights, before the first run. vLLM itself has no such call."""
+        self.delay = self.settle_delay(self.audio_rows.pool.device)
+
+    def prepare(self) -> None:
+        """Encode the left padding and capture the encoders' CUDA graphs.
+
+        It is part of the first run, because that is the profiling run in which vLLM measures how much memory is left
+        for the KV cache. With a fixed KV cache size, vLLM encodes no audio in that run, so `forward` does it.
+        """
+        self.whisper_encoder.prepare(self.project, self.downsample_factor)
+        if self.live is not None:
+            self.live.prepare()
+        self.is_prepared = True
+
     def settle_delay(self, device: torch.device) -> torch.Tensor:
-        """Compute the constant projections of the delays in the layers: of the checkpoint's delay, or of each that
-        a live session may have. Returns the embedding [1, LM dim] of the checkpoint's delay."""
+        """Replace the decoder layers' projections of the delay by their outputs, which do not depend on the text.
+
+        Without live sessions the checkpoint's delay is the only one; with them each delay of DELAYS is possible.
+        Returns the embedding [1, LM dim] of the checkpoint's delay.
+        """
 
         def embedded(delay: int) -> torch.Tensor:
             tokens = torch.full((1,), delay, device=device, dtype=self.whisper_encoder.dtype)
             return self.time_embedding(tokens)
 
         delay = embedded(self.n_delay_tokens)
-        most = max(DELAYS[-1], self.n_delay_tokens)
+        longest = max(DELAYS[-1], self.n_delay_tokens)
         # One delay at a time: a matrix product of several rows may round differently, and uploads should have the same
         # text as on a server without live sessions.
-        delays = [delay] if self.live is None else [embedded(each) for each in range(most + 1)]
+        delays = [delay] if self.live is None else [embedded(positions) for positions in range(longest + 1)]
         for layer in self.language_model.model.layers:
-            values = torch.cat([layer.ada_rms_norm_t_cond(each) for each in delays])
+            values = torch.cat([layer.ada_rms_norm_t_cond(embedding) for embedding in delays])
             layer.ada_rms_norm_t_cond = Known(values) if self.live is None else ByDelay(values)
         return delay
 

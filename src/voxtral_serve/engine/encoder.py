@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
+from mistral_common.audio import mel_filter_bank
 from torch import nn
 from vllm._custom_ops import fused_add_rms_norm
 from vllm.config import VllmConfig
@@ -34,12 +35,12 @@ NORM_EPS = 1e-5
 # GPU busy.
 FRAMES = 8192
 # Sizes of the CUDA graphs in frames, up to FRAMES or the longest clip: close together, since a pass computes the unused
-# frames as well. The most clips in one graph
+# frames as well. CLIPS is the limit of clips in one graph.
 SIZES = (*range(128, 2048, 128), *range(2048, 4096, 256), 4096, 6144)
 CLIPS = 8
 # Windows of the spectrogram are computed in multiples of this number.
 WINDOWS = 256
-# Windows before those of a frame, two for each, that the convolutions read
+# Windows of the spectrogram that the convolutions read before the two of a frame itself
 WINDOWS_BEFORE = 3
 # Queries per attention call on a CPU. The mask is BLOCK by BLOCK + window at most.
 BLOCK = 1024
@@ -136,36 +137,36 @@ def add_and_normalise(added: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
 
 
 class Past:
-    """Keys and values of the last window - 1 frames before a piece, by layer. Empty before the first frame."""
+    """Keys and values of the last window - 1 frames before a piece, by layer. It is empty before the first frame."""
 
     def __init__(self, window: int, left: "LeftPadding | None" = None) -> None:
-        """`left`: the frames before the first piece."""
+        """`left` has the frames before the first piece; None if there are none."""
         self.window = window
-        self.held = dict(left.held) if left is not None else {}
+        self.kv = dict(left.kv) if left is not None else {}
 
     def extend(self, layer: "EncoderAttention", *kv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Keys and values [n, heads, head_dim] -> those of earlier frames and these. Stores the last ones."""
-        if layer in self.held:
-            kv = tuple(torch.cat(both) for both in zip(self.held[layer], kv, strict=True))
+        """Keys and values [n, heads, head_dim] -> the stored ones and these together. Stores the last window - 1."""
+        if layer in self.kv:
+            kv = tuple(torch.cat(both) for both in zip(self.kv[layer], kv, strict=True))
         first = len(kv[0]) - min(self.window - 1, len(kv[0]))
         last_k, last_v = (x[first:].clone(memory_format=torch.contiguous_format) for x in kv)
-        self.held[layer] = last_k, last_v
+        self.kv[layer] = last_k, last_v
         return kv
 
     def __len__(self) -> int:
-        """Number of stored frames, to which the next piece attends."""
-        return len(next(iter(self.held.values()))[0]) if self.held else 0
+        """The number of stored frames, to which the next piece attends."""
+        return len(next(iter(self.kv.values()))[0]) if self.kv else 0
 
 
 class LeftPadding(NamedTuple):
-    """What the silence before every clip gives, as far as no audio reaches: the same for all clips.
+    """Result of encoding the silence with which every clip begins. It is the same for all clips and computed once.
 
-    held     keys and values [n, heads, head_dim] by layer, of its last frames that later ones may attend to
-    frames   their number, with those that are not held
-    rows     [frames / stride, dim]
+    kv       keys and values [n, heads, head_dim] by layer, of the last frames: later frames attend to these
+    frames   number of all frames of the silence
+    rows     audio rows of the silence, [frames / stride, dim]
     """
 
-    held: "dict[EncoderAttention, tuple[torch.Tensor, torch.Tensor]]"
+    kv: "dict[EncoderAttention, tuple[torch.Tensor, torch.Tensor]]"
     frames: int
     rows: torch.Tensor
 
@@ -174,7 +175,7 @@ class EncoderAttention(nn.Module):
     def __init__(self, vllm_config: VllmConfig, number: int, prefix: str) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
-        self.number = number  # of the layer
+        self.number = number  # of this layer; live_encoder selects the layer's rings by it
         self.heads = config.encoder_attention_heads // get_tensor_model_parallel_world_size()
         self.head_dim, self.window = config.encoder_head_dim, config.sliding_window
         quantization = vllm_config.quant_config
@@ -293,7 +294,6 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         """`silence`: the samples of zeros, a multiple of a row, with which every clip begins and which determine the
         rows that they are in."""
         nn.Module.__init__(self)
-        stock = VoxtralEncoderModel.__init__.__globals__  # for mel_filter_bank, whose module depends on the version
         config: Any = vllm_config.model_config.hf_config
         self.config = config
         self.dtype = vllm_config.model_config.dtype
@@ -310,7 +310,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         self.left: LeftPadding | None = None
         self.graphs: Graphs | None = None
         self.whisper_encoder = Encoder(vllm_config, maybe_prefix(prefix, "whisper_encoder"))
-        filters = stock["mel_filter_bank"](
+        filters = mel_filter_bank(
             num_frequency_bins=1 + config.window_size // 2,
             num_mel_bins=config.num_mel_bins,
             min_frequency=0.0,
@@ -351,7 +351,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         its `past` -> [sum of n, dim]."""
         left = None
         if past is None and self.left is not None:
-            left, start = self.left.held, self.left.frames
+            left, start = self.left.kv, self.left.frames
         lengths = [len(piece) for piece in pieces]
         positions = torch.cat([torch.arange(start, start + n, device=pieces[0].device) for n in lengths])
         spans = Spans.of(lengths, [n + len(past or ()) for n in lengths], pieces[0])._replace(left=left)
@@ -365,7 +365,7 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
             past = Past(self.whisper_encoder.window)
             (piece,) = self.pieces(torch.zeros(self.silence, device=self.hann.device), 0)
             rows = project(self.encode([piece], past=past))
-            self.left = LeftPadding(past.held, len(piece), rows)
+            self.left = LeftPadding(past.kv, len(piece), rows)
         if self.graphs is None and self.use_graphs and self.mel_filters.is_cuda:
             self.graphs = Graphs(self, self.left, project, stride)
         return self.left
@@ -394,15 +394,15 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
                 out.update((number, torch.cat([left.rows, part])) for number, part in zip(waiting, parts, strict=True))
                 waiting.clear()
 
-        most = self.graphs.frames if self.graphs else FRAMES
+        limit = self.graphs.frames if self.graphs else FRAMES
         frames_of = [len(audio) // self.samples - left.frames for audio in audios]
         for number, (audio, frames) in enumerate(zip(audios, frames_of, strict=True)):
             if frames <= 0:
                 out[number] = left.rows[: len(audio) // self.samples // stride]
-            elif frames > most:
+            elif frames > limit:
                 out[number] = self._long(audio, left, project)
             else:
-                if sum(frames_of[each] for each in waiting) + frames > most or len(waiting) == CLIPS:
+                if sum(frames_of[clip] for clip in waiting) + frames > limit or len(waiting) == CLIPS:
                     encode_waiting()
                 waiting[number] = audio
         encode_waiting()
@@ -434,7 +434,7 @@ class PackedClips:
         project: Callable[[torch.Tensor], torch.Tensor],
         frames: int,
     ) -> None:
-        """`frames`: the most of one pass, without left padding."""
+        """`frames`: the limit of one pass, without left padding."""
         self.encoder, self.left, self.project = encoder, left, project
         self.hop, self.window = encoder.config.hop_length, encoder.config.window_size
         self.more = WINDOWS_BEFORE + -(-self.window // self.hop) - 1
@@ -457,7 +457,7 @@ class PackedClips:
             self.samples[at * self.hop :][:count] = self.encoder.reflected(audio)[first : first + count]
         ends = [*accumulate(lengths)]
         counted = [torch.arange(n) for n in lengths]
-        self._send(self.places, torch.cat([at + 2 * each for at, each in zip(windows, counted, strict=False)]))
+        self._send(self.places, torch.cat([at + 2 * frames for at, frames in zip(windows, counted, strict=False)]))
         self._send(self.positions, torch.cat(counted) + self.left.frames)
         self._send(self.starts, torch.tensor([0, *ends] + [ends[-1]] * (CLIPS - len(ends)), dtype=torch.int32))
         return lengths
@@ -492,7 +492,7 @@ class Graphs:
         self.output: dict[int, torch.Tensor] = {}
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         # The kernel reads the lengths from `starts`.
-        spans = Spans([], [], self.clips.starts, self.clips.starts, left.held)
+        spans = Spans([], [], self.clips.starts, self.clips.starts, left.kv)
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()  # one for all graphs, because the allocator does not share memory between streams
         for size in reversed(self.sizes):  # the largest first, so that the others reuse its memory

@@ -1,4 +1,4 @@
-"""The audio of live sessions in vLLM's engine, as the scheduler holds it and hands it to the worker.
+"""The audio of live sessions in vLLM's engine: the scheduler stores it and sends it to the worker, step by step.
 
 The samples of a session stay here while its request lives: a request that was preempted is computed again from its
 first row. 2.5 KiB a row, 21 MiB for a session of 11 minutes.
@@ -48,7 +48,7 @@ class LiveStep(NamedTuple):
 
 
 def step_of(scheduled: Any) -> LiveStep:
-    """Of vLLM's SchedulerOutput. The step of a scheduler without live sessions is empty."""
+    """The LiveStep of vLLM's SchedulerOutput. A scheduler without live sessions has an empty one."""
     step: LiveStep = getattr(scheduled, STEP, LiveStep())
     return step
 
@@ -58,27 +58,27 @@ class SessionAudio:
 
     def __init__(self, shape: SessionShape, positions: int) -> None:
         self.shape = shape
-        self.most = (positions - shape.left) * shape.samples
+        self.limit = (positions - shape.left) * shape.samples
         self.request: str | None = None  # the only one
-        self.held = bytearray()
+        self.pcm = bytearray()
         self.ended = False
         self.rows = 0  # that are complete
         self.encoded = 0  # rows that the worker has, or has in the steps that it was given
 
     def add(self, pcm: bytes) -> None:
-        """PCM16. Raises ValueError for half a sample, after the end, and for more than a request can use."""
+        """Add PCM16. Raises ValueError for half a sample, after the end, and for more than a request can use."""
         if self.ended:
             raise ValueError("audio after the end")
         if len(pcm) % BYTES:
             raise ValueError(f"{len(pcm)} bytes: expected an even number")
-        if (samples := (len(self.held) + len(pcm)) // BYTES) > self.most:
-            raise ValueError(f"{samples} samples: a request has at most {self.most}")
-        self.held += pcm
-        self.rows = max(self.shape.rows(len(self.held) // BYTES), self.rows)
+        if (samples := (len(self.pcm) + len(pcm)) // BYTES) > self.limit:
+            raise ValueError(f"{samples} samples: a request has at most {self.limit}")
+        self.pcm += pcm
+        self.rows = max(self.shape.rows(len(self.pcm) // BYTES), self.rows)
 
     def end(self) -> None:
         self.ended = True
-        self.rows = self.shape.total_rows(len(self.held) // BYTES)
+        self.rows = self.shape.total_rows(len(self.pcm) // BYTES)
 
     def next_part(self, first: int, count: int, window: int) -> LivePart | None:
         """The rows to encode in a step whose tokens need rows `first` to `first + count - 1`; None if the worker has
@@ -94,7 +94,7 @@ class SessionAudio:
         return part
 
     def part(self, first: int, count: int) -> LivePart:
-        """Of rows that are complete. Raises ValueError for others."""
+        """The part of `count` rows from `first` on. Raises ValueError for rows that are not complete."""
         if first + count > self.rows:
             raise ValueError(f"rows {first} to {first + count - 1} of a session with {self.rows}")
         shape = self.shape
@@ -105,7 +105,7 @@ class SessionAudio:
         start = (begin - shape.left) * shape.samples - LOOK_BACK
         stop = (end - shape.left) * shape.samples + LOOK_AHEAD
         samples = np.zeros(stop - start, np.int16)
-        inside = self.held[max(start, 0) * BYTES : max(stop, 0) * BYTES]  # a copy
+        inside = self.pcm[max(start, 0) * BYTES : max(stop, 0) * BYTES]  # a copy
         at = max(-start, 0)
         samples[at : at + len(inside) // BYTES] = np.frombuffer(inside, "<i2")
         return LivePart(first, count, samples, shape.delay)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from voxtral_serve.engine.audio_rows import AudioRows
 from voxtral_serve.engine.encoder import EncodeOnceEncoder, EncoderAttention
@@ -27,7 +26,7 @@ IN_FLIGHT = 4  # passes whose samples may be on their way to the GPU
 
 
 class Rows(NamedTuple):
-    """New rows of one session: its slot, the first row's number, and the samples of all."""
+    """New rows of one session: the session's slot, the number of the first row, and the samples of all rows."""
 
     slot: int
     row: int
@@ -35,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class RingStep:
-    """Where the frames of one pass are: stands in for the `Spans` of whole clips."""
+    """Attention of the frames of one pass to their sessions' rings. Whole clips have `Spans` instead."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, frames: torch.Tensor) -> None:
         """keys, values [layers, slots, heads, ring, head_dim]; slots [sessions]; frames [sessions, n]."""
@@ -52,11 +51,11 @@ class RingStep:
         return ring_attention(q, keys, values, self.slots, first, layer.window).flatten(0, 1)
 
 
-class LiveEncoder(nn.Module):
-    """`slots` sessions. Its buffers are allocated here, so that vLLM counts them as memory of the model."""
+class LiveEncoder:
+    """The encoder of up to `slots` live sessions. The encoder, the projection and the audio rows are the model's.
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    The rings are allocated while the model is constructed, so that vLLM counts them as memory of the model.
+    """
 
     def __init__(
         self,
@@ -66,26 +65,25 @@ class LiveEncoder(nn.Module):
         shape: SessionShape,
         slots: int,
     ) -> None:
-        super().__init__()
-        # Not as submodules: they are the model's.
-        self.encoder, self.project, self.rows = [encoder], project, [rows]
+        self.encoder, self.project, self.rows = encoder, project, rows
         self.shape, self.slots = shape, slots
         self.stride = shape.samples // encoder.samples  # frames of a row
         first: EncoderAttention = encoder.whisper_encoder.layers[0].self_attn
         ring = -(-(first.window - 1 + BULK * self.stride) // self.stride) * self.stride
-        # One slot more for the unused places of graphs.
+        # One additional slot, for the unused places of graphs
         shape_ = (len(encoder.whisper_encoder.layers), slots + 1, first.heads, ring, first.head_dim)
-        self.register_buffer("keys", torch.zeros(shape_, dtype=encoder.dtype), persistent=False)
-        self.register_buffer("values", torch.zeros(shape_, dtype=encoder.dtype), persistent=False)
+        self.keys = torch.zeros(shape_, dtype=encoder.dtype, device=rows.pool.device)
+        self.values = torch.zeros_like(self.keys)
         self.before: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        self.most = {1: slots, BULK: min(slots, BULK_SESSIONS)}  # sessions of a pass, by its rows of each
+        # Limit of sessions in one pass, by the number of rows that the pass computes for each of them
+        self.limits = {1: slots, BULK: min(slots, BULK_SESSIONS)}
         self.graphs: dict[int, PassGraphs] = {}
         self.slot_of: dict[str, int] = {}
         self.encoded: dict[str, int] = {}  # rows of each request that has a slot
         self.free = list(range(slots))
 
     def begin(self, request_id: str) -> int | None:
-        """A slot for a request that begins, or begins again after it was preempted. None if no slot is free."""
+        """Return a slot for a request that begins, or begins again after preemption. None if no slot is free."""
         if request_id not in self.slot_of:
             if not self.free:
                 return None
@@ -104,25 +102,26 @@ class LiveEncoder(nn.Module):
             self.free.append(slot)
 
     def _ring(self, slot: int) -> torch.Tensor:
-        (rows,) = self.rows
-        return rows.live()[slot * rows.ring : (slot + 1) * rows.ring]
+        ring = self.rows.ring
+        return self.rows.live()[slot * ring : (slot + 1) * ring]
 
     @torch.inference_mode()
     def prepare(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Keys, values [layers, heads, frames, head_dim] and rows of the left padding that no audio reaches; and on
-        GPUs the graphs. Once the weights are loaded."""
-        (encoder,) = self.encoder
-        device = self.keys.device
+        """Compute the left padding that no audio reaches, and capture the graphs on a GPU. The weights are loaded then.
+
+        Returns keys and values [layers, heads, frames, head_dim], and the audio rows.
+        """
+        encoder, device = self.encoder, self.keys.device
         left = encoder.prepare(self.project, self.stride)
-        held = [left.held[layer.self_attn] for layer in encoder.whisper_encoder.layers]
-        keys, values = (torch.stack(each).transpose(1, 2).contiguous() for each in zip(*held, strict=True))
+        layers = [left.kv[layer.self_attn] for layer in encoder.whisper_encoder.layers]
+        keys, values = (torch.stack(tensors).transpose(1, 2).contiguous() for tensors in zip(*layers, strict=True))
         self.before = keys, values, left.rows
         if encoder.use_graphs and device.type == "cuda":
-            self.graphs = {count: PassGraphs(self, count, most) for count, most in self.most.items()}
+            self.graphs = {count: PassGraphs(self, count, limit) for count, limit in self.limits.items()}
         return self.before
 
     def fault(self, request_id: str, part: LivePart) -> str | None:
-        """What is wrong with a part, or with the request that it is of; None if it can be encoded."""
+        """Return what is wrong with a part or its request; None if the part can be encoded."""
         if request_id not in self.slot_of:
             return "the session has no slot of the encoder"
         if part.first != (encoded := self.encoded[request_id]):
@@ -134,8 +133,8 @@ class LiveEncoder(nn.Module):
         return None
 
     def encode(self, parts: Mapping[str, LivePart]) -> dict[str, str]:
-        """Put the rows of one step in place, by request id. Returns {request id: fault} of the parts left out."""
-        bulks: list[list[Rows]] = []  # a pass each, in order
+        """Encode the parts of one step, by request id. Returns {request id: fault} of the parts that it left out."""
+        bulks: list[list[Rows]] = []  # one list for each pass, in order
         singles: list[list[Rows]] = []
         faults: dict[str, str] = {}
         for request_id, part in parts.items():
@@ -155,9 +154,9 @@ class LiveEncoder(nn.Module):
                     passes[turn].append(Rows(slot, row, samples))
                     row += count
         for passes, count in ((bulks, BULK), (singles, 1)):
-            for each in passes:
-                for start in range(0, len(each), self.most[count]):
-                    self._pass(each[start : start + self.most[count]], count)
+            for sessions in passes:
+                for start in range(0, len(sessions), self.limits[count]):
+                    self._pass(sessions[start : start + self.limits[count]], count)
         return faults
 
     def _pass(self, sessions: list[Rows], count: int) -> None:
@@ -165,48 +164,46 @@ class LiveEncoder(nn.Module):
             self.graphs[count].replay(sessions)
             return
         device = self.keys.device
-        slots, rows = (
-            torch.tensor(each, device=device) for each in ([x.slot for x in sessions], [x.row for x in sessions])
-        )
-        samples = torch.from_numpy(np.stack([x.samples for x in sessions])).to(device)
+        slots = torch.tensor([session.slot for session in sessions], device=device)
+        rows = torch.tensor([session.row for session in sessions], device=device)
+        samples = torch.from_numpy(np.stack([session.samples for session in sessions])).to(device)
         self.run(slots, rows, samples, count)
 
     def run(self, slots: torch.Tensor, rows: torch.Tensor, samples: torch.Tensor, count: int) -> None:
         """slots, rows [sessions]; samples int16 [sessions, LOOK_BACK + count rows + LOOK_AHEAD]."""
-        (encoder,), (store,) = self.encoder, self.rows
+        store = self.rows
         slots, rows = slots.contiguous(), rows.contiguous()  # as the kernel reads them
         frames = self.convolved(samples).flatten(0, 1).contiguous()
         numbers = rows[:, None] * self.stride + torch.arange(count * self.stride, device=rows.device)
         step = RingStep(self.keys, self.values, slots, numbers)
-        encoded = self.project(encoder.whisper_encoder(frames, numbers.flatten(), step))
+        encoded = self.project(self.encoder.whisper_encoder(frames, numbers.flatten(), step))
         places = slots[:, None] * store.ring + (rows[:, None] + torch.arange(count, device=rows.device)) % store.ring
         store.live().index_copy_(0, places.flatten(), encoded.to(store.pool.dtype))
 
     def convolved(self, samples: torch.Tensor) -> torch.Tensor:
         """int16 [sessions, samples] -> [sessions, frames, dim], as EncodeOnceEncoder.pieces has it for later pieces."""
-        (encoder,) = self.encoder
-        size = encoder.config.window_size
-        mel = encoder.log_mel((samples.float() / 2**15).unfold(1, size, HOP))
-        return encoder.whisper_encoder.convolve(mel.to(encoder.dtype), first=False)
+        size = self.encoder.config.window_size
+        mel = self.encoder.log_mel((samples.float() / 2**15).unfold(1, size, HOP))
+        return self.encoder.whisper_encoder.convolve(mel.to(self.encoder.dtype), first=False)
 
 
 class PassGraphs:
-    """The CUDA graphs of passes of `count` rows a session, for up to `most` sessions."""
+    """The CUDA graphs of passes that compute `count` rows for each of up to `limit` sessions."""
 
-    def __init__(self, live: LiveEncoder, count: int, most: int) -> None:
+    def __init__(self, live: LiveEncoder, count: int, limit: int) -> None:
         width = LOOK_BACK + count * live.shape.samples + LOOK_AHEAD
         record = np.dtype([("samples", "<i2", width), ("row", "<i8"), ("slot", "<i8")])
-        self.sizes = sizes(most)
+        self.sizes = sizes(limit)
         self.unused = live.slots
         # One copy to the GPU for a pass. Several passes may be on their way: each has a buffer of its own on the host.
-        self.raw = torch.zeros(most * record.itemsize, dtype=torch.uint8, device=live.keys.device)
+        self.raw = torch.zeros(limit * record.itemsize, dtype=torch.uint8, device=live.keys.device)
         self.hosts = [torch.zeros_like(self.raw, device="cpu").pin_memory() for _ in range(IN_FLIGHT)]
         self.copied = [torch.cuda.Event() for _ in self.hosts]
         self.records = [host.numpy().view(record) for host in self.hosts]
         self.size_of_record = record.itemsize
         self.turn = 0
-        samples = self.raw.view(torch.int16).view(most, -1)[:, :width]
-        numbers = self.raw.view(torch.int64).view(most, -1)[:, -2:]
+        samples = self.raw.view(torch.int16).view(limit, -1)[:, :width]
+        numbers = self.raw.view(torch.int64).view(limit, -1)[:, -2:]
         numbers[:, 0], numbers[:, 1] = live.shape.left, self.unused
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
@@ -229,8 +226,8 @@ class PassGraphs:
         self.turn = (self.turn + 1) % IN_FLIGHT
         self.copied[self.turn].synchronize()
         records = self.records[self.turn]
-        for record, each in zip(records, sessions, strict=False):
-            record["samples"], record["row"], record["slot"] = each.samples, each.row, each.slot
+        for record, session in zip(records, sessions, strict=False):
+            record["samples"], record["row"], record["slot"] = session.samples, session.row, session.slot
         records["slot"][len(sessions) : size] = self.unused
         used = size * self.size_of_record
         self.raw[:used].copy_(self.hosts[self.turn][:used], non_blocking=True)
@@ -238,6 +235,6 @@ class PassGraphs:
         self.graphs[size].replay()
 
 
-def sizes(most: int) -> list[int]:
-    """Sessions of the graphs, up to `most`: close together, since a pass computes the unused places as well."""
-    return [size for size in (1, 2, 3, 4, 6, *range(8, 64, 8), *range(64, most, 16)) if size < most] + [most]
+def sizes(limit: int) -> list[int]:
+    """Numbers of sessions of the graphs, close together because a pass computes its unused places as well."""
+    return [size for size in (1, 2, 3, 4, 6, *range(8, 64, 8), *range(64, limit, 16)) if size < limit] + [limit]

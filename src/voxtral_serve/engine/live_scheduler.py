@@ -30,7 +30,7 @@ from voxtral_serve.engine.session import NAME, OPTION, SESSION, SessionShape
 
 logger = init_logger("vllm.voxtral_serve.live")
 # vLLM 0.32.0 has both of these limits, 0.20.0 the first.
-MOST_RUNNING = ("max_num_running_reqs", "max_num_active_reqs")
+RUNNING_LIMITS = ("max_num_running_reqs", "max_num_active_reqs")
 MOST_AHEAD = 128  # rows of all sessions that a step encodes ahead: more would delay the tokens of other sessions
 # What is used of vLLM's scheduler: methods and their parameters, attributes that its source sets.
 METHODS = {
@@ -49,7 +49,7 @@ ATTRIBUTES = (
 
 
 class LiveSessions:
-    """Put before one of vLLM's scheduler classes."""
+    """Mixin for vLLM's scheduler classes."""
 
     running: list[Any]
     waiting: Any
@@ -58,7 +58,7 @@ class LiveSessions:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config: Any = self.vllm_config  # type: ignore[attr-defined]
-        self.most_sessions = int(config.additional_config[OPTION])
+        self.session_limit = int(config.additional_config[OPTION])
         tokenizer: Any = cached_tokenizer_from_config(config.model_config)
         self.shape = SessionShape.of(tokenizer.instruct.audio_encoder.audio_config)
         self.sessions: dict[str, SessionAudio] = {}
@@ -70,7 +70,7 @@ class LiveSessions:
         self.untold: set[str] = set()  # requests that were preempted since the last step that had tokens
         self.faults: dict[str, str] = {}  # requests to end when the next output comes, and why
         self.ended: list[tuple[int, EngineCoreOutput]] = []  # (client, output) of requests that ended here
-        self.most_running = [name for name in MOST_RUNNING if hasattr(self, name)]
+        self.running_limits = [name for name in RUNNING_LIMITS if hasattr(self, name)]
 
     def live(self, messages: list[list[Any]]) -> dict[str, str]:
         """Take messages (voxtral_serve.engine.session) -> {session: reason} of those that were refused. Never raises:
@@ -106,8 +106,8 @@ class LiveSessions:
             raise ValueError(f"a session named {name!r:.80}: expected {NAME.pattern}")
         if name in self.sessions:
             raise ValueError("the session is open already")
-        if len(self.sessions) >= self.most_sessions:
-            raise ValueError(f"{OPTION} is {self.most_sessions}")
+        if len(self.sessions) >= self.session_limit:
+            raise ValueError(f"{OPTION} is {self.session_limit}")
         self.sessions[name] = SessionAudio(self.shape.with_delay(delay), self.positions)
 
     def _close(self, name: str) -> None:
@@ -197,22 +197,22 @@ class LiveSessions:
         waiting, ready = list[Any](), list[Any]()
         for request in self.running:
             (waiting if self.waits(request) else ready).append(request)
-        limits = {name: getattr(self, name) for name in self.most_running}
+        limits = {name: getattr(self, name) for name in self.running_limits}
         # All rows but the last of a request that was preempted are there. That one is waited for, too.
         preempted = self._preempted_waiting()
         if preempted:
             self.waiting.remove_requests(preempted)
         self.running = ready
-        for name, most in limits.items():
-            setattr(self, name, most - len(waiting))
+        for name, limit in limits.items():
+            setattr(self, name, limit - len(waiting))
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             self.running = waiting + self.running
             for request in preempted:
                 self.waiting.prepend_request(request)
-            for name, most in limits.items():
-                setattr(self, name, most)
+            for name, limit in limits.items():
+                setattr(self, name, limit)
         if waiting and not output.num_scheduled_tokens:
             self._make_room(waiting)
         return output
@@ -263,10 +263,10 @@ class LiveSessions:
         return parts
 
     def get_num_unfinished_requests(self) -> int:
-        """0 where all of them wait for audio: the engine's loop then blocks until a message comes."""
+        """Return 0 if all of them wait for audio: the engine's loop then blocks until a message comes."""
         unfinished: int = super().get_num_unfinished_requests()  # type: ignore[misc]
-        held = len(self.running) + len(self._preempted_waiting())
-        return 0 if self.audio_of and unfinished == held and all(map(self.waits, self.running)) else unfinished
+        admitted = len(self.running) + len(self._preempted_waiting())
+        return 0 if self.audio_of and unfinished == admitted and all(map(self.waits, self.running)) else unfinished
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.audio_of.pop(request.request_id, None)
@@ -282,7 +282,7 @@ class LiveAsyncScheduler(LiveSessions, AsyncScheduler):
 
 
 def live_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> LiveSessions:
-    """What vLLM makes its scheduler with. Raises PatchError where its own is not as expected."""
+    """vLLM calls it to make its scheduler. Raises PatchError if vLLM's own scheduler is not as expected."""
     if lacking := expected(Scheduler):
         raise shims.PatchError(
             f"vllm {shims.installed('vllm')}: its scheduler has no {', '.join(lacking)}: live sessions cannot be "
@@ -293,12 +293,12 @@ def live_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> LiveSessions:
 
 
 def expected(scheduler: type) -> list[str]:
-    """What is used of vLLM's scheduler and is not there."""
+    """Return the methods and attributes that are used of vLLM's scheduler and that it lacks."""
     source = inspect.getsource(inspect.getmodule(scheduler))  # type: ignore[arg-type]
     lacking = [name for name in ATTRIBUTES if name not in source]
     for name, parameters in METHODS.items():
         method = getattr(scheduler, name, None)
-        found = inspect.signature(method).parameters if method else {}
-        if method is None or not set(parameters) <= set(found):
+        accepted = inspect.signature(method).parameters if method else {}
+        if method is None or not set(parameters) <= set(accepted):
             lacking.append(f"{name}({', '.join(parameters)})")
     return lacking

@@ -2,7 +2,7 @@
 
 For a model with audio, this runner embeds tokens and audio before it calls the model. `AudioRowsRunner` overrides the
 methods that do this: the model gets token ids, and each request gets a slot of `AudioRows`. With full CUDA graphs,
-steps that only decode have graphs of their own. The worker installs it (voxtral_serve.engine.worker). Model Runner V2
+steps that only decode have graphs of their own. The worker calls `add_audio_rows` (worker.py). Model Runner V2
 has an interface for the rows (model_state.py), and a patch for the graphs (step_graphs).
 """
 
@@ -24,7 +24,7 @@ from voxtral_serve.engine.live_encoder import LiveEncoder
 
 
 class Slots:
-    """Slots of requests. Model Runner V1 has no fixed numbers for requests: those in its batch change between steps."""
+    """The slots of requests. Model Runner V1 has no fixed numbers for requests: they change between steps."""
 
     def __init__(self, rows: AudioRows, live: LiveEncoder | None = None) -> None:
         self.rows, self.live = rows, live
@@ -61,7 +61,7 @@ class Slots:
             self.rows.slot[: len(numbers)].copy_(host, non_blocking=True)
 
     def _begin(self, request: str, clips: list[torch.Tensor], part: LivePart | None) -> None:
-        """Give a request with audio a slot. One that gets none reads zeros, and `begin_step` marks it."""
+        """Give a request with audio a slot. A request that gets none reads zeros, and `begin_step` marks it."""
         if request not in self.of:
             if not self.free or (not clips and part is None):
                 return
@@ -107,14 +107,15 @@ class AudioRowsRunner:
         return super()._prepare_inputs(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
     def _check_and_update_cudagraph_mode(self, *args: Any, **kwargs: Any) -> None:
-        """With full graphs for all steps, add some of their own for steps that only decode, whose attention is faster.
+        """If all steps have full graphs, add graphs for steps that only decode, in which attention is faster.
 
-        Without a graph of `most` tokens, decoding of nearly as many would have none: all steps share graphs then.
+        Exception: if there is a graph for more tokens than the largest decode step has, but none for exactly as many,
+        the largest decode steps would have no graph of their own. All steps share graphs then.
         """
         super()._check_and_update_cudagraph_mode(*args, **kwargs)  # type: ignore[misc]
         graphs, sizes = self.cudagraph_dispatcher, self.compilation_config.cudagraph_capture_sizes or []
-        most = self.uniform_decode_query_len * self.scheduler_config.max_num_seqs
-        if graphs.cudagraph_mode == CUDAGraphMode.FULL and (most in sizes or most > max(sizes, default=0)):
+        tokens = self.uniform_decode_query_len * self.scheduler_config.max_num_seqs  # of the largest decode step
+        if graphs.cudagraph_mode == CUDAGraphMode.FULL and (tokens in sizes or tokens > max(sizes, default=0)):
             # The keys of FULL stay. This mode lets `dispatch` tell both kinds of steps apart.
             graphs.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, self.uniform_decode_query_len)
 
@@ -138,13 +139,26 @@ class AudioRowsRunner:
 
 
 def pin(item: MultiModalKwargsItem | None) -> None:
-    """Put the tensors of a clip into pinned memory. A copy from other memory to the GPU waits
-    until the GPU has done all work before it; vLLM 0.32.0 pins them itself. Without CUDA: nothing."""
+    """Move the tensors of a clip into pinned memory, as vLLM 0.32.0 does itself. Does nothing without CUDA.
+
+    A copy from other memory to the GPU would wait until the GPU has done all work before it.
+    """
     if item is None or not torch.cuda.is_available():
         return
     for field in item.values():
         if isinstance(field.data, torch.Tensor) and field.data.is_cpu:
             field.data = field.data.pin_memory()
+
+
+def add_audio_rows(runner: Any) -> None:
+    """Give a runner of Model Runner V1, which has not loaded its model yet, the methods of `AudioRowsRunner`.
+
+    It assigns `__class__`, because vLLM's workers construct the runner inside `init_device` with a class that they
+    import there: 0.20.0 on GPUs and CPUs, and 0.32.0 on CPUs. `AudioRowsRunner` has no `__init__`, so the result is
+    what constructing the subclass would give. A worker that makes its runner in a method of its own, as 0.32.0 does
+    on GPUs (`Worker._make_model_runner`), needs an override of that method only.
+    """
+    runner.__class__ = with_audio_rows(type(runner))
 
 
 # Method -> its first argument, and a word that its source must have
@@ -157,14 +171,14 @@ METHODS = {
 
 
 def with_audio_rows(runner_class: Any) -> Any:
-    """A subclass of a Model Runner V1 class. Raises PatchError if it does not have the expected methods."""
+    """Return a subclass of a Model Runner V1 class. Raises PatchError if the class lacks the expected methods."""
     for name, (first, word) in METHODS.items():
         method = getattr(runner_class, name, None)
-        found = [*inspect.signature(method).parameters][1:2] if method else "nothing, because it does not exist"
-        if method is None or found != [first] or word not in inspect.getsource(method):
+        arguments = [*inspect.signature(method).parameters][1:2] if method else "nothing, because it does not exist"
+        if method is None or arguments != [first] or word not in inspect.getsource(method):
             raise shims.PatchError(
-                f"vllm {shims.installed('vllm')}: {runner_class.__name__}.{name} takes {found}, expected [{first!r}] "
-                f"first and {word} in its source: the encode-once model cannot be served with it. "
+                f"vllm {shims.installed('vllm')}: {runner_class.__name__}.{name} takes {arguments}, expected "
+                f"[{first!r}] first and {word} in its source: the encode-once model cannot be served with it. "
                 f"{shims.ADVICE}"
             )
     return type(f"AudioRows{runner_class.__name__}", (AudioRowsRunner, runner_class), {})

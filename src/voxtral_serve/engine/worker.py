@@ -1,6 +1,6 @@
-"""The encode-once model's worker: vLLM's own, with the model runner that this model needs.
+"""The worker of the encode-once model: vLLM's own worker with the model runner that this model needs.
 
-`worker_cls` names it, which vLLM has for this; the config hook of the model sets it (config.py).
+vLLM's option `worker_cls` names it. The config hook of the model sets the option (config.py).
 """
 
 import copy
@@ -17,7 +17,7 @@ from voxtral_serve.engine.live_audio import FAULTS, step_of
 
 
 class EncodeOnceWorker:
-    """Put before one of vLLM's worker classes."""
+    """Mixin for vLLM's worker classes."""
 
     device_config: Any
     model_runner: Any
@@ -32,8 +32,11 @@ class EncodeOnceWorker:
             return
         from voxtral_serve.engine import model_runner
 
-        # vLLM 0.20.0 makes the runner inside init_device, and nothing before it could choose the class.
-        self.model_runner.__class__ = model_runner.with_audio_rows(type(self.model_runner))
+        model_runner.add_audio_rows(self.model_runner)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        self.model_runner.get_model().weights_loaded()
 
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
@@ -53,7 +56,7 @@ class EncodeOnceWorker:
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Called once for each step with tokens. Its output carries the faults that the step has found."""
+        """vLLM calls it once for each step with tokens. Its output carries the faults of the step's audio."""
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
         rows = self.model_runner.get_model().audio_rows
         if output is None or not rows.faults:  # None: `execute_model` has raised
@@ -63,7 +66,7 @@ class EncodeOnceWorker:
 
 
 def with_faults(output: Any, faults: dict[str, str]) -> Any:
-    """vLLM's output of a step with the attribute FAULTS. Of an asynchronous output, the result gets it."""
+    """Returns vLLM's output of a step with the attribute FAULTS. The result of an asynchronous output gets it later."""
     if isinstance(output, AsyncModelRunnerOutput):
         get_output = output.get_output
         output.get_output = lambda: with_faults(get_output(), faults)  # type: ignore[method-assign]
@@ -78,14 +81,14 @@ class GpuWorker(EncodeOnceWorker, Worker):
 
 
 def draft_pads(runner: Any) -> None:
-    """Put pads in the place of the n-gram search that Model Runner V2 has made for `method: ngram_gpu`.
+    """Replace the n-gram search, which Model Runner V2 makes for `method: ngram_gpu`, by the drafter of pads.
 
-    Raises PatchError where it has made something else.
+    Raises PatchError if the runner has another speculator.
     """
-    made = type(getattr(runner, "speculator", None)).__name__
-    if made != "NgramGPUSpeculator":
+    speculator = type(getattr(runner, "speculator", None)).__name__
+    if speculator != "NgramGPUSpeculator":
         raise shims.PatchError(
-            f"vllm {shims.installed('vllm')}: the speculator of Model Runner V2 is {made}, expected NgramGPUSpeculator "
-            f"(pads are drafted in its place). {shims.ADVICE}"
+            f"vllm {shims.installed('vllm')}: the speculator of Model Runner V2 is {speculator}, expected "
+            f"NgramGPUSpeculator (pads are drafted in its place). {shims.ADVICE}"
         )
     runner.speculator = drafter.pad_speculator(runner.vllm_config, runner.device)

@@ -102,7 +102,8 @@ def attach(state: Any, app: Any, threads: Executor) -> ServerFacts | SpeechFacts
 
     Raises KindError, KeysError, LogError, PatchError, AttributeError or another error if vLLM is not as expected.
     """
-    logs.check()
+    logs.check_settings()
+    logs.check_loggers()
     engine = state.engine_client
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg not in WEBSOCKET_LINES)
     if getattr(state, "openai_serving_speech", None) is not None:  # of vLLM-Omni, whatever it serves

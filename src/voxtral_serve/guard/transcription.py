@@ -17,7 +17,7 @@ from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.keyring import CHECK_S, IN_FLIGHT, LIVE, KeyAudio
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
-from voxtral_serve.guard.live.service import LATER, POLICY, REFUSED, Ending
+from voxtral_serve.guard.live.endings import LATER, POLICY, REFUSED, Ending
 from voxtral_serve.guard.live.socket import LAST_WORD_S, LiveSocket
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.guard.request import MODELS, SERVER, Frontend, Request
@@ -74,7 +74,7 @@ class TranscriptionRequest(Request):
             return
         made = handshake.read(self.path, self.scope, self.headers)
         wire = self.scope.get("extensions", {}).get(ClientWatch.EXTENSION)
-        socket = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.dialect, made.subprotocol, wire)
+        socket = LiveSocket(facts.sessions, self.receive, self.send, self.id, made.codec, made.subprotocol, wire)
         async with contextlib.AsyncExitStack() as places:
             if facts.keys is not None and self.key is not None:
                 socket.audio = KeyAudio(facts.keys, self.key)

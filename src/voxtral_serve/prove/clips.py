@@ -8,18 +8,16 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import soundfile
-import soxr
 
 from voxtral_serve.client.errors import UsageError
-from voxtral_serve.client.sound import FULL_SCALE, RATE_HZ
+from voxtral_serve.measure import sound
+from voxtral_serve.measure.errors import MeasureError
+from voxtral_serve.measure.sound import RATE_HZ, Pcm, Samples
 
 BUNDLED = Path(__file__).parent / "clips" / "manifest.jsonl"
 PATHS = ("path", "audio_filepath")  # names of a line's audio file; the second is NeMo's
 LANGUAGE = "en"
-
-Samples = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,12 @@ class Clip:
     def wav(self) -> bytes:
         """A WAV file of PCM16, whose samples are those that a live session gets."""
         file = io.BytesIO()
-        samples = np.frombuffer(pcm16(self.samples), "<i2")
-        soundfile.write(file, samples, RATE_HZ, format="WAV", subtype="PCM_16")
+        soundfile.write(file, self.pcm, RATE_HZ, format="WAV", subtype="PCM_16")
         return file.getvalue()
 
-
-def pcm16(samples: Samples) -> bytes:
-    return (samples.clip(-1, 1) * FULL_SCALE).round().astype("<i2").tobytes()
+    @cached_property
+    def pcm(self) -> Pcm:
+        return sound.pcm16(self.samples)
 
 
 def load(manifest: Path, most: int) -> tuple[list[Clip], int]:
@@ -76,15 +73,9 @@ def _clip(manifest: Path, number: int, line: str) -> Clip:
             raise UsageError(f"{where}: {key} is {value!r}, expected a string")
     path = manifest.parent / name
     try:
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (OSError, soundfile.SoundFileError) as error:
-        raise UsageError(f"{where}: {path} cannot be decoded: {error}") from None
-    mono = samples.mean(axis=1)
-    if rate != RATE_HZ:
-        mono = soxr.resample(mono, rate, RATE_HZ)
-    if not len(mono):
-        raise UsageError(f"{where}: {path} has no samples")
-    return Clip(path, text, language, mono)
+        return Clip(path, text, language, sound.read(path, str(path)))
+    except MeasureError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def joined(clips: Sequence[Clip], first: int, gap_s: float, seconds: float) -> Samples:

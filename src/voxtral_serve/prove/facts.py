@@ -14,8 +14,9 @@ import yaml
 from voxtral_serve import checkpoint
 from voxtral_serve.checkpoint.headers import tensor_bytes
 from voxtral_serve.client.errors import UsageError
+from voxtral_serve.measure import log as logs
+from voxtral_serve.measure.gpus import Gpus
 from voxtral_serve.prove import private
-from voxtral_serve.prove.gpus import Gpus
 from voxtral_serve.prove.state import Run
 
 LIBRARIES = (
@@ -63,8 +64,8 @@ def _numbers(dtype: str, content: bytes) -> np.ndarray | None:
     return np.frombuffer(content, kinds[dtype]).astype(np.float32) if dtype in kinds else None
 
 
-def of_run(run: Run, gpus: Gpus, began: datetime) -> dict[str, Any]:
-    """The report without its parts. What is not known is None."""
+def of_run(run: Run, gpus: Gpus | None, began: datetime) -> dict[str, Any]:
+    """The report without its parts; `gpus` of the server's machine. What is not known is None."""
     job, target = run.job, run.server
     return {
         "date_utc": began.astimezone(UTC).isoformat(timespec="seconds"),
@@ -81,7 +82,7 @@ def of_run(run: Run, gpus: Gpus, began: datetime) -> dict[str, Any]:
             "capabilities": (target.about or {}).get("capabilities"),
             "limits": (target.about or {}).get("limits"),
             "context_s": target.context_s,
-            "patches": run.engine.patches() if run.engine else None,
+            "patches": logs.patches(logs.read(run.engine.log)) if run.engine else None,
         },
         "config": None if run.config is None else private.config(run.config),
         "options": private.options(job.arguments),
@@ -91,8 +92,8 @@ def of_run(run: Run, gpus: Gpus, began: datetime) -> dict[str, Any]:
             "python": platform.python_version(),
             "cpu": _cpu(),
             "cores": os.cpu_count(),
-            "gpus": gpus.facts(),
-            "driver": gpus.driver(),
+            "gpus": gpus.facts() if gpus else [],
+            "driver": gpus.driver() if gpus else None,
         },
     }
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from voxtral_serve.client.sound import RATE_HZ
-from voxtral_serve.prove import scoring
-from voxtral_serve.prove.clips import Clip, Samples, joined
+from voxtral_serve.measure import scoring, sound
+from voxtral_serve.measure.live import LiveError, Timeline
+from voxtral_serve.measure.scoring import Errors
+from voxtral_serve.measure.sound import RATE_HZ, TOKEN, Pcm, Samples
+from voxtral_serve.prove.clips import Clip, joined
 from voxtral_serve.prove.outcome import (
     BROKEN_WER,
     FINAL_S,
@@ -22,14 +24,14 @@ from voxtral_serve.prove.outcome import (
     number,
     percent,
 )
-from voxtral_serve.prove.sessions import LiveError, Timeline, at_once, session
+from voxtral_serve.prove.sessions import at_once, session, spoken
 from voxtral_serve.prove.state import Run
-from voxtral_serve.prove.target import TOKEN, Target
 from voxtral_serve.prove.texts import live_figures
 
 GAP_S = 0.64  # between clips of one recording: eight tokens
 LONGER_S = 60.0  # that an hour may take if its audio does not fill a request by then
 CLIENT_LATE_S = 0.1  # from where on a bound says as much of the client as of the server
+AHEAD_S = 20.0  # that a session which is sent as fast as it goes may be ahead of its text
 UNKNOWN_MOST = 64  # sessions to try where the server names no limit
 
 
@@ -77,7 +79,7 @@ def pauses(run: Run) -> Result:
     run.need_live()
     first, second = longest(run.bundled)
     silence = np.zeros(round(run.size.silence_s * RATE_HZ), np.float32)
-    line = asyncio.run(_spoken(run.target, np.concatenate([first.samples, silence, second.samples])))
+    line = asyncio.run(spoken(run.target, np.concatenate([first.samples, silence, second.samples])))
     within, after = pause_texts(line, first.seconds, first.seconds + run.size.silence_s)
     assert second.text is not None  # as all bundled clips
     errors = scoring.word_errors(second.text, after, second.language)
@@ -87,7 +89,7 @@ def pauses(run: Run) -> Result:
     figures = {
         "silence_s": run.size.silence_s,
         "words_within": len(within.split()),
-        "errors_after": errors.errors,
+        "errors_after": errors.total,
         "words_after": errors.words,
     }
     texts = [{"within": within, "after": after, "reference": second.text}]
@@ -106,15 +108,9 @@ def pause_texts(line: Timeline, begin_s: float, end_s: float) -> tuple[str, str]
     spoken_at = [*line.sent, math.inf]
     begin = spoken_at[min(int(begin_s * RATE_HZ / TOKEN), len(line.sent))] + SETTLED_S
     end = spoken_at[min(int(end_s * RATE_HZ / TOKEN), len(line.sent))]
-    within = "".join(text for at, text in line.deltas if begin < at < end)
-    after = "".join(text for at, text in line.deltas if at >= end)
+    within = "".join(text for at, text in line.pieces if begin < at < end)
+    after = "".join(text for at, text in line.pieces if at >= end)
     return within, after
-
-
-async def _spoken(target: Target, samples: Samples) -> Timeline:
-    async with session(target) as each:
-        await each.speak(samples)
-        return await each.finish()
 
 
 def hour(run: Run) -> Result:
@@ -141,11 +137,11 @@ def hour(run: Run) -> Result:
     if not run.random:
         clips = [run.bundled[place % len(run.bundled)] for place in range(sent)]
         reference = " ".join(clip.text or "" for clip in clips)
-        all_words = scoring.word_errors(reference, line.text, clips[0].language)
+        all_words = scoring.word_errors(reference, line.text.strip(), clips[0].language)
         tail = end_errors(clips[-1].text or "", line.text, clips[-1].language)
-        figures |= {"wer": all_words.rate, "errors_of_last_clip": tail.errors, "words_of_last_clip": tail.words}
+        figures |= {"wer": all_words.rate, "errors_of_last_clip": tail.total, "words_of_last_clip": tail.words}
         told += f", WER {percent(all_words.rate)}"
-        texts = [{"reference": reference, "text": line.text}]
+        texts = [{"reference": reference, "text": line.text.strip()}]
         if all_words.rate is None or all_words.rate > BROKEN_WER:
             problems.append(f"WER is {percent(all_words.rate)}, over {percent(BROKEN_WER)}")
         if tail.rate is None or tail.rate > BROKEN_WER:
@@ -163,10 +159,10 @@ def rolled_over(rollovers: int | None, audio_s: float, context_s: float | None) 
     return rollovers > 0 if rollovers is not None else context_s is not None and audio_s > context_s
 
 
-def end_errors(reference: str, text: str, language: str) -> scoring.Errors:
+def end_errors(reference: str, text: str, language: str) -> Errors:
     """Errors of the text's last words, as many as the reference has."""
-    expected = scoring.words(reference, language)
-    heard = scoring.words(text, language)[-len(expected) :]
+    expected = scoring.normalize(reference, language).split()
+    heard = scoring.normalize(text, language).split()[-len(expected) :]
     return scoring.word_errors(" ".join(expected), " ".join(heard), language)
 
 
@@ -174,7 +170,7 @@ async def _hour(run: Run) -> tuple[Timeline, int]:
     """The session, and how many clips were sent."""
     sent = 0
 
-    def pieces() -> Iterator[Samples]:
+    def pieces() -> Iterator[Pcm]:
         nonlocal sent
         audio_s = 0.0
         for place in count():
@@ -182,14 +178,19 @@ async def _hour(run: Run) -> tuple[Timeline, int]:
             audio_s += len(piece) / RATE_HZ
             if audio_s > run.size.hour_s:
                 return
-            yield piece
+            yield sound.pcm16(piece)
             sent += 1  # once it has been sent
 
-    async with session(run.target) as each:
-        now, context_s = time.perf_counter(), run.target.context_s or 0.0
-        latest = now + run.size.hour_wall_s + LONGER_S
-        await each.hurry(pieces(), now + run.size.hour_wall_s, round(context_s * RATE_HZ), latest)
-        return await each.finish(), sent
+    async with session(run.target) as opened:
+        line, until = opened.timeline, time.perf_counter() + run.size.hour_wall_s
+        enough = round((run.target.context_s or 0.0) * RATE_HZ)
+
+        def go_on() -> bool:
+            return time.perf_counter() <= (until if line.samples >= enough else until + LONGER_S)
+
+        await opened.hurry(pieces(), round(AHEAD_S * RATE_HZ / TOKEN), go_on)
+        await opened.finish()
+        return line, sent
 
 
 def padded(samples: Samples) -> Samples:

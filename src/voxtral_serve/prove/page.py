@@ -3,12 +3,12 @@ Content-Security-Policy forbids scripts and what comes from elsewhere."""
 
 import json
 from typing import Any
+from xml.etree.ElementTree import Element, tostring
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from voxtral_serve.prove import charts
-from voxtral_serve.prove.charts import Line, Range
+from voxtral_serve.measure import plots
 
 TEMPLATE = "report.html.jinja"
 GIB = 1 << 30
@@ -35,7 +35,7 @@ def page(report: dict[str, Any]) -> str:
 
 
 def time(seconds: float | None) -> str:
-    return "–" if seconds is None else charts.seconds(seconds)
+    return "–" if seconds is None else plots.seconds(seconds)
 
 
 def share(value: float | None) -> str:
@@ -50,27 +50,36 @@ def drawn(figures: dict[str, Any], bounds: dict[str, float]) -> dict[str, Markup
     """The charts of parts that have figures, by the parts' names."""
     found = {}
     if phases := figures["start"].get("phases"):
-        found["start"] = charts.stacked([(each["name"], each["seconds"]) for each in phases])
+        found["start"] = _markup(plots.stacked([(each["name"], each["seconds"]) for each in phases]))
     if rows := delay_rows(figures["delays"]):
-        found["delays"] = charts.ranges(rows)
+        found["delays"] = _markup(plots.ranges(rows))
     for name in ("texts", "speculative", "stock"):
         if paths := figures[name].get("paths"):
-            found[name] = charts.shares(
-                [(each["path"], each["texts"] - each["different"], each["texts"]) for each in paths]
-            )
+            counts = [(each["path"], each["texts"] - each["different"], each["texts"]) for each in paths]
+            found[name] = _markup(plots.counts(counts))
     if levels := figures["live"].get("levels"):
         lags = [each["lag_s"] or {} for each in levels]
-        lines = [
-            Line("lag P50", [each.get("p50") for each in lags]),
-            Line("lag P99", [each.get("p99") for each in lags], bounds["lag_p99_s"]),
-            Line("time to final P90", [each["final_s"]["p90"] for each in levels], bounds["final_p90_s"]),
-        ]
+        lag, final = (
+            f"lag P99 (bound {time(bounds['lag_p99_s'])})",
+            f"to final P90 (bound {time(bounds['final_p90_s'])})",
+        )
+        lines = {
+            "lag P50": [each.get("p50") for each in lags],
+            lag: [each.get("p99") for each in lags],
+            final: [each["final_s"]["p90"] for each in levels],
+        }
+        lines = {name: line for name, line in lines.items() if any(line)}
+        limits = {lag: bounds["lag_p99_s"], final: bounds["final_p90_s"]}
         ticks = [str(each["sessions"]) for each in levels]
-        found["live"] = charts.lines(ticks, [line for line in lines if any(line.values)])
+        found["live"] = _markup(plots.by_level(ticks, lines, {}, "sessions", "s", limits))
     return found
 
 
-def delay_rows(delays: dict[str, Any]) -> list[Range]:
+def _markup(picture: Element) -> Markup:
+    return Markup(tostring(picture, encoding="unicode", method="html"))  # an element tree escapes its texts
+
+
+def delay_rows(delays: dict[str, Any]) -> list[tuple[str, float, float, float]]:
     live = delays.get("live") or {}
     rows = {
         "upload": delays.get("upload_s"),
@@ -79,7 +88,7 @@ def delay_rows(delays: dict[str, Any]) -> list[Range]:
         "live lag": live.get("lag_s"),
         "live time to final": live.get("final_s"),
     }
-    return [Range(label, **spread) for label, spread in rows.items() if spread]
+    return [(label, spread["p50"], spread["p90"], spread["p99"]) for label, spread in rows.items() if spread]
 
 
 def tiles(report: dict[str, Any], figures: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -10,8 +10,10 @@ from datetime import UTC, datetime
 
 from voxtral_serve.client.errors import RequestError, UsageError, report_end
 from voxtral_serve.client.server import api_key
+from voxtral_serve.measure.engine import spent, terminable, vllm
+from voxtral_serve.measure.errors import MeasureError
+from voxtral_serve.measure.gpus import Gpus, MemorySampler
 from voxtral_serve.prove import clips, engine, facts, live, private, report, service, texts
-from voxtral_serve.prove.gpus import Gpus, Meter
 from voxtral_serve.prove.job import FULL, QUICK, ProveJob
 from voxtral_serve.prove.outcome import Part, Result, SkippedError, judged, skip
 from voxtral_serve.prove.state import Run
@@ -42,7 +44,7 @@ OTHERS: tuple[tuple[str, str, Measure], ...] = (
 def run(job: ProveJob) -> int:
     """Exit status: 0; 1 if a part failed; 2 for arguments that cannot be used; 130 for Ctrl-C."""
     try:
-        with engine.terminable():
+        with terminable():
             return _run(job)
     except (UsageError, KeyboardInterrupt) as error:
         return report_end(error)
@@ -54,7 +56,7 @@ def _run(job: ProveJob) -> int:
     state = Run(job, size, clips.load(clips.BUNDLED, size.clips)[0], given, given_total)
     key = api_key(os.environ) if job.url else None
     if job.profile is not None and job.directory is not None:
-        engine.vllm()
+        _need_vllm()
         state.config = facts.profile(job.profile)
         state.random = facts.random_weights(job.directory)
     if job.random_weights:
@@ -64,7 +66,7 @@ def _run(job: ProveJob) -> int:
     except OSError as error:
         raise UsageError(f"--out {job.out} cannot be written: {error.strerror}") from None
     parts: list[Part] = []
-    gpus = Gpus(local=job.url is None or is_local(job.url))
+    gpus = Gpus() if job.url is None or is_local(job.url) else None
 
     def measure(name: str, title: str, function: Measure) -> Part:
         part = measured(name, title, function, state)
@@ -76,10 +78,10 @@ def _run(job: ProveJob) -> int:
     with contextlib.ExitStack() as stack:
         measure("check", "Check", check)
         checked = parts[0].result.outcome != "failed"
-        measure("start", "Start", lambda _: _started(state, stack, gpus, key, checked))
+        measure("start", "Start", lambda _: _started(state, stack, key, checked))
         for each in PARTS:
             measure(*each)
-        if state.engine is not None:
+        if state.engine is not None and state.engine.key is not None:
             hidden.append(state.engine.key)
         found = facts.of_run(state, gpus, began)
     for each in OTHERS:
@@ -98,9 +100,16 @@ def measured(name: str, title: str, function: Measure, state: Run) -> Part:
         result = function(state)
     except SkippedError as error:
         result = Result("skipped", str(error))
-    except (RequestError, OSError) as error:
+    except (RequestError, MeasureError, OSError) as error:
         result = Result("failed", " ".join(str(error).split()) or type(error).__name__)
     return Part(name, title, round(time.monotonic() - began, 2), result)
+
+
+def _need_vllm() -> None:
+    try:
+        vllm()
+    except MeasureError as error:
+        raise UsageError(str(error)) from None
 
 
 def is_local(url: str) -> bool:
@@ -132,21 +141,26 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 
-def _started(state: Run, stack: contextlib.ExitStack, gpus: Gpus, key: str | None, checked: bool) -> Result:
-    """Start the server, or look at the one that is up. It is in `state` then, with a meter of its GPUs."""
+def _started(state: Run, stack: contextlib.ExitStack, key: str | None, checked: bool) -> Result:
+    """Start the server, or look at the one that is up. It is in `state` then, with a sampler of its memory."""
     job = state.job
     if job.url is not None:
         state.server = Target(job.url, key, capped=state.random is not None)
-        state.gpu = Meter(gpus, None)
+        state.gpu = sampler(job.url)
         skip(NEEDS_SERVE)
     if not checked:
         skip("the check found problems")
     assert job.profile is not None and job.directory is not None
-    before = gpus.in_use()
     state.engine = stack.enter_context(engine.started(job.profile, job.directory, job.arguments))
     state.server = Target(state.engine.url, state.engine.key, capped=state.random is not None)
-    state.gpu = Meter(gpus, before)
-    seconds = sum(each for _, each in state.engine.phases)
-    phases = [{"name": name, "seconds": round(each, 2)} for name, each in state.engine.phases]
-    told = ", ".join(f"{each['name']} {each['seconds']:.0f} s" for each in phases)
-    return judged([], f"ready after {seconds:.0f} s: {told}", {"phases": phases, "seconds": round(seconds, 2)})
+    state.gpu = sampler(state.engine.url)
+    seconds = sum(phase_s for _, phase_s in state.engine.phases)
+    phases = [{"name": name, "seconds": round(phase_s, 2)} for name, phase_s in state.engine.phases]
+    return judged([], f"ready after {spent(state.engine.phases)}", {"phases": phases, "seconds": round(seconds, 2)})
+
+
+def sampler(url: str) -> MemorySampler:
+    """A sampler of the memory of the server at this URL that has begun."""
+    made = MemorySampler(url)
+    made.start()
+    return made

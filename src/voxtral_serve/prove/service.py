@@ -1,6 +1,7 @@
 """The parts about a server's service: what it refuses, how it ends, what it takes."""
 
 import io
+import signal
 import time
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 import soundfile
 
 from voxtral_serve.client.errors import RequestError
-from voxtral_serve.client.sound import RATE_HZ
+from voxtral_serve.measure.sound import RATE_HZ
 from voxtral_serve.prove.clips import Clip, joined
 from voxtral_serve.prove.live import GAP_S
 from voxtral_serve.prove.outcome import Result, judged, number, skip
@@ -96,13 +97,13 @@ def sigterm(run: Run) -> Result:
         running = [pool.submit(_answer, target, target.clip(clip)) for _ in range(most)]
         time.sleep(UNDER_WAY_S)
         done_before = sum(each.done() for each in running)
-        engine.tell_to_stop()
+        engine.send_signal(signal.SIGTERM)
         began = time.monotonic()
         time.sleep(TOLD_S)
         new = _answer(target, target.clip(run.bundled[0]))
-        status = engine.status(GRACE_S)
+        status = engine.wait(GRACE_S)
         ended_s = time.monotonic() - began
-        engine.kill()  # or its requests would be waited for
+        engine.stop()  # or its requests would be waited for
         answers = [each.result() for each in running]
     finished = sum(isinstance(each, Answer) and each.status == 200 for each in answers)
     figures: dict[str, Any] = {
@@ -136,8 +137,8 @@ def _answer(target: Target, upload: Upload) -> Answer | RequestError:
 def memory(run: Run) -> Result:
     """The most memory that was in use on the server's GPUs until now, and the energy of the batched requests."""
     run.target  # noqa: B018  there is one, or this part is skipped
-    peak = run.meter.stop()
-    why = run.meter.why
+    peak = run.sampler.stop()["device_peak_bytes"]
+    why = run.sampler.device_reason()
     figures = {
         "peak_bytes": peak,
         "joules_per_audio_s": None if run.batched_j_per_s is None else round(run.batched_j_per_s, 4),

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from voxtral_serve.measure.engine import Engine
+from voxtral_serve.measure.gpus import MemorySampler
+from voxtral_serve.measure.live import Timeline
+from voxtral_serve.measure.scoring import Errors, word_errors
 from voxtral_serve.prove.clips import Clip
-from voxtral_serve.prove.engine import Engine
-from voxtral_serve.prove.gpus import Meter
 from voxtral_serve.prove.job import ProveJob, Size
 from voxtral_serve.prove.outcome import skip
-from voxtral_serve.prove.scoring import Errors, word_errors
-from voxtral_serve.prove.sessions import Timeline
 from voxtral_serve.prove.target import Target
 
 
@@ -39,7 +39,7 @@ class Run:
     batched_j_per_s: float | None = None
     server: Target | None = None
     engine: Engine | None = None
-    gpu: Meter | None = None
+    gpu: MemorySampler | None = None
 
     @property
     def compared(self) -> list[Clip]:
@@ -53,7 +53,7 @@ class Run:
         return self.server
 
     @property
-    def meter(self) -> Meter:
+    def sampler(self) -> MemorySampler:
         assert self.gpu is not None  # with the server
         return self.gpu
 

@@ -1,23 +1,34 @@
 """The parts that look at texts: of clips against references, of one path against another, of other configurations."""
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from voxtral_serve.check import PROFILES
 from voxtral_serve.client.errors import RequestError
-from voxtral_serve.prove import engine, scoring
+from voxtral_serve.measure import scoring, spread
+from voxtral_serve.measure.live import LiveError, Timeline
+from voxtral_serve.prove import engine
 from voxtral_serve.prove.clips import Clip
 from voxtral_serve.prove.outcome import BROKEN_WER, DIFFERENT, Result, SkippedError, judged, number, percent, skip
-from voxtral_serve.prove.sessions import NoLiveError, Timeline, spoken
+from voxtral_serve.prove.sessions import spoken
 from voxtral_serve.prove.state import Run
 from voxtral_serve.prove.target import Answer, Target, Upload
 
 ENCODE_ONCE = "VoxtralRealtimeEncodeOnce"
 OWN_OPTION = "--additional-config"  # belongs to the profile that it was given for
 OLDER = "0.20.0"
+PROFILE = "throughput.yaml"  # of the other servers
+DRAFTS = {"method": "ngram_gpu", "model": "voxtral_serve.drafter.PadDrafter", "num_speculative_tokens": 5}
+FEWER = {"num_speculative_tokens_per_batch_size": [[1, 32, 5], [33, 128, 2], [129, 256, 1]]}  # not in OLDER
+# As vLLM's own model runs on every version: it has no full graphs in OLDER.
+STOCK = (
+    *("--hf-overrides", "{}", "--attention-backend", "TRITON_ATTN"),
+    *("--compilation-config.cudagraph_mode", "PIECEWISE"),
+)
+PERCENTILES = (50, 90, 99)
 NO_UPLOADS = "there are no texts of uploads to compare with"
 
 
@@ -57,13 +68,13 @@ def _clips(target: Target, name: str, each: Sequence[Clip]) -> tuple[dict[str, A
                 "clip": place,
                 "audio_s": round(clip.seconds, 3),
                 "seconds": round(answer.seconds, 4),
-                "errors": found.errors if found else None,
+                "errors": found.total if found else None,
                 "words": found.words if found else None,
             }
         )
         texts.append({"set": name, "clip": place, "reference": clip.text, "text": answer.text})
     total = scoring.total(errors)
-    figures = {"clips": rows, "errors": total.errors, "words": total.words, "wer": total.rate}
+    figures = {"clips": rows, "errors": total.total, "words": total.words, "wer": total.rate}
     return figures, texts
 
 
@@ -74,8 +85,8 @@ def delays(run: Run) -> Result:
     run.uploads = [answer.text for answer in uploads]
     streamed = _streamed(run)
     figures: dict[str, Any] = {
-        "upload_s": scoring.spread([answer.seconds for answer in uploads]),
-        "first_text_s": scoring.spread([answer.first_s for answer in streamed if answer.first_s is not None]),
+        "upload_s": percentiles([answer.seconds for answer in uploads]),
+        "first_text_s": percentiles([answer.first_s for answer in streamed if answer.first_s is not None]),
         "batched": _batched(run),
         "live": None,
     }
@@ -84,8 +95,10 @@ def delays(run: Run) -> Result:
     try:
         run.need_live()
         figures["live"] = live = asyncio.run(_live(run))
-    except (NoLiveError, SkippedError) as error:
-        run.live = str(error)
+    except (LiveError, SkippedError) as error:
+        if isinstance(error, LiveError) and not error.refused:
+            raise
+        run.live = " ".join(str(error).split())
         told.append("no live sessions")
     else:
         lag = f"lag P99 {live['lag_s']['p99']:.3f} s" if live["lag_s"] else live["lag_reason"]
@@ -114,11 +127,10 @@ def _batched(run: Run) -> dict[str, Any]:
     # More than a server takes get 429. Each of its processes has a part of the limit, and some get more requests.
     in_flight = max(1, min(size.in_flight, (target.limit("in_flight") or 2 * size.in_flight) // 2))
     audio_s = sum(compared[place].seconds for place in places)
-    joules, began = run.meter.joules(), time.perf_counter()
+    meter, began = run.sampler.meter(), time.perf_counter()
     answers = target.send_all([target.clip(compared[place]) for place in places], in_flight)
-    wall_s, after = time.perf_counter() - began, run.meter.joules()
-    if joules is not None and after is not None:
-        run.batched_j_per_s = (after - joules) / audio_s or None
+    wall_s, (joules, _) = time.perf_counter() - began, meter()
+    run.batched_j_per_s = joules / audio_s if joules else None
     run.passes["batched"] = [(place, answer.text) for place, answer in zip(places, answers, strict=True)]
     return {
         "requests": len(places),
@@ -126,31 +138,36 @@ def _batched(run: Run) -> dict[str, Any]:
         "audio_s": round(audio_s, 3),
         "wall_s": round(wall_s, 3),
         "rtfx": round(audio_s / wall_s, 2),
-        "seconds": scoring.spread([answer.seconds for answer in answers]),
+        "seconds": percentiles([answer.seconds for answer in answers]),
     }
 
 
 async def _live(run: Run) -> dict[str, Any]:
-    """Sessions one after the other, at the pace of speech. Raises NoLiveError."""
+    """Sessions one after the other, at the pace of speech. Raises LiveError."""
     lines: list[Timeline] = []
     for clip in run.bundled[: run.size.at_pace]:
         lines.append(await spoken(run.target, clip.samples))
-    run.passes["live"] = [(place, line.text) for place, line in enumerate(lines)]
+    run.passes["live"] = [(place, line.text.strip()) for place, line in enumerate(lines)]
     return live_figures(lines)
 
 
 def live_figures(lines: Sequence[Timeline]) -> dict[str, Any]:
     """Percentiles in s over all tokens and sessions; `lag_reason` says why there is no lag."""
-    lags = [line.lags_s() for line in lines]
-    counted = [lag for each in lags if each is not None for lag in each]
+    lags = [line.lags() for line in lines]
+    counted = [ms / 1000 for each in lags if each is not None for _, ms in each]
     why = None if None not in lags and counted else "lag not measured: the server's deltas are not its tokens"
     return {
         "sessions": len(lines),
-        "lag_s": None if why else scoring.spread(counted),
+        "lag_s": None if why else percentiles(counted),
         "lag_reason": why,
-        "final_s": scoring.spread([line.final_s for line in lines if line.final_s is not None]),
-        "client_late_s": scoring.spread([late for line in lines for late in line.late_s]),
+        "final_s": percentiles([line.final_s for line in lines if line.final_s is not None]),
+        "client_late_s": percentiles([late for line in lines for late in line.late_s]),
     }
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """Of seconds, as all figures of a report; None without values."""
+    return spread.percentiles(values, PERCENTILES, digits=4)
 
 
 def texts(run: Run) -> Result:
@@ -169,14 +186,14 @@ def compared_with(run: Run, passes: dict[str, list[tuple[int, str]]]) -> Result:
     for path, each in passes.items():
         found = run.differences(each)
         total = scoring.total(found)
-        differing = sum(one.errors > 0 for one in found)
+        differing = sum(one.total > 0 for one in found)
         rows.append(
-            {"path": path, "texts": len(each), "different": differing, "errors": total.errors, "words": total.words}
+            {"path": path, "texts": len(each), "different": differing, "errors": total.total, "words": total.words}
         )
         heard += [
             {"path": path, "clip": place + 1, "upload": run.uploads[place], "text": text}
             for (place, text), one in zip(each, found, strict=True)
-            if one.errors
+            if one.total
         ]
         if (total.rate or 0) > DIFFERENT:
             problems.append(
@@ -196,14 +213,16 @@ def speculative(run: Run) -> Result:
     if "speculative_config" in config:
         skip("the profile itself is speculative")
     older = run.server is not None and run.server.version == OLDER
-    return _other(run, f"fast-spec{f'-{OLDER}' if older else ''}.yaml")
+    drafts = json.dumps(DRAFTS if older else DRAFTS | FEWER)
+    graphs = ("--attention-backend", "TRITON_ATTN", "--compilation-config.cudagraph_mode", "FULL_AND_PIECEWISE")
+    return _other(run, "drafts", "--speculative-config", drafts, *(graphs if older else ()))
 
 
 def stock(run: Run) -> Result:
     architectures = (_own_config(run).get("hf_overrides") or {}).get("architectures", [])
     if ENCODE_ONCE not in architectures:
         skip("the profile itself serves vLLM's own model")
-    return _other(run, "realtime-stock.yaml")
+    return _other(run, "stock", *STOCK)
 
 
 def _own_config(run: Run) -> dict[str, Any]:
@@ -214,22 +233,22 @@ def _own_config(run: Run) -> dict[str, Any]:
     return run.config
 
 
-def _other(run: Run, profile: str) -> Result:
-    """The uploads' texts by another profile on the same weights; its server runs alone."""
+def _other(run: Run, name: str, *arguments: str) -> Result:
+    """The uploads' texts by PROFILE with these arguments on the same weights. Its server runs alone."""
     if not run.uploads:
         skip(NO_UPLOADS)
     assert PROFILES is not None and run.job.directory is not None  # the first is part of every installation
     began = time.monotonic()
     try:
-        with engine.started(PROFILES / profile, run.job.directory, others(run.job.arguments)) as other:
+        with engine.started(PROFILES / PROFILE, run.job.directory, [*others(run.job.arguments), *arguments]) as other:
             start_s = time.monotonic() - began
             target = Target(other.url, other.key)
             answers = target.send_all([target.clip(clip) for clip in run.compared], in_flight=1)
     except engine.StartError as error:
-        skip(f"profiles/{profile} could not be started: {error}")
-    result = compared_with(run, {Path(profile).stem: [(place, each.text) for place, each in enumerate(answers)]})
-    seconds = scoring.spread([each.seconds for each in answers])
-    figures = {**result.figures, "profile": profile, "start_s": round(start_s, 2), "upload_s": seconds}
+        skip(f"profiles/{PROFILE} with {name} could not be started: {error}")
+    result = compared_with(run, {name: [(place, each.text) for place, each in enumerate(answers)]})
+    seconds = percentiles([each.seconds for each in answers])
+    figures = {**result.figures, "profile": f"{PROFILE}, {name}", "start_s": round(start_s, 2), "upload_s": seconds}
     return Result(result.outcome, result.reason, figures, result.texts)
 
 

@@ -12,8 +12,9 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 from pydantic_core import PydanticCustomError
 
 from voxtral_serve.audio.stream import StreamFormat
+from voxtral_serve.guard.live import commands
+from voxtral_serve.guard.live.codec import CodecContext
 from voxtral_serve.guard.live.events import Name, Names, Settings, read
-from voxtral_serve.guard.live.service import LiveService
 from voxtral_serve.guard.live.turns import TurnRule
 
 Logprobs = Literal["item.input_audio_transcription.logprobs"]
@@ -27,12 +28,13 @@ SILENCE_S = {"low": 8.0, "medium": 4.0, "auto": 4.0, "high": 2.0}  # OpenAI's li
 SENTENCE_S = 0.32
 THRESHOLD, PREFIX_MS = 0.5, 300
 TRANSCRIPTION = "session.audio.input.transcription"  # its path
+DELAY = f"{TRANSCRIPTION}.delay"
 Prompt = Annotated[str, StringConstraints(max_length=4096)]
 Time = Annotated[int, Field(ge=0, le=60_000)]  # ms
 
 
-def _service(info: ValidationInfo) -> LiveService:
-    assert isinstance(info.context, LiveService)
+def _context(info: ValidationInfo) -> CodecContext:
+    assert isinstance(info.context, CodecContext)
     return info.context
 
 
@@ -71,14 +73,14 @@ class Transcription(Settings):
     @classmethod
     def _named(cls, content: Any, info: ValidationInfo) -> Any:
         if isinstance(content, dict) and content.get("model") is None:
-            return {**content, "model": _service(info).model}
+            return {**content, "model": _context(info).model}
         return content
 
     @field_validator("model")
     @classmethod
     def _served(cls, model: str, info: ValidationInfo) -> str:
-        if not _service(info).serves(model):
-            words = f"a model of this server, such as {_service(info).model}"
+        if not _context(info).serves(model):
+            words = f"a model of this server, such as {_context(info).model}"
             name = f"{TRANSCRIPTION}.model is {ascii(model)[:60]}"
             raise PydanticCustomError("model_not_found", "{words}", {"words": f"{name}: expected {words}"})
         return model
@@ -88,9 +90,9 @@ class Transcription(Settings):
     def _possible(cls, delay: str | None, info: ValidationInfo) -> str | None:
         if delay is not None:
             try:
-                _service(info).check_delay(DELAYS_MS[delay])
+                _context(info).check_delay(DELAYS_MS[delay])
             except ValueError as error:
-                words = f"{TRANSCRIPTION}.delay is {delay!r}, {error}"
+                words = f"{DELAY} is {delay!r}, {error}"
                 raise PydanticCustomError("invalid_value", "{words}", {"words": words}) from None
         return delay
 
@@ -146,32 +148,34 @@ class Session(Settings):
     include: Annotated[list[Logprobs], Field(max_length=10)] | None
 
 
-def merged(old: Any, given: Any) -> Any:
-    """`old` with the fields that are given; an object of another `type` takes the place of the old one."""
-    if not (isinstance(old, dict) and isinstance(given, dict)) or given.get("type", old.get("type")) != old.get("type"):
-        return given
-    return {**old, **{name: merged(old.get(name), value) for name, value in given.items()}}
+def merged(old: Any, new: Any) -> Any:
+    """`old` with the fields of `new`; an object of another `type` replaces the old one."""
+    if not (isinstance(old, dict) and isinstance(new, dict)) or new.get("type", old.get("type")) != old.get("type"):
+        return new
+    return {**old, **{name: merged(old.get(name), value) for name, value in new.items()}}
 
 
 class OpenAiSettings:
-    """Those of one session. `session` is as OpenAI's object has it, without its id."""
+    """The settings of one session. `session` is as OpenAI's object has it, without its id."""
 
-    def __init__(self, service: LiveService) -> None:
-        self._service = service
+    def __init__(self, context: CodecContext) -> None:
+        self._context = context
         audio = {
             "format": {"type": "audio/pcm"},
-            **{"transcription": {}, "noise_reduction": None, "turn_detection": {"type": "server_vad"}},
+            "transcription": {},
+            "noise_reduction": None,
+            "turn_detection": {"type": "server_vad"},
         }
         self._take({"type": "transcription", "audio": {"input": audio}, "include": None})
 
-    def updated(self, given: Any) -> "OpenAiSettings":
-        """New settings, with what an update gives. Raises EventError."""
+    def updated(self, update: Any) -> "OpenAiSettings":
+        """New settings, with the fields of an update. Raises EventError."""
         new = copy.copy(self)
-        new._take(merged(self.session, given))
+        new._take(merged(self.session, update))
         return new
 
     def _take(self, session: Any) -> None:
-        self.typed = read(Session, session, self._service)
+        self.typed = read(Session, session, self._context)
         self.session: dict[str, Any] = self.typed.model_dump(exclude_unset=True)
 
     @property
@@ -179,37 +183,41 @@ class OpenAiSettings:
         return self.typed.audio.input
 
     @property
-    def form(self) -> StreamFormat:
-        form = self.input.format
-        return StreamFormat(ENCODINGS[form.type], form.rate or FORMATS[form.type][0])
-
-    @property
     def transcribes(self) -> bool:
         return self.input.transcription is not None
 
     @property
-    def logprobs(self) -> bool:
-        return LOGPROBS in (self.typed.include or ())
+    def delay_ms(self) -> int:
+        """The delay that is in effect."""
+        return self._delay_ms or self._context.delay_ms
 
     @property
-    def delay_ms(self) -> int | None:
+    def options(self) -> commands.Options:
+        form = self.input.format
+        stream = StreamFormat(ENCODINGS[form.type], form.rate or FORMATS[form.type][0])
+        logprobs = LOGPROBS in (self.typed.include or ())
+        return commands.Options(stream, self._delay_ms, logprobs, self._rule())
+
+    @property
+    def _delay_ms(self) -> int | None:
         """None for the checkpoint's."""
         transcription = self.input.transcription
         return DELAYS_MS[transcription.delay] if transcription is not None and transcription.delay else None
 
-    def turn_rule(self, rate_hz: int) -> TurnRule | None:
-        """For sessions at this rate; None where the client ends its turns."""
-        if (rule := self.input.turn_detection) is None:
+    def _rule(self) -> TurnRule | None:
+        """None where the client ends its turns."""
+        if (detection := self.input.turn_detection) is None:
             return None
+        rate_hz = self._context.rate_hz
         per_ms = rate_hz // 1000
-        if isinstance(rule, SemanticVad):
-            short = round((self.delay_ms or self._service.delay_ms) * per_ms + SENTENCE_S * rate_hz)
-            silence = round(SILENCE_S[rule.eagerness] * rate_hz)
+        if isinstance(detection, SemanticVad):
+            short = round(self.delay_ms * per_ms + SENTENCE_S * rate_hz)
+            silence = round(SILENCE_S[detection.eagerness] * rate_hz)
             return TurnRule(THRESHOLD, silence, PREFIX_MS * per_ms, None, short)
-        idle = rule.idle_timeout_ms
+        idle = detection.idle_timeout_ms
         return TurnRule(
-            rule.threshold,
-            rule.silence_duration_ms * per_ms,
-            rule.prefix_padding_ms * per_ms,
+            detection.threshold,
+            detection.silence_duration_ms * per_ms,
+            detection.prefix_padding_ms * per_ms,
             None if idle is None else idle * per_ms,
         )

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.live.codec import CodecContext
 from voxtral_serve.guard.live.cuts import CutPoints
+from voxtral_serve.guard.live.endings import DEAD, FAILED, IDLE, LATER, POLICY, REFUSED, REVOKED, STOPPING, Ending
 from voxtral_serve.guard.live.link import Engine, EngineLink
 from voxtral_serve.guard.live.metrics import Metrics, metrics
 from voxtral_serve.guard.live.session import LiveSession
@@ -34,35 +36,14 @@ SILENT_S = 50.0  # in which nothing comes from a client, no pong either: uvicorn
 UNREAD_S = 30.0  # in which a client takes none of its text, with the socket's buffers full
 STALLED_S = 60.0  # in which the engine does not answer a session
 PAUSE_S = 0.2  # of PAUSE frames: the detector says a little late that speech has ended
-POLICY, FAILED, RESTART, LATER = 1008, 1011, 1012, 1013  # close codes (RFC 6455, and IANA's registry)
-
-
-class Ending(NamedTuple):
-    """Why a socket is closed from this side.
-
-    reason    a label of the metric and a word in the log
-    close     the close code; its reason is `words`
-    code      of the error event; None for an ending that is no error
-    """
-
-    reason: str
-    close: int
-    words: str
-    code: str | None = None
-
-
-REFUSED = "refused"  # the reason of an ending for a client that the server does not serve
-STOPPING = Ending("stopping", RESTART, "the server is stopping")
-DEAD = Ending("engine", FAILED, "the engine has died", "engine_dead")
 STALLED = Ending("stalled", FAILED, f"the engine has not answered for {STALLED_S:.0f} s", "engine_stalled")
-REVOKED = Ending("revoked", POLICY, "the key is no longer valid", "invalid_api_key")
 VANISHED = Ending("vanished", POLICY, f"nothing, and no pong, has come from the client for {SILENT_S:.0f} s")
 SWAMPED = Ending(REFUSED, LATER, "too many large messages are arriving: send less audio at once", "overloaded")
 UNREAD = Ending("unread", POLICY, f"the client has not read its text for {UNREAD_S:.0f} s", "unread")
 
 
 class Socket(Protocol):
-    """A client's connection, whatever its dialect."""
+    """A client's connection, whatever its protocol."""
 
     listening_since: float | None  # since when it waits for the client's next event
     sending_since: float | None  # since when an event waits for the client to read
@@ -139,14 +120,14 @@ class LiveService:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pauses")
         self._sweeper: asyncio.Task[None] | None = None
 
-    @property
-    def delay_ms(self) -> int:
-        """The checkpoint's."""
-        return self.link.shape.delay_ms
-
     def check_delay(self, delay_ms: int) -> None:
         """Raises ValueError for a delay that is not valid, or that the engine's context is too short for."""
         self._points_of(self.link.shape.with_delay_ms(delay_ms))
+
+    def context(self, id: str, expires_at: int | None) -> CodecContext:
+        """What the codec of a connection knows."""
+        shape = self.link.shape
+        return CodecContext(id, expires_at, self.model, self.serves, shape.delay_ms, self.check_delay, shape.rate_hz)
 
     def session(self, failed: Callable[[str], None], *, delay_ms: int | None = None) -> LiveSession:
         """
@@ -182,8 +163,8 @@ class LiveService:
                 f"{self.most} live connections are open and none is idle, as many as this server takes: try again soon",
                 "too_many_connections",
             )
-        *_, longest = min(idle, key=lambda each: each[:2])
-        longest.stop(Ending("idle", POLICY, "idle, and another connection needs the place", "idle_timeout"))
+        *_, longest = min(idle, key=lambda place: place[:2])
+        longest.stop(Ending(IDLE, POLICY, "idle, and another connection needs the place", "idle_timeout"))
 
     def has_room(self, waiting_bytes: int) -> bool:
         """Whether a socket of which so many bytes wait is to be read: each has its share, however many others want."""
@@ -262,7 +243,7 @@ class LiveService:
             return VANISHED
         since = socket.listening_since
         if since is not None and now - since > self.idle_s and not socket.awaits_text:
-            return Ending("idle", POLICY, f"no audio and no event for {self.idle_s:g} s", "idle_timeout")
+            return Ending(IDLE, POLICY, f"no audio and no event for {self.idle_s:g} s", "idle_timeout")
         return None
 
     def _is_pause(self, pcm: bytes) -> Awaitable[bool]:

@@ -1,6 +1,6 @@
 """One live session: PCM16 in, pieces of text out, over as many requests of the engine as it takes.
 
-It knows nothing of a WebSocket or of its events. Who drives it: `begin`, then `feed` for audio, `cut` where a turn ends
+It knows nothing of a WebSocket or of its events. Its user calls `begin`, then `feed` for audio, `cut` where a turn ends
 and `end`, all in one task; `outputs` or `deltas` in another, which ends with the text; and `close` in any case.
 """
 
@@ -9,11 +9,11 @@ import contextlib
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES, CutPoints, Splitter
+from voxtral_serve.guard.live.items import SessionOutput, TurnEnd
 from voxtral_serve.guard.live.link import EngineLink, LinkError
 from voxtral_serve.guard.live.metrics import Metrics
 from voxtral_serve.guard.metrics import metrics as guard_metrics
@@ -25,31 +25,8 @@ PART_BYTES = 1 << 16  # of audio that is fed at a time
 MOST_PARTS = 16  # requests of a session that are not complete: turns of a few samples are no backlog of audio
 
 
-class Output(NamedTuple):
-    """What one output of the engine adds to the text of a turn.
-
-    turn      number of the turn, from 0
-    start     samples of the session before the audio of the request
-    text      often empty
-    tokens    their ids
-    logprobs  of the tokens; None unless the session asks for them
-    """
-
-    turn: int
-    start: int
-    text: str
-    tokens: Sequence[int]
-    logprobs: Sequence[float] | None
-
-
-class TurnEnd(NamedTuple):
-    """The text of a turn is complete."""
-
-    turn: int
-
-
 class Part:
-    """The audio and the tokens of one request of a session. `turn` and `start` are those of Output."""
+    """The audio and the tokens of one request of a session. `turn` and `start` are those of SessionOutput."""
 
     def __init__(self, name: str, shape: SessionShape, turn: int = 0, start: int = 0) -> None:
         self.name, self.turn, self.start = name, turn, start
@@ -185,7 +162,7 @@ class LiveSession:
                 if output.text or tokens > left_out:
                     yield output.text, tokens - left_out
 
-    async def outputs(self) -> AsyncGenerator[Output | TurnEnd, None]:
+    async def outputs(self) -> AsyncGenerator[SessionOutput | TurnEnd, None]:
         """The text of each turn, in order, and its end. Raises LinkError, and what vLLM raises."""
         text_ended, written = True, False  # whether the turn's text ends in a space; whether there is any
         while True:
@@ -289,7 +266,7 @@ class LiveSession:
         self._end(self._parts[-1])
         self._new()
 
-    async def _outputs(self, part: Part) -> AsyncGenerator[Output, None]:
+    async def _outputs(self, part: Part) -> AsyncGenerator[SessionOutput, None]:
         observe = self.metrics.lag.observe
         self.prompt_tokens += self.shape.prompt
         asked = self.logprobs
@@ -312,7 +289,7 @@ class LiveSession:
                 if self._room is not None:
                     self._wake()
                 logprobs = chosen_logprobs(answer) if asked else None
-                yield Output(part.turn, part.start, answer.text, answer.token_ids, logprobs)
+                yield SessionOutput(part.turn, part.start, answer.text, answer.token_ids, logprobs)
                 # Before the audio's end EOS is a pause of the speaker's.
                 if part.ended and EOS in answer.token_ids and self._heard_all(part):
                     return

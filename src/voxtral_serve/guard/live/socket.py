@@ -1,88 +1,47 @@
 """A client's WebSocket, whatever protocol it speaks: its reader, its writer, and the ways it ends.
 
-`LiveSocket` accepts the connection, reads events, and closes it with a reason. A `Dialect` gives the events their
-meaning and has the live session; several of them may follow each other before the first audio (dialects).
+How an event travels: the reader task takes a message off the connection (`_read`) and has it wait, bounded in bytes.
+The task of `serve` takes one message after the other (`_work`). It is read as an Event (events.py), which the codec of
+the protocol turns into commands (codec.py). An answer or a close is the socket's own; any other command goes to the
+Conversation, which has the session: it decodes audio, finds turns, feeds and ends the session (session.py). The session
+hands audio to the engine, all sessions of the process in one call (link.py). Tokens come back through the session to
+`Conversation.write`, in the writer task. What it tells of them and of turns are outputs: `_say` has the codec encode
+each of them as events, and sends these.
 
-Three tasks: the reader takes messages off the connection, so that a close is seen at once; the one of `serve` gives
-them to the dialect, one after the other, and waits for the session's room; the writer sends text. Messages that wait
-are bounded in bytes (LiveService.has_room). At the bound the connection is not read, and LiveService.sweep asks the
-`Wire` under it whether the client has gone.
+While too many bytes wait (LiveService.has_room), the connection is not read, and LiveService.sweep asks the `Wire`
+under it whether the client has gone.
 """
 
 import asyncio
 import contextlib
-import json
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
-
-import pybase64
 
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.keyring import KeyAudio
+from voxtral_serve.guard.live import commands, outputs
+from voxtral_serve.guard.live.codec import Become, Codec, CodecContext, Command
+from voxtral_serve.guard.live.conversation import Conversation, Texts, Turns
+from voxtral_serve.guard.live.endings import DEAD, FAILED, LATER, REFUSED, STOPPING, Ending, failed
 from voxtral_serve.guard.live.events import Event, EventError, parsed
 from voxtral_serve.guard.live.link import EngineGoneError, LinkError
-from voxtral_serve.guard.live.service import DEAD, FAILED, LATER, REFUSED, STOPPING, Ending, LiveService
+from voxtral_serve.guard.live.outputs import Output
+from voxtral_serve.guard.live.service import LiveService
 from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.logs import SERVED
 from voxtral_serve.patches.live_server import Wire, log
-from voxtral_serve.units import MIB
 
-MOST_APPEND = 15 * MIB  # bytes of one append's base64, as OpenAI has it; uvicorn takes messages of 16 MiB
 LARGE = 256 * 1024  # characters of an event that is decoded in a thread: more takes over a millisecond
 FULL = "too_many_sessions"  # the error's code
 LAST_WORD_S = 1.0  # for the error event and the close of a socket whose client may not read
 MESSAGE_BYTES = 128  # that a waiting message takes beside its content
 ROOM_S = 0.5  # between looks of a socket that is not read at the bytes that others have
 TURN_S = 0.002  # of a socket's events without a turn for others
-
-
-class Dialect:
-    """The events of one protocol on one socket."""
-
-    def __init__(self, socket: "LiveSocket") -> None:
-        self.socket, self.service = socket, socket.service
-        self.session: LiveSession | None = None
-        self.draining: Ending | None = None  # of the socket, once the text of the audio so far is complete
-
-    async def greet(self) -> None:
-        """The first events of a connection."""
-        raise NotImplementedError
-
-    async def event(self, event: Event, large: bool) -> None:
-        """One event of the client's; `large` ones are decoded in a thread. Raises EventError."""
-        raise NotImplementedError
-
-    async def refuse(self, error: EventError, event: Event | None) -> None:
-        """Answer an event that was wrong; None for one that could not be read."""
-        raise NotImplementedError
-
-    async def last_error(self, ending: Ending) -> None:
-        """The error event before a close."""
-        raise NotImplementedError
-
-    def drain(self) -> None:
-        """End the text of the audio so far, and then the socket."""
-        raise NotImplementedError
-
-    @property
-    def had_audio(self) -> bool:
-        """Whether there was a session, or audio waits for one."""
-        return self.session is not None
-
-    @property
-    def awaits_text(self) -> bool:
-        """Whether the client has ended its audio and waits for text: it is not idle then."""
-        return self.session is not None and self.session.ended
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a client that leaves now leaves within a text."""
-        return self.session is not None
 
 
 class LiveSocket:
@@ -99,26 +58,25 @@ class LiveSocket:
         receive: Receive,
         send: Send,
         id: str,
-        dialect: Callable[["LiveSocket"], Dialect],
+        codec: Callable[[CodecContext], Codec],
         subprotocol: str | None = None,
         wire: Wire | None = None,
         valid: Callable[[], bool] | None = None,
     ) -> None:
         self.service, self.receive, self.client, self.id = service, receive, send, id
         self.subprotocol, self.wire, self.valid = subprotocol, wire, valid
-        self.dialect = dialect(self)
         self.listening_since: float | None = None
         self.sending_since: float | None = None
         self.opened = time.monotonic()
-        # Seconds since 1970; None for a session without an end of its own
-        self.expires_at = None if service.session_s is None else int(time.time() + service.session_s)
+        expires_at = None if service.session_s is None else int(time.time() + service.session_s)
+        self.codec = codec(service.context(id, expires_at))
+        self.conversation = self._conversation()
         self.audio: KeyAudio | None = None
         self.refusal: Ending | None = None  # of a client that is told so after the handshake
         self.reason = ""
-        # Of all texts of the socket, for its line in the log
-        self.texts = self.samples = self.tokens = self.rollovers = 0
-        self.worst_lag_s = 0.0
         self.ending: Ending | None = None
+        self.draining: Ending | None = None  # of the socket, once the text of the audio so far is complete
+        self._last_ending: Ending | None = None  # the same, where the client has ended its audio
         self.waiting_bytes, self.paused = 0, False
         self._waiting: deque[tuple[str | bytes | None, int]] = deque()  # messages, with their bytes
         self._news, self._room = asyncio.Event(), asyncio.Event()  # a message has come; one has had its turn
@@ -129,15 +87,15 @@ class LiveSocket:
 
     @property
     def session(self) -> LiveSession | None:
-        return self.dialect.session
+        return self.conversation.session
 
     @property
     def awaits_text(self) -> bool:
-        return self.dialect.awaits_text
+        return self.conversation.awaits_text
 
     @property
     def had_audio(self) -> bool:
-        return self.texts > 0 or self.dialect.had_audio
+        return self.conversation.had_audio
 
     async def serve(self) -> None:
         """Until the client leaves or is told to."""
@@ -170,7 +128,7 @@ class LiveSocket:
 
     @property
     def _is_within_text(self) -> bool:
-        return self.dialect.unfinished or bool(self._waiting)
+        return self.conversation.unfinished or bool(self._waiting)
 
     def leave(self) -> None:
         """The client has gone: what waits has nobody to answer to."""
@@ -185,85 +143,34 @@ class LiveSocket:
 
     def drain(self, ending: Ending) -> None:
         """End the text of the audio so far, and then the socket."""
-        if self.dialect.draining is None:
-            self.dialect.draining = ending
+        if self.draining is None:
+            self.draining = ending
             if self.session is None:
                 self.stop(ending)
             else:
-                self.dialect.drain()
-
-    def report(self) -> str:
-        """What the line in the log says of it."""
-        return (
-            f"{self.samples / self.service.link.shape.rate_hz:.2f} s of audio, {self.tokens} tokens, "
-            f"{self.texts} texts, worst lag {1000 * self.worst_lag_s:.0f} ms, {self.rollovers} rollovers, "
-            f"ended: {self.reason}"
-        )
+                self.session.end()
 
     def fields(self) -> dict[str, Any]:
-        """The same as fields of a line of JSON."""
+        """What the line in the log says of it, as fields of JSON."""
+        sums = self.conversation
         return {
-            "audio_s": round(self.samples / self.service.link.shape.rate_hz, 3),
-            "tokens": self.tokens,
-            "texts": self.texts,
-            "worst_lag_ms": round(1000 * self.worst_lag_s),
-            "rollovers": self.rollovers,
+            "audio_s": round(sums.samples / self.service.link.shape.rate_hz, 3),
+            "tokens": sums.tokens,
+            "texts": sums.texts,
+            "worst_lag_ms": round(1000 * sums.worst_lag_s),
+            "rollovers": sums.rollovers,
             "ended": self.reason,
         }
 
-    async def begin(self, session: LiveSession) -> bool:
-        """Whether the engine takes the session; if it does not, the socket ends."""
-        if (served := SERVED.get()) is not None:
-            served["session_id"] = session.id
-        session.allowed = self._allowed
-        try:
-            await session.begin()
-        except EngineGoneError:
-            self.stop(DEAD)
-            return False
-        except LinkError as error:
-            words = f"{error}: this server has no place for another live session, try again later"
-            self.stop(Ending(REFUSED, LATER, words, FULL))
-            return False
-        return True
-
-    async def _allowed(self, samples: int) -> bool:
-        if self.audio is not None:
-            try:
-                await self.audio.add(samples / self.service.link.shape.rate_hz)
-            except RefusedError as error:
-                self.drain(Ending("rate_limited", LATER, str(error), error.code))
-                return False
-        return True
-
-    def write(self, events: Callable[[], Awaitable[None]]) -> None:
-        """Have the text of the session written by a task of its own."""
-        self._writer = asyncio.get_running_loop().create_task(self._written(events))
+    def report(self) -> str:
+        """The same as text."""
+        return (
+            "{audio_s:.2f} s of audio, {tokens} tokens, {texts} texts, worst lag {worst_lag_ms} ms, "
+            "{rollovers} rollovers, ended: {ended}"
+        ).format(**self.fields())
 
     def failed(self, why: str) -> None:
-        self.stop(Ending("error", FAILED, f"the session failed: {why}", "processing_error"))
-
-    def count(self, session: LiveSession) -> None:
-        """The session is over or given up: free it."""
-        session.close()
-        self.dialect.session = None
-        self.samples += session.samples
-        self.tokens += session.tokens
-        self.rollovers += session.rollovers
-        self.worst_lag_s = max(self.worst_lag_s, session.worst_lag_s)
-
-    def heed(self) -> None:
-        """The client has got what it waited for: count its idle time from now."""
-        self.listening_since = time.monotonic() if self.listening_since is not None else None
-
-    async def say(self, kind: str, **fields: Any) -> None:
-        content = json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"))
-        await self.send(text_message(content))
-
-    async def send(self, message: Message) -> None:
-        self.sending_since = time.monotonic()
-        await self.client(message)
-        self.sending_since = None
+        self.stop(failed(why))
 
     async def _open(self) -> None:
         await self.receive()  # the handshake's `websocket.connect`
@@ -271,7 +178,8 @@ class LiveSocket:
         if self.subprotocol is not None:
             accept["subprotocol"] = self.subprotocol
         await self.client(accept)
-        await self.dialect.greet()
+        for command in self.codec.open():
+            await self._run(command)
         if self.service.stopping or self.refusal is not None:
             self.stop(self.refusal or STOPPING)
 
@@ -315,7 +223,7 @@ class LiveSocket:
             self.wire.heard = time.monotonic()  # what has come meanwhile is about to be read
 
     async def _work(self) -> None:
-        """Give the messages to the dialect, one after the other."""
+        """Do what the messages ask for, one after the other."""
         turn = time.monotonic()
         while True:
             while not self._waiting:
@@ -336,16 +244,91 @@ class LiveSocket:
         try:
             if content is None:
                 raise EventError("a binary message: expected events as JSON text", "invalid_event")
-            large = len(content) > LARGE
-            event = await asyncio.to_thread(parsed, content) if large else parsed(content)
-            await self.dialect.event(event, large)
+            is_large = len(content) > LARGE
+            event = await asyncio.to_thread(parsed, content) if is_large else parsed(content)
+            decode, begun = self.codec.decode, self.session is not None
+            for command in await asyncio.to_thread(decode, event, begun) if is_large else decode(event, begun):
+                if isinstance(command, Become):
+                    await self._become(command, event)
+                else:
+                    await self._run(command)
         except EventError as error:
-            self.service.metrics.errors.labels(error.code).inc()
-            await self.dialect.refuse(error, event)
+            await self._refuse(error, event)
 
-    async def _written(self, events: Callable[[], Awaitable[None]]) -> None:
+    async def _refuse(self, error: EventError, event: Event | None) -> None:
+        self.service.metrics.errors.labels(error.code).inc()
+        await self.send(self.codec.refuse(error, event))
+
+    async def _run(self, command: Command) -> None:
+        if isinstance(command, commands.Answer):
+            await self.send(command.event)
+            return
+        if isinstance(command, commands.Close):
+            self.stop(command.ending)
+            return
+        early_bytes = self.conversation.early_bytes
+        if isinstance(command, commands.End):
+            self._last_ending = command.ending
         try:
-            await events()
+            await self.conversation.run(command)
+        finally:
+            self.hold(self.conversation.early_bytes - early_bytes)
+        if isinstance(command, commands.End) and command.ending is not None and self.session is None:
+            self.stop(command.ending)
+
+    async def _become(self, become: Become, event: Event) -> None:
+        """Go on in another protocol, with the audio that has waited for its text to begin."""
+        before = self.conversation
+        assert isinstance(before, Texts)
+        self.codec = become.codec
+        self.conversation = turns = self._conversation()
+        assert isinstance(turns, Turns)
+        try:
+            for command in self.codec.open() if become.opens else self.codec.decode(event, begun=False):
+                await self._run(command)
+        except EventError as error:
+            await self._refuse(error, event)
+        try:
+            await turns.append(before.take_early())
+        finally:
+            self.hold(-before.early_bytes)
+
+    def _conversation(self) -> Conversation:
+        parts = self.service, self._say, self._begin, self.failed
+        options = self.codec.options
+        return Texts(*parts) if options is None else Turns(*parts, options=options)
+
+    async def _begin(self, session: LiveSession) -> bool:
+        """Whether the engine takes the session; if it does not, the socket ends."""
+        if (served := SERVED.get()) is not None:
+            served["session_id"] = session.id
+        session.allowed = self._allowed
+        try:
+            await session.begin()
+        except EngineGoneError:
+            self.stop(DEAD)
+            return False
+        except LinkError as error:
+            words = f"{error}: this server has no place for another live session, try again later"
+            self.stop(Ending(REFUSED, LATER, words, FULL))
+            return False
+        self._writer = asyncio.get_running_loop().create_task(self._write(session))
+        return True
+
+    async def _allowed(self, samples: int) -> bool:
+        if self.audio is not None:
+            try:
+                await self.audio.add(samples / self.service.link.shape.rate_hz)
+            except RefusedError as error:
+                self.drain(Ending("rate_limited", LATER, str(error), error.code))
+                return False
+        return True
+
+    async def _write(self, session: LiveSession) -> None:
+        try:
+            await self.conversation.write(session)
+            if (ending := self.draining or self._last_ending) is not None:
+                self.stop(ending)
         except OSError:  # the client has left: the reader sees it, too
             pass
         except Exception as error:
@@ -355,6 +338,17 @@ class LiveSocket:
                 log.exception("a live session failed, id %s", self.id)
                 self.failed(str(error))
 
+    async def _say(self, output: Output) -> None:
+        for event in self.codec.encode(output):
+            await self.send(event)
+        if isinstance(output, (outputs.TextDone, outputs.TurnDone)) and self.listening_since is not None:
+            self.listening_since = time.monotonic()  # the client has what it waited for: it is idle from now on
+
+    async def send(self, event: str) -> None:
+        self.sending_since = time.monotonic()
+        await self.client({"type": "websocket.send", "text": event})
+        self.sending_since = None
+
     async def _release(self) -> None:
         for task in (self._reader, self._writer):
             if task is not None:
@@ -363,28 +357,13 @@ class LiveSocket:
                     await task
         self._waiting.clear()
         self.hold(-self.waiting_bytes)
-        if self.session is not None:
-            self.count(self.session)
+        self.conversation.release()
         if self.audio is not None:
             self.audio.close()
 
     async def _last_word(self, ending: Ending) -> None:
         if ending.code is not None:
-            await self.dialect.last_error(ending)
+            for event in self.codec.last_words(ending):
+                await self.send(event)
         reason = ending.words.encode()[:120].decode(errors="ignore")  # a close frame has room for 123 bytes
         await self.client({"type": "websocket.close", "code": ending.close, "reason": reason})
-
-
-def text_message(text: str) -> Message:
-    return {"type": "websocket.send", "text": text}
-
-
-def decoded(event: Event) -> bytes:
-    """The bytes of an event's base64; b"" for what is none, or too long. Raises EventError."""
-    if event.audio is None:
-        raise EventError(f"{event.type} has no `audio`: expected base64 of PCM16", "processing_error", "audio")
-    try:
-        content: bytes = pybase64.b64decode(event.audio) if len(event.audio) <= MOST_APPEND else b""
-    except ValueError:
-        content = b""
-    return content

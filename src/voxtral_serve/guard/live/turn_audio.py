@@ -1,23 +1,15 @@
 """The audio of a session on its way to the engine, cut into turns where a finder of turns says so."""
 
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
 
 from voxtral_serve.audio.level import StreamPower
 from voxtral_serve.audio.voice import FRAME, RATE, VoiceStream
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES
 from voxtral_serve.guard.live.session import LiveSession
+from voxtral_serve.guard.live.turns import Finder, SpeechEvent, TurnSign
 from voxtral_serve.guard.live.voices import VoicePool
 
 SLICE = RATE * SAMPLE_BYTES  # bytes that are looked at before they go to the engine
-
-
-class Finder(Protocol):
-    """Finds the turns of a session; positions are samples."""
-
-    def reset(self, at: int) -> None: ...
-
-    def step(self, probability: float, start: int, end: int) -> Any: ...
 
 
 class TurnAudio:
@@ -40,7 +32,7 @@ class TurnAudio:
             self._stream = VoiceStream()
         self._finder = finder
 
-    async def feed(self, pcm: bytes) -> AsyncIterator[Any]:
+    async def feed(self, pcm: bytes) -> AsyncIterator[SpeechEvent | TurnSign]:
         """Take PCM16, and yield what the finder finds, each when the audio up to it is with the session.
 
         Who iterates may call `cut` before it goes on: the turn then ends there, to the sample.
@@ -53,16 +45,16 @@ class TurnAudio:
                 await self._give(part)
                 continue
             start, offset = self.fed - len(self._stream.pending) // SAMPLE_BYTES, self.fed
-            given = 0
+            sent = 0
             for number, probability in enumerate(await self._voices.probabilities(self._stream, part)):
                 begin = start + number * FRAME
                 event = self._finder.step(float(probability), begin, begin + FRAME)
                 if event is not None:
                     upto = (begin + FRAME - offset) * SAMPLE_BYTES
-                    await self._give(part[given:upto])
-                    given = upto
+                    await self._give(part[sent:upto])
+                    sent = upto
                     yield event
-            await self._give(part[given:])
+            await self._give(part[sent:])
 
     def cut(self) -> None:
         """The turn ends with the audio so far."""
