@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import requests
 import soundfile
-from conftest import DATA, ROOT
+from places import DATA, ROOT
 from uploads import upload
 
 from bench import dataset, results

@@ -11,7 +11,8 @@ from http.client import HTTPConnection
 
 import pytest
 import requests
-from conftest import DATA, ROOT, Server, short, transcribe
+from places import DATA, ROOT
+from servers import Server, short, transcribe
 from uploads import AUTHORIZED, KEY
 
 from bench import dataset, results

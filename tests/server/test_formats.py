@@ -9,7 +9,8 @@ import re
 
 import numpy as np
 import pytest
-from conftest import DATA, short
+from places import DATA
+from servers import short
 from uploads import upload
 
 from bench import dataset

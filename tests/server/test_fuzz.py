@@ -10,21 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import fuzzing
+import inputs
 import live
 import numpy as np
 import pytest
 import requests
 import soundfile
-from conftest import Server
+from attackers import CLIP, MISTRAL, OPENAI, VLLM, until_free
 from hypothesis import given
 from hypothesis import strategies as st
-from test_hostile import until_free
-from test_live_protocols import INPUT, opened
+from live import INPUT, opened
+from servers import Server
 from uploads import AUTHORIZED, RATE
 from websockets.exceptions import ConnectionClosed
 
-from tools import inputs
-from tools.attackers import CLIP, MISTRAL, OPENAI, VLLM
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.live.mistral_codec import Update
 from voxtral_serve.guard.live.openai_settings import Session

@@ -1,7 +1,7 @@
 """What hostile clients get from a real server, and that a good client beside them is served as if it were alone.
 
-tools/attackers.py has the clients. Those of the slow tests work on and on; a good upload beside them may take twice
-what it takes alone, or beside as many good ones.
+tests/support/attackers.py has the clients. Those of the slow tests work on and on; a good upload beside them may take
+twice what it takes alone, or beside as many good ones.
 """
 
 import base64
@@ -15,20 +15,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attackers
+import inputs
 import live
 import numpy as np
 import psutil
 import pytest
 import requests
 import soundfile
-from conftest import EAGER, MOST_LIVE, ROOT, UNBOUND, Server
-from test_live_protocols import close_of, opened
+from attackers import CLIP, GAUGES, MISTRAL, OPENAI, VLLM, gauge, until_free
+from live import close_of, opened
+from places import ROOT
+from servers import EAGER, MOST_LIVE, UNBOUND, Server
 from uploads import AUTHORIZED, RATE, upload
 
-from bench import prometheus
 from bench.measure import engine
-from tools import attackers, inputs
-from tools.attackers import CLIP, MISTRAL, OPENAI, VLLM
 from voxtral_serve.guard.body import PACE_BYTES_S
 from voxtral_serve.units import MIB
 
@@ -40,22 +41,7 @@ FEW_LONG, FEW_LONG_GROWTH = 8, 768 * MIB  # long uploads at a time, and what the
 ANSWER_BYTES = 4096  # the most that an answer to one event has
 ROUNDS = 7  # uploads of a median
 SLOWER = 2.0  # the most that a good upload may take beside an attack, of what it takes alone
-GAUGES = ("voxtral_serve_requests_in_flight", "voxtral_serve_live_sessions", "vllm:num_requests_running")
 PATHS = pytest.mark.parametrize("path", attackers.PATHS, ids=["OpenAI", "vLLM", "Mistral"])
-
-
-def gauge(url: str, name: str) -> float:
-    total = prometheus.total(requests.get(f"{url}/metrics", headers=AUTHORIZED, timeout=60).text, name)
-    assert total is not None, name
-    return total
-
-
-def until_free(url: str, within_s: float) -> None:
-    """Until no request, session or place is left."""
-    start = time.monotonic()
-    while left := {name: value for name in GAUGES if (value := gauge(url, name))}:
-        assert time.monotonic() - start < within_s, left
-        time.sleep(0.05)
 
 
 @pytest.fixture(autouse=True)

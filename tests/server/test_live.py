@@ -1,6 +1,5 @@
 """Live sessions of the encode-once model over `/v1/realtime`: the text of an upload, many at once, and their ends."""
 
-import io
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,19 +7,15 @@ from typing import Any
 import live
 import numpy as np
 import pytest
-import requests
-import soundfile
-from conftest import DATA, MOST_LIVE, Server
-from uploads import upload
-from websockets.exceptions import ConnectionClosed
+from live import CLOSE, close_of, metric, uploaded
+from places import DATA
+from servers import MOST_LIVE, Server
 from websockets.sync.client import ClientConnection
 
 from bench import dataset
 from pico import evaluate
 
 AT_ONCE = 4
-# Clips whose text may differ: the two likeliest words to begin 432 have logits of 16.03 and 15.90, one bfloat16 step.
-CLOSE = {"432"}
 PIECES = [1280, 480, 4001, 100000]
 APPEND, COMMIT = "input_audio_buffer.append", "input_audio_buffer.commit"
 
@@ -32,13 +27,6 @@ def clips() -> list[dataset.Clip]:
     return sorted(clear, key=lambda clip: clip.duration_s)[: len(PIECES)]
 
 
-def uploaded(url: str, audio: np.ndarray) -> str:
-    file = io.BytesIO()
-    soundfile.write(file, np.frombuffer(live.pcm16(audio), "<i2"), 16000, format="WAV", subtype="PCM_16")
-    text: str = upload(url, file.getvalue()).json()["text"]
-    return text.strip()
-
-
 def spoken(url: str, audio: np.ndarray, piece: int) -> str:
     created, *deltas, done = live.transcribe(url, audio, piece)
     assert (created["type"], done["type"]) == ("session.created", "transcription.done"), done
@@ -46,13 +34,6 @@ def spoken(url: str, audio: np.ndarray, piece: int) -> str:
     assert len(deltas) == done["usage"]["completion_tokens"]
     text: str = done["text"]
     return text.strip()
-
-
-def metric(url: str, name: str) -> float:
-    lines = requests.get(f"{url}/metrics", timeout=10).text.splitlines()
-    found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"voxtral_serve_live_{name}")]
-    assert found, name
-    return sum(found)
 
 
 def begun(url: str) -> ClientConnection:
@@ -71,14 +52,6 @@ def until(socket: ClientConnection, kind: str) -> dict[str, Any]:
     while (event := live.receive(socket))["type"] != kind:
         assert event["type"] == "transcription.delta", event
     return event
-
-
-def close_of(socket: ClientConnection) -> tuple[int, str]:
-    with pytest.raises(ConnectionClosed) as closed:
-        while True:
-            socket.recv(timeout=30)
-    assert closed.value.rcvd is not None
-    return closed.value.rcvd.code, closed.value.rcvd.reason
 
 
 def test_a_live_clip_has_the_text_of_the_upload(fast_url: str, clips: list[dataset.Clip]) -> None:

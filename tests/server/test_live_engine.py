@@ -12,7 +12,7 @@ import numpy as np
 import offline
 import pytest
 import sessions
-from conftest import PICO
+from places import PICO
 from vllm.exceptions import VLLMValidationError
 
 from bench.measure.scoring import word_errors

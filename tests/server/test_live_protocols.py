@@ -21,22 +21,18 @@ import pytest
 import requests
 import soundfile
 import soxr
-from conftest import DATA, MOST_LIVE, Server
+from live import CLOSE, COMPLETED, INPUT, PCM, RATE, TEXT, append, close_of, metric, opened, until_free, uploaded
 from openai import AsyncOpenAI, OpenAI
-from test_live import CLOSE, close_of, metric, uploaded
+from places import DATA
+from servers import MOST_LIVE, Server
 from uploads import AUTHORIZED, KEY
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 from bench import dataset
 from pico import evaluate
 
-RATE = 16000
 PIECES = [1280, 160, 4001, 16000]
-TEXT = "conversation.item.input_audio_transcription"
-INPUT = "input_audio_buffer"
-COMPLETED = f"{TEXT}.completed"
-PCM = {"type": "audio/pcm", "rate": RATE}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +41,6 @@ def audios() -> list[np.ndarray]:
     found = dataset.select(dataset.load(DATA)[0], 30, seed=0)
     clips = sorted((clip for clip in found if clip.id not in CLOSE), key=lambda clip: clip.duration_s)
     return [evaluate.read_audio(clip.path) for clip in clips[: len(PIECES)]]
-
-
-def opened(url: str, query: str = "intent=transcription", path: str = "/v1/realtime", **more: Any) -> ClientConnection:
-    address = url.replace("http://", "ws://") + path + (f"?{query}" if query else "")
-    return connect(address, **{"additional_headers": AUTHORIZED, **more})
 
 
 def configure(socket: ClientConnection, turn_detection: Any = None, form: Any = PCM, **session: Any) -> None:
@@ -62,11 +53,6 @@ def until(socket: ClientConnection, kind: str) -> dict[str, Any]:
     while (event := live.receive(socket))["type"] != kind:
         assert event["type"] != "error", event
     return event
-
-
-def append(socket: ClientConnection, content: bytes, piece: int = 2560, kind: str = f"{INPUT}.append") -> None:
-    for start in range(0, len(content), piece):
-        live.send(socket, kind, audio=base64.b64encode(content[start : start + piece]).decode())
 
 
 def committed(url: str, content: bytes, piece: int, form: Any = PCM) -> dict[str, Any]:
@@ -291,13 +277,6 @@ def beside(fast_url: str, audios: list[np.ndarray]) -> Iterator[None]:
         live.send(socket, f"{INPUT}.commit")
         assert until(socket, COMPLETED)["transcript"] == uploaded(fast_url, audios[1])
     until_free(fast_url)
-
-
-def until_free(url: str) -> None:
-    start = time.monotonic()
-    while metric(url, "sessions "):
-        assert time.monotonic() - start < 60
-        time.sleep(0.05)
 
 
 WRONG: list[tuple[str | bytes, str]] = [

@@ -18,8 +18,9 @@ import live
 import numpy as np
 import pytest
 import requests
-from conftest import DATA, MOST_LIVE, Server
-from test_live import CLOSE, metric, uploaded
+from live import CLOSE, metric, uploaded
+from places import DATA
+from servers import MOST_LIVE, Server
 from uploads import KEY
 from websockets.sync.client import ClientConnection
 

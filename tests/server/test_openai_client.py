@@ -7,8 +7,9 @@ import numpy as np
 import openai
 import pytest
 import soundfile
-from conftest import DATA, short
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
+from places import DATA
+from servers import short
 from uploads import KEY, upload
 
 from bench import dataset

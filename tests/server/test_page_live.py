@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import soundfile
 from browser import PATIENCE_MS, chromium, visit
-from conftest import DATA, MOST_LIVE, ROOT
 from cutting import CutProxy
 from firefox import Firefox
+from live import CLOSE, COMPLETED, INPUT, PCM, RATE, TEXT, append, metric, opened, until_free, uploaded
+from places import DATA, ROOT
 from playwright.sync_api import Browser, Page, expect
-from test_live import CLOSE, metric, uploaded
-from test_live_protocols import COMPLETED, INPUT, PCM, RATE, TEXT, append, opened, until_free
+from servers import MOST_LIVE
 from uploads import KEY
 
 from bench import dataset

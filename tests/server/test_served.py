@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import requests
-from conftest import CONFIG, DATA, PICO, ROOT, SAMPLES, SMALL, at_once, short, transcribe
+from places import CONFIG, DATA, PICO, ROOT
 from safetensors.torch import load_file, save_file
+from servers import SAMPLES, SMALL, at_once, short, transcribe
 from uploads import upload
 
 from bench import dataset, metrics, results

@@ -12,16 +12,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import inputs
 import numpy as np
 import pytest
 import requests
 import soundfile
-from conftest import DATA, ROOT, short
+from places import DATA, ROOT
+from servers import short
 from uploads import AUTHORIZED, upload
 
 from bench import dataset, metrics, results
 from bench.client import Row
-from tools import inputs
 
 RATE = 16000
 SAMPLES, FEW = 40, 4

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import DATA, ROOT
+from places import DATA, ROOT
 from runs import valid
 from speechserver import Reply, SpeechServer, clip_files, pcm, plain, recordings
 from transcribing import environment

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import DATA, short
+from places import DATA
+from servers import short
 from transcribing import run
 from uploads import KEY, upload
 

@@ -1,14 +1,14 @@
-"""Fake replicas, to put behind a real nginx (tools/local_nginx.py)."""
+"""Fake replicas, to put behind a real nginx (local_nginx.py)."""
 
 import subprocess
 import sys
 from typing import Self
 
 import requests
-from conftest import ROOT
+from local_nginx import wait_for_port
+from places import ROOT
 
 from bench.measure import engine
-from tools.local_nginx import wait_for_port
 
 
 class FakeReplica:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PICO
+from places import PICO
 
 from pico import huggingface
 from voxtral_serve import checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PICO, ROOT
+from places import PICO, ROOT
 
 from mistral_layout import speech
 from tools import speech_checkpoint

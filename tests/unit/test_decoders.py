@@ -15,14 +15,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import inputs
 import numpy as np
 import psutil
 import pytest
 import uvloop
-from conftest import ROOT
 from guarding import BOUNDS, RATE, RULES, SAMPLES
+from places import ROOT
 
-from tools import inputs
 from voxtral_serve.audio import decode
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.guard import decoders

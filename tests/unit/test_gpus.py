@@ -1,7 +1,7 @@
 """docs/pages/gpus.md: its tables are those that the code computes, and the arithmetic is what the page says."""
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 from tools import gpus
 from voxtral_serve.check import memory

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 LAYOUTS = ROOT / "bench/results/layouts"
 

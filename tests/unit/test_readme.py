@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+from places import ROOT
 
 from tools import field_tables, patch_table, rooms_picture
 from voxtral_serve import shims

@@ -5,10 +5,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import DATA, ROOT
+from places import DATA, ROOT
+from tools.entrypoint_on_gpu import REFUSALS
 
 from bench import metrics, results
-from tools.entrypoint_on_gpu import REFUSALS
 
 RESULTS = ROOT / "bench/results"
 PAGES = ROOT / "docs/pages"

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 ROWS = json.loads((ROOT / "bench/results/speech-gpu.json").read_text())["rows"]
 PAGE = (ROOT / "docs/pages/speech-synthesis.md").read_text(encoding="utf-8")

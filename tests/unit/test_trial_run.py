@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import PICO
+from places import PICO
 from vllm.tokenizers.mistral import MistralTokenizer
 
 from pico import model

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from bench.measure import engine
 
-DEPLOYED = Path(__file__).resolve().parents[1] / "deploy/nginx"
+DEPLOYED = Path(__file__).resolve().parents[2] / "deploy/nginx"
 COMMAND = "apt-get install -y nginx-light"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
