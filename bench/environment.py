@@ -77,4 +77,4 @@ def of_server(command: Sequence[str] = ()) -> dict[str, str] | None:
     """Versions of the server's libraries; null if `vllm`, or the command that replaces it, has another environment."""
     if Path((list(command) or [engine.vllm()])[0]).parent != Path(sys.executable).parent:
         return None
-    return {name: found for name, found in versions(SERVER_LIBRARIES).items() if found}
+    return {name: number for name, number in versions(SERVER_LIBRARIES).items() if number}

@@ -21,6 +21,7 @@ def parse(arguments: Sequence[str]) -> GpuPlan:
     _add_report(commands)
     _add_run(commands)
     _add_live(commands)
+    commands.add_parser("kernels", help="times of the kernels of a step: python -m bench gpu kernels --help")
     flags = parser.parse_args(arguments)
     make = {"report": _report_items, "run": _upload_items, "live": _live_items}[flags.command_name]
     items = make(parser, flags)
@@ -36,7 +37,6 @@ def parse(arguments: Sequence[str]) -> GpuPlan:
         kv_gib=flags.kv,
         changes=dict(flags.changes),
         acceptance=tuple(flags.acceptance) or None,
-        alone=flags.alone,
         cores=flags.client_cores,
         command=tuple(shlex.split(flags.command)),
         steps=getattr(flags, "steps", False),
@@ -150,7 +150,6 @@ def _add_common(add: Any) -> None:
     add("--set", dest="changes", type=_change, nargs="+", default=[], metavar="KEY=VALUE", help=changes)
     rates = "acceptance rates of drafts by position (default: pico's; empty: the weights decide)"
     add("--acceptance", type=_rates, default=rows.ACCEPTANCE, metavar="RATE,...", help=rates)
-    add("--alone", action="store_true", help="stop each server before the next one starts")
     cores = "CPU cores for the client of live sessions; the server gets the others (default: 4; 0: no division)"
     add("--client-cores", type=int, default=4, metavar="N", help=cores)
     add("--commit", metavar="HASH", help="commit of this checkout, where there is no git")

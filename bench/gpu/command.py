@@ -15,6 +15,10 @@ from bench.gpu.arguments import parse
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command line (without `gpu`) and return the exit status."""
+    if arguments[:1] == ["kernels"]:
+        from bench.gpu import kernels  # which needs PyTorch and this repository's package
+
+        return kernels.main(arguments[1:])
     plan = parse(arguments)
     try:
         content = report.run(plan)

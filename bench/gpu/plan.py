@@ -71,16 +71,15 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Start:
-    """A row with the time of a start with no other server, with filled caches or, if `cold`, with empty ones."""
+    """A row with the time of a start with empty caches. The other rows have the time of their server's start."""
 
     kind: ClassVar[str] = "start"
     server: str
-    cold: bool = False
     seconds: ClassVar[float] = 0.0
 
     @property
     def row(self) -> str:
-        return f"{self.server}@{'cold' if self.cold else 'warm'}"
+        return f"{self.server}@cold"
 
 
 Item = Uploads | Sessions | Start
@@ -101,7 +100,6 @@ class GpuPlan:
     kv_gib        KV cache in GiB by server, if it is not the default
     changes       changes of the config of every server
     acceptance    acceptance rates of drafts by position; null if the weights decide
-    alone         start one server at a time
     cores         CPU cores for the client of live sessions; the server gets the others. 0: no division
     command       the command to run as `vllm`
     steps         have the rows of uploads say what the GPU does in a step
@@ -121,7 +119,6 @@ class GpuPlan:
     kv_gib: Mapping[str, float]
     changes: Mapping[str, object]
     acceptance: tuple[float, ...] | None
-    alone: bool
     cores: int
     command: tuple[str, ...]
     steps: bool

@@ -20,7 +20,7 @@ RANDOM = "random, of full size: all texts are wrong, and drafts are accepted at 
 NOTES = (
     "p50_ms, p90_ms, p95_ms: from sending a clip to its text. Clips are 16 kHz WAV, decoded from Opus before the run.",
     "rtfx: seconds of audio per second. It begins and ends with few requests in flight.",
-    "joules_per_audio_second: of the whole GPU, with the idle power of all servers that were up (servers_up).",
+    "joules_per_audio_second: of the whole GPU, with its idle power.",
     "start_s: from the start of the process until /health answers. Random weights are read from a file just written.",
 )
 

@@ -1,8 +1,8 @@
 """Measure the rows of a plan: `bench gpu report`, every figure of the pages, and `run` and `live`, a row or a few.
 
-The servers of uploads are resident together as far as the GPU's memory allows, because a start takes minutes, and are
-measured one after the other. Live sessions have the GPU to themselves, and each start in a row `start` as well. The
-file is written after every row; the same command continues with the rows that are missing.
+Each server is up alone while it is measured. A first start compiles for minutes, so servers whose caches are empty are
+started together before, as many as the GPU's memory holds, and stopped again. The file is written after every row; the
+same command continues with the rows that are missing.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from bench.gpu.record import RANDOM, Record, machine
 from bench.gpu.servers import Server
 from bench.measure.gpus import Gpus
 
-# Longest start on 16 cores in seconds, of one server and of several, with empty and with filled caches
-START_S = {(False, False): 240, (False, True): 90, (True, False): 320, (True, True): 150}
+START_S = {False: 240, True: 90}  # longest start on 16 cores in seconds, with empty and with filled caches
+FILL_S = 330  # the same of several servers at once with empty caches
 SHARE = 0.94  # of the GPU's memory that servers together may take
 WARM_UP = (6, 1)  # live clips sent before the first sessions, and before each further ones
 
@@ -70,7 +70,9 @@ class Measurement:
             idle_watts=watts(self.gpus),
         )
         model = self._model()
-        for group in self.groups(missing):
+        for names in self._to_fill(missing):
+            self._fill(names, model)
+        for group in groups(missing):
             self._group(group, model, record)
         self.clock.say("done")
         return record.content
@@ -87,10 +89,21 @@ class Measurement:
             self.clock.say("checkpoint written")
         return model
 
-    def groups(self, items: Sequence[Item]) -> list[list[Item]]:
-        """The rows whose servers are up at the same time. Without a GPU, or with `alone`, one server is."""
+    def _to_fill(self, items: Sequence[Item]) -> list[list[str]]:
+        """The servers to start together so that their caches are filled; none without a GPU."""
         sizes = machine(None)["gpu_memory_bytes"]
-        return groups(items, self.configs, sizes[0] if sizes and not self.plan.alone else None)
+        names = dict.fromkeys(item.server for item in items if not isinstance(item, Start))
+        empty = [name for name in names if not servers.filled(self.plan.work / "cache", name)]
+        return together(empty, self.configs, sizes[0] if sizes else 0)
+
+    def _fill(self, names: Sequence[str], model: Path) -> None:
+        """Start servers at the same time and stop them, for their compiled graphs and kernels."""
+        self._must_end(FILL_S, f"the first start of {', '.join(names)}")
+        self.clock.say(f"filling the caches of {', '.join(names)}")
+        plan = StartPlan(True, self.plan.work / "cache", self.plan.logs, self.plan.command)
+        with contextlib.ExitStack() as up:
+            places = Path(up.enter_context(tempfile.TemporaryDirectory()))
+            servers.start({name: self.configs[name] for name in names}, plan, model, places, up, self.clock)
 
     def _must_end(self, seconds: float, what: str) -> None:
         if self.ends is not None and time.monotonic() + seconds > self.ends:
@@ -98,35 +111,34 @@ class Measurement:
             raise TimeIsUpError(f"{what} may take {seconds:.0f} s, but --minutes leaves {left:.0f} s")
 
     def _group(self, group: Sequence[Item], model: Path, record: Record) -> None:
-        """Start the servers of some rows together, and measure the rows one after the other."""
-        names = list(dict.fromkeys(item.server for item in group))
-        cold = any(isinstance(item, Start) and item.cold for item in group)
+        """Start one server, and measure its rows one after the other."""
+        name = group[0].server
+        cold = isinstance(group[0], Start)
         with contextlib.ExitStack() as up:
             places = Path(up.enter_context(tempfile.TemporaryDirectory()))
             cache = places / "empty" if cold else self.plan.work / "cache"
-            filled = all(servers.filled(cache, name) for name in names)
-            longest_s = START_S[len(names) > 1, filled] + group[0].seconds
-            self._must_end(longest_s, f"the start of {', '.join(names)} with {group[0].row}")
+            longest_s = START_S[servers.filled(cache, name)] + group[0].seconds
+            self._must_end(longest_s, f"the start of {name} with {group[0].row}")
             cores = up.enter_context(live.cores(self.plan.cores if isinstance(group[0], Sessions) else 0))
             start = StartPlan(True, cache, self.plan.logs, self.plan.command, steps=self.plan.steps)
-            configs = {name: self.configs[name] for name in names}
-            ready, failures = servers.start(configs, start, model, places, up, self.clock)
+            ready, failures = servers.start({name: self.configs[name]}, start, model, places, up, self.clock)
             os.sched_setaffinity(0, cores)  # of this thread and of all threads and processes that it starts later
-            versions = {name: server.client.get("/version")["version"] for name, server in ready.items()}
+            if name in failures:
+                for item in group:
+                    record.fail(item.row, failures[name])
+                return
+            server = ready[name]
+            version = server.client.get("/version")["version"]
             for number, item in enumerate(group):
-                if item.server in failures:
-                    record.fail(item.row, failures[item.server])
-                    continue
                 self._must_end(item.seconds, item.row)
                 self.clock.say(f"{item.row}: measuring")
-                server = ready[item.server]
                 try:
-                    row = self._measure(item, server, versions[item.server], places / str(number), WARM_UP[number > 0])
+                    row = self._measure(item, server, version, places / str(number), WARM_UP[number > 0])
                 except BenchError as error:
                     record.fail(item.row, str(error))
                     self.clock.say(f"{item.row}: {error}")
                     continue
-                record.add(item.row, {"kind": item.kind, "server": item.server, **row, "servers_up": len(ready)})
+                record.add(item.row, {"kind": item.kind, "server": item.server, **row})
                 self.clock.say(f"{item.row}: {_short(row)}")
 
     def _measure(self, item: Item, server: Server, vllm: str, places: Path, warm_up: int) -> dict[str, Any]:
@@ -141,30 +153,34 @@ class Measurement:
             raise BenchError(f"{item.row}: {item.server} has max_num_seqs {most}: add --set max_num_seqs=NUMBER")
         out = (self.plan.results or places) / f"{item.row}-{time.time():.0f}"
         clips = live.decoded(places) if item.uploads else []
-        return {"vllm": vllm, **live.measure(item, server, self.gpus, clips, out, warm_up)}
+        figures = live.measure(item, server, self.gpus, clips, out, warm_up)
+        return {"vllm": vllm, **figures, "start_s": server.start_s, "start_caches": server.cache}
 
 
-def groups(missing: Sequence[Item], configs: Mapping[str, Mapping[str, Any]], memory: int | None) -> list[list[Item]]:
-    """The rows whose servers are resident at the same time. `memory`: bytes of the GPU; null for one server at a time.
-
-    Live sessions have a group of their own, and so has each row `start`.
-    """
-    grouped: list[tuple[str, list[Item]]] = []
+def groups(missing: Sequence[Item]) -> list[list[Item]]:
+    """The rows by the start of a server that they share. A cold start has one of its own."""
+    grouped: dict[tuple[str, str], list[Item]] = {}
     for item in missing:
-        alike = [group for kind, group in grouped if kind == item.kind and not isinstance(item, Start)]
-        for group in alike:
-            names = {item.server, *(other.server for other in group)}
-            if len(names) == 1 or (item.kind == "uploads" and _fit([configs[name] for name in names], memory)):
-                group.append(item)
-                break
-        else:
-            grouped.append((item.kind, [item]))
-    return [group for _, group in grouped]
+        grouped.setdefault((item.kind, item.server), []).append(item)
+    return list(grouped.values())
 
 
-def _fit(configs: Sequence[Mapping[str, Any]], memory: int | None) -> bool:
-    needed = [rows.memory_of(config) for config in configs]
-    return memory is not None and None not in needed and sum(size or 0 for size in needed) <= SHARE * memory
+def together(names: Sequence[str], configs: Mapping[str, Mapping[str, Any]], memory: int) -> list[list[str]]:
+    """The servers that fit into the GPU's memory of so many bytes at the same time. One that is left over alone, or
+    whose memory is not known, is in none: its own start fills its caches."""
+    groups: list[list[str]] = []
+    free: list[int] = []  # bytes that each group leaves
+    for name in names:
+        needed = rows.memory_of(configs[name])
+        if needed is None:
+            continue
+        place = next((number for number, left in enumerate(free) if needed <= left), len(groups))
+        if place == len(groups):
+            groups.append([])
+            free.append(int(SHARE * memory))
+        groups[place].append(name)
+        free[place] -= needed
+    return [group for group in groups if len(group) > 1]
 
 
 def _short(row: Mapping[str, Any]) -> str:
@@ -178,6 +194,6 @@ def run(plan: GpuPlan) -> dict[str, Any]:
     if not plan.only_plan:
         return measurement.run()
     chosen = [item for item in plan.items if item.row in plan.chosen]
-    for group in measurement.groups(chosen):
-        print("up together: " + ", ".join(f"{item.row} ({item.seconds:.0f} s)" for item in group), file=sys.stderr)
+    for group in groups(chosen):
+        print("one start: " + ", ".join(f"{item.row} ({item.seconds:.0f} s)" for item in group), file=sys.stderr)
     return {}

@@ -9,7 +9,7 @@ realtime    profiles/realtime.yaml
 long        profiles/long.yaml
 FILE.yaml   any other config file, whose server is up alone
 NAME:KEY=VALUE  any of these with a change of its config. VALUE is YAML; null means vLLM's default. Separate several
-            changes with colons. With gpu_memory_utilization, the size of the KV cache is not set: add --alone
+            changes with colons. With gpu_memory_utilization, the size of the KV cache is not set
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,8 +64,7 @@ REPORT: tuple[Item, ...] = (
     *(Uploads("drafts", 128, 1536, 40), Uploads("drafts", 256, 2560, 50)),
     *(Uploads("throughput", 128, 1536, 40), Uploads("throughput", 256, 2560, 50)),
     *(Sessions("realtime", 16), Sessions("realtime", 150)),
-    *(Start(server) for server in ("fast", "contest", "realtime", "throughput", "drafts", "stock-full")),
-    Start("fast", cold=True),
+    Start("fast"),
 )
 
 

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from bench.gpu.__main__ import main
 from places import PICO
 from servers import UNBOUND
-
-from bench.gpu.command import main
 
 ROW = "fast:enforce_eager=true:gpu_memory_utilization=0.3:max_num_seqs=16:api_server_count=1"
 
@@ -19,7 +18,7 @@ def test_the_steps_of_three_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value)
     out, logs = tmp_path / "gpu.json", tmp_path / "logs"
     where = ["--out", str(out), "--logs", str(logs), "--model", str(PICO)]
-    assert main(["run", *where, "--rows", ROW, "--alone", "--concurrency", "1", "--clips", "3", "--steps"]) == 0
+    assert main(["run", *where, "--rows", ROW, "--concurrency", "1", "--clips", "3", "--steps"]) == 0
     (row,) = json.loads(out.read_text())["rows"]
     figures = {each["kind"]: each for each in row["steps"]}
     assert figures.keys() == {"decode", "begin", "idle"}

@@ -16,8 +16,8 @@ import requests
 from places import ROOT
 from servers import NOBIND
 
+from bench.gpu import speech_checkpoint
 from bench.measure import engine
-from tools import speech_checkpoint
 
 # They need .venv-omni: `make test-speech`.
 collect_ignore_glob = [] if find_spec("vllm_omni") else ["test_*"]

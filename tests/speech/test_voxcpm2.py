@@ -25,12 +25,12 @@ import yaml
 from places import ROOT
 from safetensors.torch import load_file, save_file
 
+from bench.gpu import voxcpm2_checkpoint
 from bench.loads import closed
 from bench.plan import SpeechPlan
 from bench.speech.run import measure
 from speech.conftest import OMNI, Speech, serving
 from speech.test_guarded import line_of, metric, until
-from tools import voxcpm2_checkpoint
 from voxtral_serve.check import check_all
 
 PROFILE = ROOT / "profiles/voxcpm2.yaml"

@@ -1,7 +1,7 @@
 """Real vLLM without a server: pico on an `LLM` of its own, asked and answering in tokens, beside pico's reference.
 
 In float32. There the tokens must be the reference's whatever is computed together: two candidates are never as close
-as two orders of summation. In bfloat16 they are, in a few clips of the 500 (bench/results/encode-once).
+as two orders of summation. In bfloat16 they are, in a few clips of the 500.
 """
 
 import contextlib

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakeserver import MODEL, Answer, FakeServer
-from fakevllm import Vllm, wait_until
+from fakevllm import Vllm
 
 from voxtral_serve import cli
 from voxtral_serve.batch import manifest, output, places, record, run, servers, worker
@@ -356,7 +356,7 @@ def test_an_engine_is_started_again_a_few_times(tmp_path: Path, monkeypatch: pyt
 
     def die() -> None:
         os.kill(vllm.calls()[-1]["pid"], signal.SIGKILL)
-        wait_until(lambda: not vllm.left())
+        assert own._engine is not None and own._engine.wait(60) == -signal.SIGKILL
 
     try:
         first = own.take()
@@ -376,6 +376,7 @@ def test_an_engine_is_started_again_a_few_times(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(JobError, match=r"ended 4 times without a transcript .* with status -9\.(.|\n)*vLLM starts"):
             own.take()
         assert len(vllm.calls()) == 1 + 2 * servers.RESTARTS
+        assert vllm.left() == set()
     finally:
         vllm.kill()
 

@@ -22,8 +22,8 @@ from bench import BenchError, dataset
 from bench.answers import Row
 from bench.gpu import checkpoint, measure, readings, rows
 from bench.gpu.command import main
-from bench.gpu.plan import Start, Uploads
-from bench.gpu.report import groups
+from bench.gpu.plan import Uploads
+from bench.gpu.report import together
 from bench.gpu.servers import Server
 from bench.gpu.tasks import task_of
 from mistral_layout import tensors
@@ -144,27 +144,15 @@ def test_a_wrong_name_is_refused(name: str, message: str, tmp_path: Path, capsys
 # ---- The plan
 
 
-def test_which_servers_are_up_together() -> None:
-    """All of uploads on a GPU of 141 GB; two and three of them on one of 80 GB; one without a GPU."""
+def test_which_servers_fill_their_caches_together() -> None:
+    """All of uploads on a GPU of 141 GB; two and three of them on one of 80 GB; none without a GPU."""
     configs = {item.server: rows.config(item.server) for item in rows.REPORT}
-
-    def servers_of(memory: int | None) -> list[set[str]]:
-        return [{item.server for item in group} for group in groups(rows.REPORT, configs, memory)]
-
-    uploads = {"contest", "stock-full", "fast", "drafts", "throughput"}
-    starts = [{item.server} for item in rows.REPORT if isinstance(item, Start)]
-    assert servers_of(150_754_820_096) == [uploads, {"realtime"}, *starts]
-    assert servers_of(85_520_809_984) == [
-        {"contest", "stock-full"},
-        uploads - {"contest", "stock-full"},
-        {"realtime"},
-        *starts,
-    ]
-    assert servers_of(None) == [
-        *({server} for server in ("contest", "stock-full", "fast", "drafts", "throughput")),
-        {"realtime"},
-        *starts,
-    ]
+    uploads = ["contest", "stock-full", "fast", "drafts", "throughput"]
+    assert list(configs) == [*uploads, "realtime"]
+    assert together(list(configs), configs, 150_754_820_096) == [uploads]
+    assert together(list(configs), configs, 85_520_809_984) == [uploads[:2], uploads[2:]]
+    assert together(list(configs), configs, 0) == []
+    assert together(["fast"], configs, 150_754_820_096) == []
 
 
 def test_the_report_is_as_the_pages_say() -> None:
@@ -216,8 +204,8 @@ def test_wrong_flags(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plan_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--out", str(tmp_path / "never.json"), "--plan", "--only", "fast,live"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "up together: fast@1 (20 s), fast@16 (20 s), fast@64 (30 s)"
-    assert lines[1] == "up together: realtime@16live (105 s), realtime@150live (105 s)"
+    assert lines[0] == "one start: fast@1 (20 s), fast@16 (20 s), fast@64 (30 s)"
+    assert lines[1] == "one start: realtime@16live (105 s), realtime@150live (105 s)"
     assert not list(tmp_path.iterdir())
 
 
@@ -400,11 +388,11 @@ def test_a_report_goes_on_where_it_stopped(case: Case, capsys: pytest.CaptureFix
     (case.model / "stock fails").touch()
     first = task_of(Uploads("contest", 1, 2), rows.config("contest")).clips[0]
     (case.model / "fails").write_text(f"{first.id}.wav")
-    wanted = ["report", "--most-clips", "2", "--only", "contest@1,stock-full@1,fast@1,fast@warm,fast@cold"]
-    assert case.call(*wanted[:-1], "stock-full@1,contest@1,fast@warm") == 1
+    wanted = ["report", "--most-clips", "2", "--only", "contest@1,stock-full@1,fast@1,fast@cold"]
+    assert case.call(*wanted[:-1], "stock-full@1,contest@1,fast@cold") == 1
     result = case.result()
     check(result)
-    assert [(row["row"], row["failed"]) for row in result["rows"]] == [("contest@1", 1), ("fast@warm", 0)]
+    assert [(row["row"], row["failed"]) for row in result["rows"]] == [("contest@1", 1), ("fast@cold", 0)]
     assert result["rows"][0]["errors"] == ['HTTP 500: {"error": "made to fail"}']
     assert "cause: AssertionError: made to fail" in result["not_measured"]["stock-full@1"]
     (case.model / "fails").unlink()
@@ -412,12 +400,12 @@ def test_a_report_goes_on_where_it_stopped(case: Case, capsys: pytest.CaptureFix
     assert case.call(*wanted) == 0
     result = case.result()
     check(result)
-    names = ["contest@1", "stock-full@1", "fast@1", "fast@warm", "fast@cold"]
+    names = ["contest@1", "stock-full@1", "fast@1", "fast@cold"]
     assert [(row["row"], row["failed"]) for row in result["rows"]] == [(name, 0) for name in names]
-    assert [row["start_caches"] for row in result["rows"]] == ["cold"] * 5  # the fake one fills no cache
+    assert [row["start_caches"] for row in result["rows"]] == ["cold"] * 4  # the fake one fills no cache
     assert (len(result["calls"]), result["not_measured"]) == (2, {})
     started = case.starts()
-    assert started == 3 + 4
+    assert started == 3 + 3
     assert case.call(*wanted) == 0
     assert case.starts() == started  # nothing was missing
     assert "0 rows to measure" in capsys.readouterr().err
@@ -467,7 +455,7 @@ def test_the_rows_of_uploads(case: Case, capsys: pytest.CaptureFixture[str], mon
     for row in result["rows"]:
         assert (row["clips"], row["tokens"], row["tokens_by"]) == (3, row["tokens_expected"], "server")
         assert (row["joules_per_audio_second"], row["peak_vram_bytes"]) == (None, None)  # there is no GPU here, not 0
-        assert (row["start_caches"], row["servers_up"]) == ("cold", 1)
+        assert row["start_caches"] == "cold"
     (call,) = result["calls"]
     assert call["settings"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "OMP_NUM_THREADS" not in call["settings"]
@@ -505,7 +493,7 @@ def test_bench_gpu_imports_no_engine() -> None:
     code = "import sys; before = set(sys.modules); import bench.gpu.command; print(*set(sys.modules) - before)"
     names = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
     assert "bench.gpu.rows" in names
-    assert not {"vllm", "torch", "transformers", "voxtral_serve", "mistral_common", "jiwer"} & set(names)
+    assert not {"vllm", "torch", "transformers", "voxtral_serve", "mistral_common"} & set(names)
 
 
 def check(result: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from places import PICO, ROOT
 
+from bench.gpu import speech_checkpoint
 from mistral_layout import speech
-from tools import speech_checkpoint
 from voxtral_serve import shims
 from voxtral_serve.check import check_all, synthesis
 from voxtral_serve.check.report import Report

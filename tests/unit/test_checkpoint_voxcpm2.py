@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from tools.speech_checkpoint import write_weights
+from bench.gpu.speech_checkpoint import write_weights
 from voxtral_serve.check import check_all, voxcpm2
 from voxtral_serve.checkpoint import CheckpointError, read_voxcpm2
 

@@ -99,6 +99,9 @@ HOUSE = {
     "voxtral_serve.drafter": Rule("A name that configs use.", ("voxtral_serve.engine",)),
     "bench": Rule("It measures any server from outside.", ("mistral_layout",), never=MODEL_LIBRARIES),
     "pico": Rule("The independent reference of the model.", ("mistral_layout",), never=("vllm",)),
+    "bench.gpu.kernels": Rule("It times the engine's kernels.", ("voxtral_serve", "bench", "mistral_layout")),
+    "bench.gpu.speech_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "mistral_layout"), never=("vllm",)),
+    "bench.gpu.voxcpm2_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "voxtral_serve.check")),
     "pico.evaluate": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "pico.hearing": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "pico.damage": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
@@ -279,6 +282,8 @@ FORBIDDEN = [
         (f"{S}/batch/a.py", f"{INSIDE}import {name}")
         for name in (*MODEL_LIBRARIES, "bench.serve", "voxtral_serve.guard")
     ),
+    *((f"{S}/measure/a.py", f"import {name}") for name in (*MODEL_LIBRARIES, "bench.client", "voxtral_serve.units")),
+    (f"{S}/measure/a.py", f"{INSIDE}from ..client import server"),
     *(("bench/a.py", f"import {name}") for name in (*MODEL_LIBRARIES, "voxtral_serve.units", "pico.model")),
     *(
         (f"{S}/prove/a.py", f"{INSIDE}import {name}")
@@ -345,6 +350,9 @@ def test_a_forbidden_import_of_a_module_is_found(tmp_path: Path, file: str, sour
         ("pico/evaluate.py", "from bench import metrics\nimport torch"),
         ("tools/a.py", "import vllm, bench.client, pico.model, voxtral_serve.engine.config"),
         ("bench/a.py", "import_module(name)"),
+        ("bench/a.py", "from bench.measure import engine"),
+        (f"{S}/prove/a.py", "from voxtral_serve.measure import engine"),
+        (f"{S}/measure/a.py", "from . import b\nfrom .b import c\nimport requests"),
     ],
 )
 def test_an_import_that_is_allowed(tmp_path: Path, file: str, source: str) -> None:

@@ -63,16 +63,16 @@ def running(process: "subprocess.Popen[bytes]") -> set[int]:
 
     Zombies are not counted: a container without an init process keeps them.
     """
-    found = {process.pid} if process.poll() is None else set()
+    pids = {process.pid} if process.poll() is None else set()
     if not os.path.isdir("/proc/self"):
-        return found
+        return pids
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if int(name) != os.getpid() and os.getsid(int(name)) == os.getsid(0):
                 with open(f"/proc/{name}/stat", "rb") as file:
                     state = file.read().rpartition(b")")[2].split()[0]
-                found |= set() if state in (b"Z", b"X") else {int(name)}
-    return found
+                pids |= set() if state in (b"Z", b"X") else {int(name)}
+    return pids
 
 
 if __name__ == "__main__":

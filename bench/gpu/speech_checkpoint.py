@@ -2,8 +2,8 @@
 
 It makes noise: it serves to measure speed and to test servers. The vocabulary is the one in the mistral-common package.
 
-python -m tools.speech_checkpoint DIRECTORY
-python -m tools.speech_checkpoint DIRECTORY --tiny
+python -m bench.gpu.speech_checkpoint DIRECTORY
+python -m bench.gpu.speech_checkpoint DIRECTORY --tiny
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """How long do the kernels of a step take, by size? Microseconds on one GPU, for choosing graph sizes and kernels.
 
-    python -m tools.kernel_figures --out kernels.json
+    python -m bench gpu kernels --out kernels.json
 
 matrix_products    one layer's, of the encoder and of the language model, by frames or tokens. cuBLAS chooses a kernel
                    for each size, and some sizes get a slow one
@@ -28,7 +28,7 @@ import torch
 
 from bench import environment, results
 from bench.gpu.checkpoint import PARAMS
-from bench.gpu.run import LIBRARIES
+from bench.gpu.record import LIBRARIES
 from voxtral_serve.engine.packed_attention import Shape, packed_attention
 from voxtral_serve.engine.paged_attention import paged_attention
 
@@ -205,22 +205,21 @@ def flash_call(caches: Sequence[torch.Tensor], common: dict[str, Any]) -> Callab
     return call
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (default: that of this process) and return the exit status."""
+def main(words: Sequence[str]) -> int:
+    """Run a command line (without `gpu kernels`) and return the exit status."""
     summary = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m tools.kernel_figures", description=summary)
+    parser = argparse.ArgumentParser(prog="python -m bench gpu kernels", description=summary)
     parts = (matrix_products, encoder_attention, decode_attention)
     names = ", ".join(part.__name__ for part in parts)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
     parser.add_argument("--parts", nargs="+", choices=[part.__name__ for part in parts], help=f"of {names}")
-    words = list(sys.argv[1:] if arguments is None else arguments)
     flags = parser.parse_args(words)
     if not torch.cuda.is_available():
         print("error: PyTorch finds no GPU: expected one with CUDA", file=sys.stderr)
         return 2
     run = environment.describe(None, LIBRARIES)
     found: dict[str, Any] = {"schema_version": 1, "run": run}
-    run["command"] = shlex.join(["python", "-m", "tools.kernel_figures", *words])
+    run["command"] = shlex.join(["python", "-m", "bench", "gpu", "kernels", *words])
     flags.out.parent.mkdir(parents=True, exist_ok=True)
     with torch.inference_mode():
         for part in parts:
@@ -232,7 +231,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(part.__name__, json.dumps(row), flush=True)
             results.write_json(flags.out, found)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

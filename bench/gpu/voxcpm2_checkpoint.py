@@ -3,8 +3,8 @@
 It makes noise, and no speech of it ends before the limit of the request or the context: it serves to measure speed and
 to test servers. The vocabulary is the 256 bytes.
 
-python -m tools.voxcpm2_checkpoint DIRECTORY
-python -m tools.voxcpm2_checkpoint DIRECTORY --tiny
+python -m bench.gpu.voxcpm2_checkpoint DIRECTORY
+python -m bench.gpu.voxcpm2_checkpoint DIRECTORY --tiny
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models
 
-from tools.speech_checkpoint import write_weights
+from bench.gpu.speech_checkpoint import write_weights
 from voxtral_serve.check.voxcpm2 import model_shapes
 
 SPECIAL = ("<unk>", "<s>", "</s>")

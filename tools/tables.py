@@ -1,0 +1,255 @@
+"""Write the generated tables of README.md and docs/pages, between `<!-- table: NAME -->` and `<!-- end -->`.
+
+    python -m tools.tables            # writes them
+    python -m tools.tables --check    # changes nothing; exit status 1 if a page is stale
+
+The figures are those of `python -m bench gpu report`: one file, one GPU, one run. `gpus` also has the bounds of GPUs
+that were not measured, computed from the model's shapes and the makers' data sheets. The tables of patches and of
+fields are written, too, by tools/patch_table.py and tools/field_tables.py.
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.checkpoint import PARAMS
+from bench.gpu.rows import SESSION_BYTES
+from mistral_layout import tensors
+from tools import field_tables, patch_table
+from tools.patch_table import ROOT, markdown
+
+REPORT = "bench/results/report-h200.json"
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+NAMES = {
+    "contest": "the contest's `vllm_config.yaml` (stock, eager)",
+    "stock-full": "stock, full CUDA graphs",
+    "fast": "`profiles/fast.yaml`",
+    "drafts": "`profiles/throughput.yaml` with drafts",
+    "throughput": "`profiles/throughput.yaml`",
+    "realtime": "`profiles/realtime.yaml`",
+}
+SPEED = ("contest@1", "stock-full@1", "fast@1", "drafts@1", "stock-full@64", "fast@64", "throughput@256")
+LIVE = "realtime@150live"
+HOURS, DOLLARS = 100_000, 3.0  # of an archive; for an hour of a GPU
+GB, MIB = 1e9, 2**20
+# Name -> bytes of memory, bytes a second, dense BF16 operations a second, by the maker's data sheet
+GPUS = {
+    "L4": (24 * GB, 0.30e12, 121e12),
+    "RTX 4090": (24 * GB, 1.008e12, 165e12),
+    "A100, 40 GB": (40 * GB, 1.555e12, 312e12),
+    "A100, 80 GB": (80 * GB, 2.039e12, 312e12),
+    "H100": (80 * GB, 3.35e12, 989e12),
+    "H200": (141 * GB, 4.8e12, 989e12),
+}
+SHARE = 0.9  # gpu_memory_utilization of the profiles
+OTHER_BYTES = 3.4 * GB  # audio rows of 64 clips, activations, CUDA graphs, the CUDA context: of an H200
+KV_BYTES = 104 * 2**10  # of a token
+TOKENS_S, FRAMES_S = 12.5, 50  # of the language model and of the encoder, for a second of audio
+WINDOW = 8192  # tokens of the language model's attention, full after 11 minutes
+PROMPT = 39  # tokens
+
+
+class Reports:
+    """The files of `bench gpu report` in a checkout."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises ValueError without the file that the pages' tables are made of."""
+        self._root = root
+        self.content = self._read(root / REPORT)
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads(path.read_bytes())
+        except OSError as error:
+            told = f"cannot read {path} ({error.strerror})"
+            raise ValueError(f"{told}: make it on a GPU with `python -m bench gpu report --out {REPORT}`") from None
+        return content
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The row of this name. Raises ValueError if it was not measured, or had a failed request."""
+        for row in self.content["rows"]:
+            if row["row"] == name and not row["failed"]:
+                found: dict[str, Any] = row
+                return found
+        raise ValueError(f"{REPORT} has no row {name!r} without failures: run its `bench gpu report` again")
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of a kind, in their order. Raises ValueError if one of them had a failed request."""
+        return [self.row(row["row"]) for row in self.content["rows"] if row["kind"] == kind]
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        """Every file report-NAME.json, by the name of its GPU."""
+        contents = [self._read(path) for path in sorted((self._root / REPORT).parent.glob("report-*.json"))]
+        return {content["machine"]["gpu"][0]: content for content in contents}
+
+    def source(self) -> str:
+        machine = self.content["machine"]
+        gpu = ", ".join(machine["gpu"] or ["no GPU"])
+        vllm = self.content["rows"][0]["vllm"]
+        when = f"{self.content['date_utc'][:10]}, commit {machine['git_commit'][:7]}"
+        return f"{gpu}, vLLM {vllm}, random weights of full size, {when} (`{REPORT}`)."
+
+
+def figure(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def pair(spread: Mapping[str, float] | None) -> str:
+    """P50 and P99 in ms."""
+    return "-" if spread is None else f"{figure(spread['p50'])} / {figure(spread['p99'])}"
+
+
+def small(value: float | None) -> str:
+    """With more digits for less than 10."""
+    return figure(value, 0 if value is None or value >= 100 else 1 if value >= 10 else 2)
+
+
+def speed(reports: Reports) -> str:
+    lines = []
+    for row in map(reports.row, SPEED):
+        cells = (figure(row["p50_ms"]), small(row["rtfx"]), small(row["joules_per_audio_second"]))
+        lines.append((NAMES[row["server"]], str(row["in_flight"]), *cells))
+    row = reports.row(LIVE)
+    lag = f"lag {pair(row['lag_ms'])} (P99)"
+    lines.append(
+        (f"{NAMES['realtime']}, live", f"{row['sessions']} sessions", lag, "-", small(row["joules_per_audio_second"]))
+    )
+    heads = ("configuration", "requests at once", "P50 ms", "RTFx", "J per s of audio")
+    return f"{markdown(heads, lines)}\n\n{reports.source()}"
+
+
+def uploads(reports: Reports) -> str:
+    lines = []
+    for row in reports.rows("uploads"):
+        cells = (figure(row["p50_ms"]), figure(row["p95_ms"]), small(row["rtfx"]))
+        memory = row["peak_vram_bytes"] and row["peak_vram_bytes"] / GB
+        more = (small(row["joules_per_audio_second"]), figure(memory, 1))
+        lines.append((NAMES[row["server"]], str(row["in_flight"]), str(row["clips"]), *cells, *more))
+    heads = ("configuration", "in flight", "clips", "P50 ms", "P95 ms", "RTFx", "J per s of audio", "peak GB")
+    return f"{markdown(heads, lines)}\n\n{reports.source()}"
+
+
+def live(reports: Reports) -> str:
+    lines = []
+    for row in reports.rows("live"):
+        length = f"{figure(row['least_s'])} to {figure(row['most_s'])} s"
+        times = [pair(row[name]) for name in ("lag_ms", "lag_in_audio_ms", "final_ms")]
+        lines.append(
+            (str(row["sessions"]), length, *times, str(row["fell_behind"]), small(row["joules_per_audio_second"]))
+        )
+    heads = ("sessions", "length", "lag ms: P50 / P99", "within the audio", "final text ms: P50 / P99", "fell behind")
+    return f"{markdown((*heads, 'J per s of audio'), lines)}\n\n{reports.source()}"
+
+
+def start(reports: Reports) -> str:
+    times = {(row["server"], row["row"].rpartition("@")[2]): row["start_s"] for row in reports.rows("start")}
+    memory: dict[str, float] = {}
+    for row in (*reports.rows("uploads"), *reports.rows("live")):
+        memory[row["server"]] = max(memory.get(row["server"], 0), row["peak_vram_bytes"] or 0)
+    lines = []
+    for server in dict.fromkeys(server for server, _ in times):
+        seconds = [figure(times.get((server, caches))) for caches in ("warm", "cold")]
+        lines.append((NAMES[server], *seconds, figure(memory[server] / GB, 1) if memory.get(server) else "-"))
+    heads = ("configuration", "start s, caches filled", "start s, caches empty", "peak GB")
+    return f"{markdown(heads, lines)}\n\n{reports.source()}"
+
+
+def archive(reports: Reports) -> str:
+    lines = []
+    for row in map(reports.row, ("stock-full@64", "fast@64", "throughput@256")):
+        hours = HOURS / row["rtfx"]
+        energy = row["joules_per_audio_second"] and row["joules_per_audio_second"] * HOURS / 1000  # kWh
+        cells = (small(row["rtfx"]), figure(hours), figure(hours * DOLLARS), figure(energy))
+        lines.append((NAMES[row["server"]], str(row["in_flight"]), *cells))
+    dollars = f"$ at {DOLLARS:g} an hour"
+    heads = ("configuration", "in flight", "RTFx", f"GPU hours for {HOURS:,} hours", dollars, "kWh of the GPU")
+    return f"{markdown(heads, lines)}\n\n{reports.source()}"
+
+
+def summary(reports: Reports) -> str:
+    lines = []
+    for what, stock, ours in (("one request", "stock-full@1", "fast@1"), ("64 requests", "stock-full@64", "fast@64")):
+        for name, unit in (("p50_ms", "P50 ms"), ("rtfx", "RTFx")):
+            cells = (small(reports.row(row)[name]) for row in (stock, ours))
+            lines.append((f"{what}: {unit}", *cells))
+    row = reports.row(LIVE)
+    lines.append((f"{row['sessions']} live sessions: lag ms, P50 / P99", "-", pair(row["lag_ms"])))
+    return f"{markdown(('', 'stock vLLM', 'this repository'), lines)}\n\n{reports.source()}"
+
+
+def gpus(reports: Reports) -> str:
+    """What fits on each GPU and the bounds of its speed, and what was measured on some."""
+    shapes = tensors.shapes(PARAMS)
+    encoder = sum(math.prod(shape) for name, shape in shapes.items() if "whisper" in name or "projection" in name)
+    language = sum(math.prod(shape) for shape in shapes.values()) - encoder
+    weights = 2 * (encoder + language)
+    operations = 2 * (language * TOKENS_S + encoder * FRAMES_S)  # for a second of audio
+    lines = []
+    for name, (memory, bandwidth, arithmetic) in GPUS.items():
+        room = SHARE * memory - weights - OTHER_BYTES
+        sessions = []
+        for age_s in (90, 660):
+            cache = KV_BYTES * min(WINDOW, PROMPT + age_s * TOKENS_S)
+            by_time = (0.08 * bandwidth - weights) / (SESSION_BYTES + cache)
+            sessions.append(figure(math.floor(max(0, min(room / (SESSION_BYTES + cache), by_time)))))
+        bounds = (figure(1000 * 2 * language / bandwidth, 1), figure(arithmetic / operations))
+        measured = [content for gpu, content in reports.all().items() if name in gpu]
+        rtfx = max((row.get("rtfx") or 0 for content in measured for row in content["rows"]), default=0)
+        lines.append((name, *sessions, *bounds, figure(rtfx) if rtfx else "not measured"))
+    heads = ("GPU", "live sessions of 90 s, at most", "of 11 minutes and more", "ms a token, at least")
+    return f"{markdown((*heads, 'RTFx, at most', 'RTFx, measured'), lines)}\n\nMeasured: {reports.source()}"
+
+
+PAGES: dict[str, dict[str, Callable[[Reports], str]]] = {
+    "README.md": {"speed": speed},
+    "docs/pages/performance.md": {"uploads": uploads, "live": live, "start": start},
+    "docs/pages/gpus.md": {"gpus": gpus},
+    "docs/pages/batch.md": {"archive": archive},
+    "docs/pages/index.md": {"summary": summary},
+}
+
+
+def updated(text: str, tables: Mapping[str, Callable[[Reports], str]], reports: Reports) -> str:
+    """A page with its tables. Raises ValueError unless its marks are those of `tables`, each once."""
+    marked = [name for _, name, _ in MARKED.findall(text)]
+    if sorted(marked) != sorted(tables):
+        raise ValueError(f"marks of the tables {sorted(marked)}: expected `<!-- table: NAME -->` of {sorted(tables)}")
+    return MARKED.sub(lambda mark: f"{mark[1]}\n{tables[mark[2]](reports)}\n\n{mark[3]}", text)
+
+
+def write(root: Path, check: bool) -> int:
+    """Write the tables of the reports, or only check them. Returns an exit status."""
+    status = 0
+    for name, tables in PAGES.items():
+        page = root / name
+        old = page.read_text(encoding="utf-8")
+        try:
+            new = updated(old, tables, Reports(root))
+        except ValueError as error:
+            print(f"error: {name}: {error}", file=sys.stderr)
+            status = 1
+            continue
+        if check and new != old:
+            print(f"{name} is stale: run `python -m tools.tables`", file=sys.stderr)
+            status = 1
+        elif new != old:
+            page.write_text(new, encoding="utf-8")
+    return status
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.tables", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 if a page is stale")
+    check = parser.parse_args(arguments).check
+    flags = ["--check"] if check else []
+    return write(root, check) | patch_table.main(flags) | field_tables.main(flags)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
