@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.gpu.__main__ import main
 from places import PICO
 from servers import UNBOUND
+
+from bench.gpu.command import main
 
 ROW = "fast:enforce_eager=true:gpu_memory_utilization=0.3:max_num_seqs=16:api_server_count=1"
 
