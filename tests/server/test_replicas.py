@@ -27,9 +27,8 @@ import pytest
 import requests
 import soundfile
 import uploads
-from local_nginx import COMMAND, DEPLOYED, NGINX, Proxy
+from local_nginx import COMMAND, DEPLOYED, NGINX, FakeReplica, Proxy, answered_by
 from places import PICO, ROOT
-from proxying import FakeReplica, answered_by
 from servers import EAGER, at_once, short
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
