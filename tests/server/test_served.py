@@ -53,7 +53,6 @@ def test_short_clips(pico_url: str, clips: list[dataset.Clip], reference: list[R
     assert [row.error for row in rows] == [None] * FEW
     expected = {row.id: row for row in reference}
     assert len(differing(rows, [expected[clip.id] for clip in few])) <= 1
-    assert metrics.wer(rows)["value"] <= 0.02
 
 
 @pytest.mark.slow
