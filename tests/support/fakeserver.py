@@ -88,10 +88,10 @@ class FakeServer:
     received: list[Received] = field(default_factory=list)
     max_in_flight: int = 0
     waits_for: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _enough: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __enter__(self) -> Self:
-        self._lock = threading.Lock()
-        self._enough = threading.Event()
         self._server = _Server(("127.0.0.1", 0), self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
