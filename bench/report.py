@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element
 
-from bench import BenchError, live, metrics, page, plots, results, tables
+from bench import live, metrics, page, plots, results, tables
 from bench.answers import Row
 from bench.loads import parse
 from bench.measure import spread
@@ -12,6 +13,7 @@ from bench.page import Section, one_line
 
 # Characters of a text in report.md. summary.json and requests.jsonl have the full texts.
 LONGEST_TEXT = 600
+WORST_NOTE = "Completed clips with the most word errors. [a → b]: a substituted by b; [− a]: deleted; [+ b]: inserted."
 WORST_HEADER = ("clip", "errors", "words", "reference", "transcript", "alignment")
 NO_MEMORY = dict.fromkeys((*tables.BYTES, "source", "reason"))
 DEFINITIONS = (
@@ -86,19 +88,8 @@ def read(out: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
 
     Raises BenchError for another schema version, and for rows that do not belong to the run.
     """
-    record = results.read_run(out)
-    attempts = results.read_rows(out / results.ROWS)
-    form = record.get("schema_version")
-    if form != results.SCHEMA_VERSION:
-        raise BenchError(f"{out / results.RUN} has schema_version {form!r}; this bench reads {results.SCHEMA_VERSION}")
-    rows: dict[str, list[Row]] = {load: [] for load in record["run"]["loads"]}
-    ids = set(record["run"]["ids"])
-    for number, row in enumerate(attempts, 1):
-        if row.load not in rows or row.id not in ids:
-            what = f"clip {row.id!r} at load {row.load!r}"
-            raise BenchError(f"{out / results.ROWS} line {number}: {what} is not part of the run in {results.RUN}")
-        rows[row.load].append(row)
-    return record, rows
+    record = results.read_run(out, results.SCHEMA_VERSION)
+    return record, results.by_load(out, record["run"], results.read_rows(out / results.ROWS))
 
 
 def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
@@ -132,13 +123,31 @@ def score(out: Path) -> tuple[dict[str, Any], list[Row]]:
     if found := live.trials(summary):
         summary["search"] = found
     results.write_json(out / results.SUMMARY, summary)
-    title, sections = f"Benchmark {one_line(out.resolve().name)}", _sections(summary, rows)
-    results.write(out / results.REPORT, _markdown(title, summary, sections))
-    figures = plots.figures(summary, rows)
     worst = summary["quality"]["worst"]
-    html = page.render(title, _setup(summary), headline(summary), figures, sections, DEFINITIONS, worst)
-    results.write(out / results.PAGE, html)
+    table = Section(f"The {metrics.WORST} worst clips", WORST_NOTE, WORST_HEADER, worst_rows(worst))
+    title, figures = f"Benchmark {one_line(out.resolve().name)}", plots.figures(summary, rows)
+    sections = _sections(summary, rows)
+    write(out, title, _setup(summary), headline(summary), figures, sections, DEFINITIONS, worst, [table])
     return summary, rows[first]
+
+
+def write(
+    out: Path,
+    title: str,
+    setup: str,
+    top: Sequence[tuple[str, str]],
+    figures: Sequence[tuple[str, str, Element]],
+    sections: Sequence[Section],
+    definitions: Sequence[tuple[str, str]],
+    worst: Sequence[dict[str, Any]] | None,
+    last: Sequence[Section],
+    notes: Sequence[str] = (),
+) -> None:
+    """Write report.md and report.html, of what page.render takes; report.md ends with the sections `last`."""
+    written = [Section("", f"{setup}.", ("measure", "value"), top), *sections, *last]
+    results.write(out / results.REPORT, tables.markdown(title, written, definitions, notes))
+    html = page.render(title, setup, top, figures, sections, definitions, worst, notes)
+    results.write(out / results.PAGE, html)
 
 
 def console(out: Path, summary: dict[str, Any], rows: Sequence[Row]) -> str:
@@ -290,13 +299,10 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
     ]
     here = {row.id: row for row in rows[summary["run"]["loads"][0]]}
     empties = [(clip, here[clip].duration_s, here[clip].reference) for clip in quality["empty"]]
-    setup = {name: summary[name] for name in ("environment", "server", "run")}
-    numbers = {name: value for name, value in summary.items() if name not in setup}
-    joules = sorted({str(load["joules_reason"]) for load in loads if load["joules_reason"]})
     latency, speed, streaming, lags = (tables.measured(loads, wanted) for wanted in (LATENCY, SPEED, STREAMING, LIVE))
     found = [
         Section("Latency", "95 % intervals in brackets.", *latency),
-        Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
+        Section("Speed and resources", tables.resources(loads), *speed),
         Section("Streaming", "", *streaming) if streaming[1] else None,
         Section("Live sessions", "", *lags) if lags[1] else None,
         Section("Memory of the server", memory["reason"] or "", ("measure", "amount"), tables.sizes(memory)),
@@ -309,29 +315,9 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
         Section(f"Errors by duration, in {unit}", "", ("duration", "clips", "rate"), groups),
         Section(f"Failures: {len(failures)}", "", ("load", "clip", "status", "error"), failures),
         Section(f"Empty transcripts: {len(empties)}", "", ("clip", "seconds", "reference"), empties),
-        Section(
-            "Machine, versions, configuration",
-            "The machine is the one that ran the benchmark. A remote server runs on another one.",
-            ("setting", "value"),
-            list(tables.flat(setup)),
-        ),
-        Section("All numbers", "", ("number", "value"), list(tables.flat(numbers)), folded=True),
+        *tables.last_sections(summary, ("environment", "server", "run"), "Machine, versions, configuration"),
     ]
     return [section for section in found if section]
-
-
-def _markdown(title: str, summary: dict[str, Any], sections: Sequence[Section]) -> str:
-    sections = [
-        Section("", f"{_setup(summary)}.", ("measure", "value"), headline(summary)),
-        *sections,
-        Section(
-            f"The {metrics.WORST} worst clips",
-            "Completed clips with the most word errors. [a → b]: a substituted by b; [− a]: deleted; [+ b]: inserted.",
-            WORST_HEADER,
-            worst_rows(summary["quality"]["worst"]),
-        ),
-    ]
-    return tables.markdown(title, sections, DEFINITIONS)
 
 
 def worst_rows(worst: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,20 +19,18 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from tqdm import tqdm
 
 from bench import BenchError, dataset, environment, live, loads, prometheus, results
-from bench.answers import Mode, Row
+from bench.answers import Row
 from bench.client import Client, clean_url, mime
 from bench.dataset import Clip, Dataset
 from bench.loads import Load
 from bench.measure import engine
 from bench.measure import log as logs
-from bench.measure.gpus import MemorySampler
 from bench.measure.lag import DELAY_MS
+from bench.measuring import Measurement
 from bench.plan import LivePlan, RunPlan, SearchPlan
 from bench.search import search
-from bench.sending import Sending, load_meter
+from bench.sending import Meter, Sending, load_meter
 
-# After one of these no request can succeed: no response, wrong key, no permission, wrong address or model.
-HOPELESS = (None, 401, 403, 404)
 # Settings that must be equal in all parts of a resumed run.
 SAME = (
     *("url", "serve", "config_sha256", "dir", "model", "manifest_sha256", "server_version"),
@@ -232,53 +230,34 @@ def _record(plan: RunPlan, selection: Selection, model: str, version: Any, start
     }
 
 
-class _Measurement:
-    """Sends one part of a run. Inside the `with` block, memory is sampled and a progress bar is shown."""
+class _Measurement(Measurement):
+    """Sends one part of a run."""
+
+    killed = KILLED
 
     def __init__(
         self, plan: RunPlan, selection: Selection, client: Client, record: dict[str, Any], part: int, done: int
     ) -> None:
-        """`record` is the content of run.json, which is extended. `done` is the number of rows from earlier parts."""
-        self._plan, self._client, self._record, self._part = plan, client, record, part
-        self._selection = selection
-        self._warm_ups = [selection.picked[number % len(selection.picked)] for number in range(plan.warmup)]
-        self._sampler = MemorySampler(client.url)
+        """`done` is the number of rows from earlier parts."""
+        self._plan, self._part, self._selection = plan, part, selection
+        self.mode = plan.mode
+        warm_ups = [selection.picked[number % len(selection.picked)] for number in range(plan.warmup)]
         total = sum(len(selection.of(load)) for load in plan.loads)
-        self._bar = tqdm(total=total, initial=done, unit="clip", file=sys.stderr)
+        super().__init__(plan.out, client, record, warm_ups, "clip", total, done)
 
-    def __enter__(self) -> "_Measurement":
-        self._sampler.start()
-        return self
+    def memory(self, gpus: int, memory: dict[str, Any]) -> dict[str, Any]:
+        # With several GPUs, each process logs its own share, or one process logs for all.
+        text = logs.read(self._plan.out / results.LOG) if self._plan.served and gpus <= 1 else ""
+        return _memory(self._record["memory"], memory, logs.memory(text))
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-        gpus, memory = self._sampler.gpus(), self._sampler.stop()
-        out = self._plan.out
-        if (out / results.ROWS).exists():
-            # With several GPUs, each process logs its own share, or one process logs for all.
-            text = logs.read(out / results.LOG) if self._plan.served and gpus <= 1 else ""
-            split = logs.memory(text)
-            self._record["memory"] = _memory(self._record["memory"], memory, split)
-            results.write_json(out / results.RUN, self._record)
+    def warm(self, load: Load) -> Callable[[Any], Any]:
+        return functools.partial(self._client.live if self.mode == "realtime" else self._client.transcribe, part=0)
 
-    def run(self, load: Load, clips: Sequence[Clip]) -> list[Row]:
-        """Warm up, send the clips, write their rows, and write this load's resources to run.json. Returns the rows."""
-        self._bar.set_description(load.name)
-        before = self._record["loads"].get(load.name)
-        pool = loads.pool(load, max(len(clips), len(self._warm_ups)), self._plan.mode)
-        try:
-            _warm_up(pool, self._client, self._warm_ups, self._plan.mode)
-            self._write(load, KILLED)  # stays there if this process is killed
-            waits = _queue(self._client)
-            meter = functools.partial(load_meter, self._sampler)
-            sending = Sending(pool, self._client, self._part, load, self._plan.seed, meter)
-            try:
-                return self._send(sending, clips)
-            finally:
-                took = sending.took() | _queued(waits, _queue(self._client) if waits else None)
-                self._write(load, _sum(before, KILLED | took))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    def send(self, pool: Executor, load: Load, items: Sequence[Clip]) -> tuple[Iterator[Row], Meter]:
+        waits = _queue(self._client)
+        meter = functools.partial(load_meter, self._sampler)
+        sending = Sending(pool, self._client, self._part, load, self._plan.seed, meter)
+        return sending.rows(items), lambda: sending.took() | _queued(waits, _queue(self._client) if waits else None)
 
     def search(self, first: Load, plan: SearchPlan) -> None:
         """Search the largest number of sessions that the server holds. Each number that is tried is a separate load."""
@@ -300,20 +279,6 @@ class _Measurement:
                 number = trials.send(held)
         except StopIteration:
             pass
-
-    def _send(self, sending: Sending, clips: Sequence[Clip]) -> list[Row]:
-        rows = []
-        with (self._plan.out / results.ROWS).open("a", encoding="ascii") as file:
-            for row in sending.rows(clips):
-                file.write(results.row_line(row))
-                file.flush()
-                self._bar.update()
-                rows.append(row)
-        return rows
-
-    def _write(self, load: Load, took: dict[str, Any]) -> None:
-        self._record["loads"][load.name] = took
-        results.write_json(self._plan.out / results.RUN, self._record)
 
 
 def _server(plan: RunPlan, startup_s: float | None, version: Any) -> dict[str, Any]:
@@ -345,43 +310,12 @@ def _queued(before: dict[float, float] | None, after: dict[float, float] | None)
     return {"queued": round(grown[float("inf")] - grown[min(grown)]), "queue_threshold_s": min(grown)}
 
 
-def _sum(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """The sum of a load's figures over the parts of a run; null for a figure that one part did not measure."""
-    if before is None:
-        return now
-    summed = {
-        name: before[name] + now[name] if before[name] is not None and now[name] is not None else None
-        for name in ("joules", "queued", "harness_cpu_s")
-    }
-    return {
-        "joules": summed["joules"],
-        "joules_reason": before["joules_reason"] or now["joules_reason"],
-        "queued": summed["queued"],
-        "queue_threshold_s": now["queue_threshold_s"] if summed["queued"] is not None else None,
-        "harness_cpu_s": summed["harness_cpu_s"],
-        "late_sends_ms": now["late_sends_ms"],
-    }
-
-
 def first_model(client: Client) -> str:
     models = client.get("/v1/models")
     try:
         return str(models["data"][0]["id"])
     except (LookupError, TypeError):
         raise client.hopeless(f"GET /v1/models lists no model: {str(models)[:200]}") from None
-
-
-def _warm_up(pool: Executor, client: Client, clips: Sequence[Clip], mode: Mode) -> None:
-    """Send requests that are not measured, so that compilation and cold caches do not affect the first measured one.
-
-    They use the same threads, and therefore the same connections and the same concurrency.
-    """
-    send: Callable[..., Any] = client.live if mode == "realtime" else client.transcribe
-    for row in pool.map(functools.partial(send, part=0), clips):
-        if row.error and row.status in HOPELESS:
-            raise client.hopeless(f"warm-up with {row.id}: {row.error}")
-        if row.error:
-            print(f"warm-up with {row.id} failed, the measurement continues: {row.error}", file=sys.stderr)
 
 
 def _refuse_differences(out: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

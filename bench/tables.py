@@ -96,6 +96,27 @@ def sizes(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(label, f"{memory[name] / 2**30:.2f} GiB") for name, label in BYTES.items() if memory.get(name) is not None]
 
 
+def last_sections(summary: Mapping[str, Any], setup: Sequence[str], title: str) -> list[Section]:
+    """The last sections of a report: the parts `setup` of the summary, under this title, and all other parts."""
+    settings = {name: summary[name] for name in setup}
+    numbers = {name: value for name, value in summary.items() if name not in settings}
+    return [
+        Section(
+            title,
+            "The machine is the one that ran the benchmark. A remote server runs on another one.",
+            ("setting", "value"),
+            list(flat(settings)),
+        ),
+        Section("All numbers", "", ("number", "value"), list(flat(numbers)), folded=True),
+    ]
+
+
+def resources(loads: Sequence[Mapping[str, Any]]) -> str:
+    """Why the energy of loads was not measured; empty if it was."""
+    reasons = {load["joules_reason"] for load in loads if load["joules_reason"]}
+    return "; ".join(f"Energy: {reason}." for reason in sorted(reasons))
+
+
 def peak(memory: Mapping[str, Any]) -> str:
     if not memory["source"]:
         return f"not measured: {memory['reason']}"

@@ -22,12 +22,15 @@ TABLES: dict[str, dict[str, type[BaseModel]]] = {
     "speech-api.md": {"upload fields": UploadFields, "speech fields": SpeechFields},
     "other-models.md": {"chat fields": ChatFields},
 }
+LINKED = (ChatFields,)  # models whose table leaves out the fields of their base: the page links to the upload's
 
 
 def table(model: type[BaseModel]) -> str:
     """Name, values and meaning of each field; those of the model itself before those of its base."""
     own = model.__annotations__
     fields = sorted(model.model_fields.items(), key=lambda named: named[0] not in own)
+    if model in LINKED:
+        fields = [(name, field) for name, field in fields if name in own]
     values = field_schemas(model)
     rows = [(field.alias or name, field.description or "") for name, field in fields]
     return markdown(("field", "values", "meaning"), [(code(name), expected(values[name]), does) for name, does in rows])

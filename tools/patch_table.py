@@ -15,16 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/pages/checkpoints.md"
 BEGIN = "<!-- patches: made by tools/patch_table.py -->"
 END = "<!-- /patches -->"
-HEADS = (
-    "patch",
-    "what it does",
-    "what breaks without it",
-    "needed on",
-    "used by",
-    "upstream",
-    "goes when",
-    "expiry test",
-)
+HEADS = ("patch", "what breaks without it", "needed on", "goes when")
 
 
 def records() -> tuple[Any, ...]:
@@ -37,13 +28,11 @@ def records() -> tuple[Any, ...]:
 
 
 def table(patches: Iterable[Any]) -> str:
+    """A row for each record. The record also has what it does, who uses it, where upstream stands, its expiry test."""
     rows = []
     for patch in patches:
-        versions = (f"{version} {'yes' if needed else 'no'}" for version, needed in patch.needed.items())
-        needed_on = f"{patch.library} {', '.join(versions)}"
-        test = code(patch.expires.removeprefix("tests/patches/"))
-        cells = (patch.does, code(patch.breaks), needed_on, patch.used_by, patch.upstream, patch.until, test)
-        rows.append((code(patch.name), *cells))
+        versions = ", ".join(version for version, needed in patch.needed.items() if needed)
+        rows.append((code(patch.name), code(patch.breaks), f"{patch.library} {versions}", patch.until))
     return markdown(HEADS, rows)
 
 

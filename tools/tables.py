@@ -24,6 +24,7 @@ from tools import field_tables, patch_table
 from tools.patch_table import ROOT, markdown
 
 REPORT = "bench/results/report-h200.json"
+SPEECH = "bench/results/speech-h200.json"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NAMES = {
     "contest": "the contest's `vllm_config.yaml` (stock, eager)",
@@ -87,6 +88,14 @@ class Reports:
         """Every file report-NAME.json, by the name of its GPU."""
         contents = [self._read(path) for path in sorted((self._root / REPORT).parent.glob("report-*.json"))]
         return {content["machine"]["gpu"][0]: content for content in contents}
+
+    def speech(self) -> list[dict[str, Any]]:
+        """The rows of speech synthesis. Raises ValueError without their file."""
+        try:
+            rows: list[dict[str, Any]] = json.loads((self._root / SPEECH).read_bytes())["rows"]
+        except OSError as error:
+            raise ValueError(f"cannot read {SPEECH} ({error.strerror})") from None
+        return rows
 
     def source(self) -> str:
         machine = self.content["machine"]
@@ -183,6 +192,18 @@ def summary(reports: Reports) -> str:
     return f"{markdown(('', 'stock vLLM', 'this repository'), lines)}\n\n{reports.source()}"
 
 
+def speech(reports: Reports) -> str:
+    lines = []
+    for row in reports.speech():
+        mode = {"graphs": "CUDA graphs", "eager": "eager"}[row["mode"]]
+        times = (f"{row['first_audio_ms']['p50']:.0f} ms", f"{row['latency_ms']['p50'] / 1000:.1f} s")
+        rates = (f"{row['rtf']['p50']:.3f}", figure(row["characters_per_s"], 1), figure(row["audio_s_per_s"], 1))
+        joules = figure(row["joules_per_audio_second"], 2)
+        lines.append((mode, str(row["concurrency"]), *times, *rates, f"{100 * row['wait_rate']:.0f} %", joules))
+    heads = ("configuration", "in flight", "latency to first audio", "latency to the end", "RTF", "characters/s")
+    return markdown((*heads, "s of audio per s", "wait rate", "J per s of audio"), lines)
+
+
 def gpus(reports: Reports) -> str:
     """What fits on each GPU and the bounds of its speed, and what was measured on some."""
     shapes = tensors.shapes(PARAMS)
@@ -212,6 +233,7 @@ PAGES: dict[str, dict[str, Callable[[Reports], str]]] = {
     "docs/pages/gpus.md": {"gpus": gpus},
     "docs/pages/batch.md": {"archive": archive},
     "docs/pages/index.md": {"summary": summary},
+    "docs/pages/speech-synthesis.md": {"speech": speech},
 }
 
 

@@ -1,25 +1,20 @@
-"""Measure the figures of bench/results/gpu.json: Voxtral Realtime served by vLLM's own model and by this repository.
+"""Measure configurations of Voxtral Realtime on one GPU: uploads, live sessions, starts, energy and memory.
 
-    python -m bench.gpu run --out bench/results/gpu.json
+    python -m bench gpu report --out bench/results/report-h200.json   # every figure of the pages, in one run
+    python -m bench gpu run --servers fast --steps --out fast.json    # uploads to a configuration or a few
+    python -m bench gpu live --sessions 16,150 --out live.json        # live sessions, with or without uploads
+    python -m bench gpu kernels --out kernels.json                    # the kernels of a step, by size
 
 The weights have the full size and random values, so nothing is downloaded. Speed, energy and memory do not depend on
-the values. The texts are not evaluated. All servers are resident at the same time and are measured in turns, so that a
-change of the machine during the run affects all of them.
+the values. The texts are not evaluated: `bench matrix` scores them, of one configuration at a time.
 
-This command is separate from `bench matrix`, which serves one configuration at a time and scores its texts. Here, all
-servers stay up. Start-up is timed with empty and with filled caches. GPU memory is measured from the start of a server
-on, as growth if NVML does not report processes. Drafts are accepted at given rates. Tokens are counted by the server.
-`matrix` has none of these figures, and gpu.json has no error rates.
+A plan has rows. A row is one number of requests or of live sessions at one server, or one start:
 
-The second command, `live`, measures live sessions of one configuration, of any age, with or without parallel uploads.
+    arguments -> plan (the rows) -> report (servers up together, row after row) -> record (the file)
+                                       servers     start `vllm serve`
+                                       measure     a row of uploads: tasks (its clips), steps (of the engine)
+                                       live        a row of live sessions: meanwhile (uploads, energy, host memory)
 
-    python -m bench.gpu live --name stock --trials sessions=16,seconds=90 --out bench/results/live.json
-
-arguments  the command line, parsed into a plan    plan      the plan of each command
-rows       configurations, figures, merging        tasks     the clips that each row sends
-servers    starting servers                        readings  GPU memory and energy
-measure    one row of one server                   run       the command `run`
-checkpoint random weights of full size             steps     the steps of a server's engine
-live       the command `live`                      liverows  its rows and its file
-meanwhile  uploads, energy and host memory during live sessions
+rows has the configurations and the rows of the report, readings GPU memory and energy, checkpoint the random weights.
+speech_checkpoint and voxcpm2_checkpoint write those of models for speech synthesis.
 """

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError
 from bench.answers import Row
 from bench.gpu.plan import Item, Sessions, Start, Uploads
+from bench.measure import spread
 from mistral_layout.audio import PROMPT_TOKENS, n_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,7 +185,7 @@ def figures(
     """
     done = [row for row in answers if row.error is None and row.latency_ms is not None]
     latencies = [row.latency_ms for row in done if row.latency_ms is not None]
-    p50, p90, p95 = np.percentile(latencies, (50, 90, 95)).tolist() if done else (None, None, None)
+    percentiles = spread.percentiles(latencies, (50, 90, 95)) or {}
     audio_s = sum(row.duration_s for row in done)
     wall_s = max(row.end for row in answers) - min(row.start for row in answers)
     by_server = bool(counted) and len(done) == len(answers)
@@ -194,9 +194,9 @@ def figures(
         "clips": len(answers),
         "failed": len(answers) - len(done),
         "errors": sorted({row.error[:300] for row in answers if row.error is not None})[:5],
-        "p50_ms": p50,
-        "p90_ms": p90,
-        "p95_ms": p95,
+        "p50_ms": percentiles.get("p50"),
+        "p90_ms": percentiles.get("p90"),
+        "p95_ms": percentiles.get("p95"),
         "ms_per_token": sum(latencies) / made if made else None,
         "rtfx": audio_s / wall_s if audio_s and wall_s else None,
         "joules_per_audio_second": joules / audio_s if joules is not None and audio_s else None,

@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench import BenchError
+from bench.measure import spread
 
 KEYS = {"at", "execute_ms", "sample_ms", "gpu_ms", "gpu_idle_ms", "requests", "tokens", "new", "encode"}
 COUNTS = ("requests", "tokens")  # whose means are figures
@@ -114,8 +113,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    p50, p99 = np.percentile(values, (50, 99), method="linear")
-    return {"mean": _mean(values), "p50": float(p50), "p99": float(p99)}
+    return {"mean": _mean(values), **(spread.percentiles(values, (50, 99)) or {})}
 
 
 def table(summary: Sequence[dict[str, Any]] | None) -> str:

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from bench import BenchError, page, plots, results, tables
+from bench import plots, results, tables
 from bench.measure import plots as pictures
 from bench.measure import spread
 from bench.page import Section, one_line
-from bench.report import WORST_HEADER, worst_rows
+from bench.report import WORST_HEADER, worst_rows, write
 from bench.speech import roundtrip
 from bench.speech.metrics import PERCENTILES, of_load
-from bench.speech.rows import SpeechRow, read_rows
+from bench.speech.rows import SpeechRow
 
 SCHEMA_VERSION = 1
 KIND = "speech"
@@ -111,20 +111,13 @@ def is_one(out: Path) -> bool:
 def rows_of(out: Path, record: Mapping[str, Any]) -> dict[str, list[SpeechRow]]:
     """The rows of each load, in the order of the texts. Raises BenchError for rows that do not belong to the run."""
     place = {text: number for number, text in enumerate(record["run"]["ids"])}
-    rows: dict[str, list[SpeechRow]] = {load: [] for load in record["run"]["loads"]}
-    for number, row in enumerate(read_rows(out / results.ROWS), 1):
-        if row.load not in rows or row.id not in place:
-            what = f"text {row.id!r} at load {row.load!r}"
-            raise BenchError(f"{out / results.ROWS} line {number}: {what} is not part of the run in {results.RUN}")
-        rows[row.load].append(row)
-    return {load: sorted(each, key=lambda row: place[row.id]) for load, each in rows.items()}
+    rows = results.by_load(out, record["run"], results.read_lines(out / results.ROWS, SpeechRow), "text")
+    return {load: sorted(spoken, key=lambda row: place[row.id]) for load, spoken in rows.items()}
 
 
 def score(out: Path) -> dict[str, Any]:
     """Write summary.json, report.md and report.html; return the summary. Raises BenchError for another schema."""
-    record = results.read_run(out)
-    if (form := record.get("schema_version")) != SCHEMA_VERSION:
-        raise BenchError(f"{out / results.RUN} has schema_version {form!r}; this bench reads {SCHEMA_VERSION}")
+    record = results.read_run(out, SCHEMA_VERSION)
     run, rows = record["run"], rows_of(out, record)
     texts = len(run["ids"])
     levels = [of_load(load, rows[load], texts, record["loads"].get(load)) for load in run["loads"]]
@@ -142,17 +135,11 @@ def score(out: Path) -> dict[str, Any]:
         "run": run,
     }
     results.write_json(out / results.SUMMARY, summary)
-    title, sections = (
-        f"Speech benchmark {one_line(out.resolve().name)}",
-        _sections(summary, rows, roundtrip.failures(out)),
-    )
-    setup, top, notes = _setup(summary), headline(summary), _notes(run, rows)
+    title, figures = f"Speech benchmark {one_line(out.resolve().name)}", _figures(summary, rows)
+    sections, notes = _sections(summary, rows, roundtrip.failures(out)), _notes(run, rows)
     worst = heard["speech"]["worst"] if heard else None
     table = [Section("The worst texts", "", WORST_HEADER, worst_rows(worst))] if worst else []
-    written = [Section("", f"{setup}.", ("measure", "value"), top), *sections, *table]
-    results.write(out / results.REPORT, tables.markdown(title, written, DEFINITIONS, notes))
-    html = page.render(title, setup, top, _figures(summary, rows), sections, DEFINITIONS, worst, notes)
-    results.write(out / results.PAGE, html)
+    write(out, title, _setup(summary), headline(summary), figures, sections, DEFINITIONS, worst, table, notes)
     return summary
 
 
@@ -207,28 +194,19 @@ def _sections(
 ) -> list[Section]:
     """`unheard` are the transcriptions that failed."""
     levels, memory = summary["loads"], summary["memory"]
-    joules = sorted({str(load["joules_reason"]) for load in levels if load["joules_reason"]})
     failures: list[tuple[Any, ...]] = [
         (load, row.id, row.status, row.error) for load, each in rows.items() for row in each if row.error is not None
     ]
     failures += unheard
-    setup = {name: summary[name] for name in ("environment", "run")}
-    numbers = {name: value for name, value in summary.items() if name not in setup}
     times, speed, playback = (tables.measured(levels, wanted) for wanted in (TIMES, SPEED, PLAYBACK))
     return [
         Section("First audio and latency", "", *times),
         Section("Playback", "", *playback),
-        Section("Speed and resources", "; ".join(f"Energy: {reason}." for reason in joules), *speed),
+        Section("Speed and resources", tables.resources(levels), *speed),
         Section("Memory of the server", memory["reason"] or "", ("measure", "amount"), tables.sizes(memory)),
         _round_trip(summary),
         Section(f"Failures: {len(failures)}", "", ("where", "text", "status", "error"), failures),
-        Section(
-            "Machine, versions, settings",
-            "The machine is the one that ran the benchmark. A remote server runs on another one.",
-            ("setting", "value"),
-            list(tables.flat(setup)),
-        ),
-        Section("All numbers", "", ("number", "value"), list(tables.flat(numbers)), folded=True),
+        *tables.last_sections(summary, ("environment", "run"), "Machine, versions, settings"),
     ]
 
 

@@ -1,12 +1,9 @@
 """The types of a text to speak and of what came of it, and the figures of one request."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bench import BenchError
 from bench.measure.upload import Attempt
 
 Piece = tuple[float, float]
@@ -81,26 +78,6 @@ def late_ms(row: SpeechRow) -> float | None:
         latest = max(latest, arrival_ms - began - 1000 * before_s)
         before_s += seconds
     return latest
-
-
-def row_line(row: SpeechRow) -> str:
-    return json.dumps(asdict(row)) + "\n"
-
-
-def read_rows(path: Path) -> list[SpeechRow]:
-    """Read requests.jsonl. A last line that a kill cut off is left out; any other invalid line raises BenchError."""
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise BenchError(f"cannot read {path} ({error.strerror})") from None
-    rows: list[SpeechRow] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(SpeechRow(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            if line.endswith(b"\n"):
-                raise BenchError(f"{path} line {number} is damaged ({error!r})") from None
-    return rows
 
 
 def joined(words: Sequence[str], longest: int) -> str:

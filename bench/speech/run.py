@@ -5,26 +5,23 @@ Ctrl-C or a kill loses the requests in flight, those not sent, and the round tri
 
 import os
 import random
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from bench import BenchError, dataset, environment, loads, results
 from bench.client import Client, clean_url
 from bench.dataset import Clip, Dataset
 from bench.loads import Load
-from bench.measure.gpus import MemorySampler
+from bench.measuring import Measurement
 from bench.plan import SpeechPlan
-from bench.run import HOPELESS, claim, first_model
-from bench.sending import load_meter
+from bench.run import claim, first_model
+from bench.sending import Meter, load_meter
 from bench.speech import report, roundtrip
 from bench.speech.client import SpeechClient
-from bench.speech.rows import SpeechRow, Text, joined, row_line
+from bench.speech.rows import SpeechRow, Text, joined
 
 KILLED = {"joules": None, "joules_reason": "this load was killed", "harness_cpu_s": None}
 
@@ -63,7 +60,7 @@ def execute(plan: SpeechPlan) -> bool:
     with _Measurement(plan, selection, client, record) as measurement:
         try:
             for load in plan.loads:
-                measurement.run(load)
+                measurement.run(load, selection.texts)
         except KeyboardInterrupt:
             if not (plan.out / results.ROWS).exists():
                 raise  # during the warm-up
@@ -136,65 +133,28 @@ def _record(
     }
 
 
-class _Measurement:
-    """Sends the texts. Inside the `with` block, memory is sampled and a progress bar is shown."""
+class _Measurement(Measurement):
+    """Sends the texts."""
+
+    killed = KILLED
 
     def __init__(self, plan: SpeechPlan, selection: Selection, client: SpeechClient, record: dict[str, Any]) -> None:
-        """`record` is the content of run.json, which is extended."""
-        self._plan, self._texts, self._client, self._record = plan, selection.texts, client, record
-        self._sampler = MemorySampler(client.url)
-        self._bar = tqdm(total=len(self._texts) * len(plan.loads), unit="text", file=sys.stderr)
+        self._plan, self._speaker = plan, client
+        warm_ups = [selection.texts[number % len(selection.texts)] for number in range(plan.warmup)]
+        super().__init__(plan.out, client, record, warm_ups, "text", len(selection.texts) * len(plan.loads))
         self._audio: Path | None = None
         if plan.transcriber is not None:
             self._audio = plan.out / roundtrip.AUDIO
             self._audio.mkdir(exist_ok=True)
 
-    def __enter__(self) -> "_Measurement":
-        self._sampler.start()
-        return self
+    def warm(self, load: Load) -> Callable[[Any], Any]:
+        return partial(self._speaker.speak, load=load.name)
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-        memory = self._sampler.stop()
-        if (self._plan.out / results.ROWS).exists():
-            self._record["memory"] = memory
-            results.write_json(self._plan.out / results.RUN, self._record)
-
-    def run(self, load: Load) -> None:
-        """Warm up, send the texts, write their rows, and write this load's resources to run.json."""
-        self._bar.set_description(load.name)
-        pool = loads.pool(load, len(self._texts))
+    def send(self, pool: Executor, load: Load, items: Sequence[Text]) -> tuple[Iterator[SpeechRow], Meter]:
         folder = self._audio if load == self._plan.loads[0] else None
-        try:
-            self._warm_up(pool, load)
-            self._write(load, KILLED)  # stays there if this process is killed
-            read = load_meter(self._sampler)
-            try:
-                self._send(pool, load, folder)
-            finally:
-                self._write(load, read())
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _send(self, pool: Executor, load: Load, folder: Path | None) -> None:
         def one(text: Text, _: float | None) -> SpeechRow:
-            return self._client.speak(text, load.name, folder)
+            return self._speaker.speak(text, load.name, folder)
 
-        with (self._plan.out / results.ROWS).open("a", encoding="ascii") as file:
-            for row in loads.send(load, pool, self._texts, one, self._plan.seed):
-                file.write(row_line(row))
-                file.flush()
-                self._bar.update()
-
-    def _warm_up(self, pool: Executor, load: Load) -> None:
-        """Send texts that are not measured, through the same threads and therefore the same connections."""
-        texts = [self._texts[number % len(self._texts)] for number in range(self._plan.warmup)]
-        for row in pool.map(partial(self._client.speak, load=load.name), texts):
-            if row.error and row.status in HOPELESS:
-                raise self._client.hopeless(f"warm-up with {row.id}: {row.error}")
-            if row.error:
-                print(f"warm-up with {row.id} failed, the measurement continues: {row.error}", file=sys.stderr)
-
-    def _write(self, load: Load, took: dict[str, Any]) -> None:
-        self._record["loads"][load.name] = took
-        results.write_json(self._plan.out / results.RUN, self._record)
+        read = load_meter(self._sampler)
+        return loads.send(load, pool, items, one, self._plan.seed), read

@@ -12,7 +12,7 @@ A room is a folder whose code runs in one kind of process with one set of depend
   checkpoint  what a directory of weights holds; standard library. Called by `engine` and `check`
   check       `voxtral-serve check`, before a start
   deploy      a container's probes, `ready` and `drain`: standard library, no other room
-  client      `voxtral-serve transcribe`, on any machine: no vLLM, no other room
+  client      `voxtral-serve transcribe`, on any machine: no vLLM. Of `transcript`, the writer of subtitles only
   batch       `voxtral-serve batch`: archives through Ray Data. It sends files as `client` does, to its own servers
   prove       `voxtral-serve prove`: the acceptance run of a server, as its clients see it, and its reports
 
@@ -23,7 +23,7 @@ shapes, and nothing else of the engine.
 
 import os
 
-__version__ = "1.1.0"
+__version__ = "2.0.0"
 
 # Python runs this at its start (voxtral_serve.pth): vLLM configures its log while it is imported, before its plugins.
 if os.environ.get("VOXTRAL_SERVE_LOG") == "json":

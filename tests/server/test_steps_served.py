@@ -1,4 +1,4 @@
-"""`bench.gpu run --steps` on a real server: what its engine writes, and a row's figures of it."""
+"""`bench gpu run --steps` on a real server: what its engine writes, and a row's figures of it."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_the_steps_of_three_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value)
     out, logs = tmp_path / "gpu.json", tmp_path / "logs"
     where = ["--out", str(out), "--logs", str(logs), "--model", str(PICO)]
-    assert main(["run", *where, "--rows", ROW, "--concurrency", "1", "--clips", "3", "--steps"]) == 0
+    assert main(["run", *where, "--servers", ROW, "--in-flight", "1", "--clips", "3", "--steps"]) == 0
     (row,) = json.loads(out.read_text())["rows"]
     figures = {each["kind"]: each for each in row["steps"]}
     assert figures.keys() == {"decode", "begin", "idle"}

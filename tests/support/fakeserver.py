@@ -49,6 +49,7 @@ class Answer:
 
     `body` replaces the JSON; `drop` breaks the connection "before" the status line or "inside" the body. `events` is a
     stream in its place: pieces of it, each sent after so many seconds, in chunks unless the connection's end is theirs.
+    With `together`, an answer waits until as many requests wait as the barrier has parties.
     """
 
     text: str = ""
@@ -59,6 +60,7 @@ class Answer:
     events: tuple[tuple[float, bytes], ...] | None = None
     chunked: bool = True
     headers: tuple[tuple[str, str], ...] = ()
+    together: threading.Barrier | None = None
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Received:
 
 @dataclass
 class FakeServer:
-    """Answers by file name; files without an answer get `default`. The first waits for so many to be in flight."""
+    """Answers by file name; files without an answer get `default`."""
 
     answers: Mapping[str, Answer | list[Answer]] = field(default_factory=dict)
     default: Answer = field(default_factory=Answer)
@@ -87,9 +89,7 @@ class FakeServer:
     metrics: Callable[[], str] | None = None
     received: list[Received] = field(default_factory=list)
     max_in_flight: int = 0
-    waits_for: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _enough: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __enter__(self) -> Self:
         self._server = _Server(("127.0.0.1", 0), self)
@@ -119,9 +119,6 @@ class FakeServer:
         with self._lock:
             self.received.append(received)
             self.max_in_flight = max(self.max_in_flight, sum(not each.end for each in self.received))
-            if self.max_in_flight >= self.waits_for:
-                self._enough.set()
-        assert self._enough.wait(60), f"{self.max_in_flight} requests at a time: expected {self.waits_for}"
 
     def finish(self, received: Received) -> None:
         with self._lock:
@@ -175,6 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
             if not chat and self.path != "/v1/audio/transcriptions":
                 answer = Answer(status=404)
             time.sleep(answer.delay_s)
+            if answer.together:
+                answer.together.wait(60)
             payload = answer.body
             if payload is None:
                 message = {"choices": [{"message": {"content": answer.text}, "finish_reason": "stop"}]}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fakeserver import MODEL, Answer, FakeServer, write_dataset
+from turnedclock import turned
 
 from bench import BenchError, dataset, results
 from bench.__main__ import main
@@ -17,8 +18,6 @@ from bench.client import Client
 from bench.dataset import Clip
 from bench.measure import sse, upload
 
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
-
 TEXTS = {f"c{number:02}": f"alpha beta gamma number {number}" for number in range(4)}
 
 
@@ -26,7 +25,6 @@ def chunk(text: str | None, **more: Any) -> bytes:
     return b"data: %s\n\n" % json.dumps({"choices": [{"delta": {"content": text}, **more}]}).encode()
 
 
-PAUSE_MS = 100  # what is left at least of one of 300 or 400 ms on a machine that has much else to do
 DONE = b"data: [DONE]\n\n"
 VLLM = ((0.1, chunk("")), (0.1, chunk("alpha") + chunk(" be")), (0.4, chunk("ta", finish_reason="length")), (0.3, DONE))
 OPENAI = (
@@ -49,7 +47,7 @@ def clip(tmp_path: Path) -> Clip:
 
 def ask(clip: Clip, answer: Answer, due: float | None = None, **kind: Any) -> Row:
     with FakeServer(default=answer) as server:
-        client = Client(server.url, 5, **kind)
+        client = Client(server.url, 30, **kind)
         client.model = MODEL
         row = client.transcribe(clip, 1, "c1", due)
         again = client.transcribe(clip, 1)  # the connection is left fit for another request
@@ -66,8 +64,7 @@ def test_pieces_of_vllm_are_timed_as_they_arrive(clip: Clip, chunked: bool) -> N
     assert (row.text, row.status, row.error) == ("alpha beta", 200, None)
     assert row.deltas_ms and row.latency_ms
     assert 200 <= row.deltas_ms[0] == row.deltas_ms[1] == row.first_text_ms
-    assert row.deltas_ms[2] - row.deltas_ms[1] > PAUSE_MS
-    assert row.latency_ms - row.deltas_ms[2] > PAUSE_MS
+    assert 600 <= row.deltas_ms[2] <= row.latency_ms
     assert row.latency_ms == pytest.approx((row.end - row.start) * 1000, abs=0.01)
 
 
@@ -75,13 +72,34 @@ def test_pieces_of_vllm_are_timed_as_they_arrive(clip: Clip, chunked: bool) -> N
 def test_openais_events(clip: Clip, after: bytes) -> None:
     answer = Answer(events=(*OPENAI, (0.4, after or b": bye\n\n")))
     with FakeServer(default=answer) as server:
-        begun = time.perf_counter()
-        row = Client(server.url, 5, mode="stream").transcribe(clip, 1)
-        took_s = time.perf_counter() - begun
+        row = Client(server.url, 30, mode="stream").transcribe(clip, 1)
     assert (row.text, row.error) == ("alpha beta", None)
-    assert row.deltas_ms and row.latency_ms
-    assert 100 <= row.deltas_ms[0] < row.deltas_ms[1] - PAUSE_MS
-    assert took_s - row.latency_ms / 1000 > 0.3  # what follows the end mark does not count
+    assert row.deltas_ms and 100 <= row.deltas_ms[0] <= row.deltas_ms[1]
+
+
+@pytest.mark.parametrize(
+    ("events", "times", "end"),
+    [
+        (VLLM, [0.2, 0.2, 0.6], 0.9),
+        ((*OPENAI, (0.4, DONE)), [0.1, 0.5], 0.6),  # what follows the end mark does not count
+    ],
+)
+def test_arrivals(
+    monkeypatch: pytest.MonkeyPatch, events: tuple[tuple[float, bytes], ...], times: list[float], end: float
+) -> None:
+    """Each piece at the time of the bytes that completed its event."""
+    waiting = [*events, (0.1, b"")]
+    with turned(monkeypatch, sse) as clock:
+
+        def receive(_: int) -> bytes:
+            pause_s, piece = waiting.pop(0)
+            clock.now += pause_s
+            return piece
+
+        text, pieces, ended = sse.read(receive)
+    assert text == "alpha beta"
+    assert [at for at, _ in pieces] == pytest.approx(times)
+    assert ended == pytest.approx(end)
 
 
 def test_bytes_may_be_cut_anywhere(clip: Clip) -> None:
@@ -149,7 +167,7 @@ def test_a_stream_is_read_to_its_end() -> None:
 def test_a_request_that_may_succeed_later_is_sent_again(clip: Clip, first: Answer, mode: Any) -> None:
     last = Answer("alpha beta") if mode == "whole" else Answer(events=VLLM)
     with FakeServer({clip.path.name: [first, first, last]}) as server:
-        row = Client(server.url, 5, mode=mode).transcribe(clip, 1)
+        row = Client(server.url, 30, mode=mode).transcribe(clip, 1)
     assert (row.text, row.status, row.error, row.sends) == ("alpha beta", 200, None, 3)
     assert json.loads(results.row_line(row))["sends"] == 3
 
@@ -159,7 +177,7 @@ def test_its_latency_includes_the_waits(clip: Clip, monkeypatch: pytest.MonkeyPa
     busy = Answer(status=429, headers=(("Retry-After", "1"),))
     with FakeServer({clip.path.name: [busy, Answer(events=VLLM)]}) as server:
         due = time.perf_counter() + 0.1
-        row = Client(server.url, 5, mode="stream").transcribe(clip, 1, due=due)
+        row = Client(server.url, 30, mode="stream").transcribe(clip, 1, due=due)
     assert row.sends == 2 and row.latency_ms and row.first_text_ms
     assert row.latency_ms > row.first_text_ms > 1000
     assert row.end - row.start > 1
@@ -179,7 +197,7 @@ def test_in_the_end_it_is_a_failure(clip: Clip) -> None:
 def test_nothing_is_sent_again_where_nobody_listens(clip: Clip) -> None:
     with FakeServer() as server:
         pass
-    row = Client(server.url, 5).transcribe(clip, 1)
+    row = Client(server.url, 30).transcribe(clip, 1)
     assert row.sends == 1 and row.error and "refused" in row.error
 
 
@@ -188,7 +206,7 @@ def test_nothing_is_sent_again_where_nobody_listens(clip: Clip) -> None:
 
 def sent(clip: Clip, **kind: Any) -> Any:
     with FakeServer(default=Answer("alpha")) as server:
-        client = Client(server.url, 5, **kind)
+        client = Client(server.url, 30, **kind)
         client.model = MODEL
         client.transcribe(clip, 1)
         return server.received[0]
@@ -205,7 +223,7 @@ def test_form_fields_are_the_standard_ones(clip: Clip) -> None:
 def test_a_chat(clip: Clip, mode: Any) -> None:
     answer = Answer("alpha beta", events=None if mode == "whole" else VLLM[:2] + VLLM[3:])
     with FakeServer(default=answer) as server:
-        client = Client(server.url, 5, api="chat", mode=mode, prompt="Write it down.")
+        client = Client(server.url, 30, api="chat", mode=mode, prompt="Write it down.")
         client.model = MODEL
         row = client.transcribe(clip, 1)
         received = server.received[0]
@@ -280,7 +298,7 @@ def test_latency_counts_from_when_it_was_due(clip: Clip) -> None:
 def test_it_waits_until_it_is_due(clip: Clip) -> None:
     row = ask(clip, Answer("alpha", delay_s=0.1), due=time.perf_counter() + 0.5)
     assert row.due is not None
-    assert 0 <= row.start - row.due < 2
+    assert row.start >= row.due
     assert row.latency_ms == pytest.approx((row.end - row.due) * 1000, abs=0.01)
     assert row.latency_ms >= 100
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +23,6 @@ from bench import BenchError, loads, run
 from bench.__main__ import main
 from bench.dataset import Clip
 from bench.loads import Load
-
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
 ROOT = Path(__file__).parents[2]
 TEXTS = {f"c{number:02}": f"alpha beta {number}" for number in range(10)}
@@ -101,15 +100,17 @@ def test_names() -> None:
 
 
 def test_one_row_per_clip_and_load_in_their_order(case: Case, server: FakeServer) -> None:
-    seen = []
+    numbers = itertools.count()
 
-    class Slow(dict[str, Answer]):
+    class Together(dict[str, Answer]):
+        """As many answers wait for each other as the load has requests in flight."""
+
+        barriers = tuple(threading.Barrier(count) for count in (1, 5, 2))
+
         def get(self, name: str, default: Any = None) -> Any:
-            time.sleep(0.2)  # longer than all of a load take to start, on a busy machine
-            seen.append(sum(not each.end for each in server.received))
-            return Answer("alpha")
+            return Answer("alpha", together=self.barriers[next(numbers) // len(TEXTS)])
 
-    server.answers = Slow()
+    server.answers = Together()
     assert main(case.flags("--concurrency", "1,5,2")) == 0
     rows = case.rows()
     assert [row["load"] for row in rows] == ["c1"] * 10 + ["c5"] * 10 + ["c2"] * 10
@@ -142,7 +143,7 @@ def test_more_connections_than_files_may_be_open(case: Case, capsys: pytest.Capt
 
 
 def test_requests_start_when_due_whatever_is_in_flight(case: Case, server: FakeServer) -> None:
-    server.default = Answer("alpha", delay_s=1.5)
+    server.default = Answer("alpha", together=threading.Barrier(10))
     assert main(case.flags("--rate", "20,40", "--seed", "3")) == 0
     rows = case.rows()
     assert [row["load"] for row in rows] == ["r20"] * 10 + ["r40"] * 10
@@ -154,7 +155,7 @@ def test_requests_start_when_due_whatever_is_in_flight(case: Case, server: FakeS
         assert [after - before for before, after in itertools.pairwise(dues)] == pytest.approx(gaps, abs=1e-5)
         assert most_at_once([(row["start"], row["end"]) for row in load]) == 10
         for row in load:
-            assert 0 <= row["start"] - row["due"] < 2
+            assert row["start"] >= row["due"]
             assert row["latency_ms"] == pytest.approx((row["end"] - row["due"]) * 1000, abs=0.01)
     assert server.max_in_flight == 10
 
@@ -360,7 +361,7 @@ def test_memory_is_flat_over_10_000_requests(fast_url: str, tmp_path: Path) -> N
     assert late - early < 4 * 2**20
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

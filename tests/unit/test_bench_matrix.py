@@ -16,8 +16,6 @@ from fakeserver import write_dataset
 from bench import BenchError, compare, dataset, matrix
 from bench.__main__ import main
 
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
-
 ROOT = Path(__file__).parents[2]
 TEXTS = {f"c{number}": f"alpha beta number {number}" for number in range(4)}
 
@@ -122,7 +120,7 @@ def test_a_whole_matrix(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     # As the runs' own summaries have them
     summaries = [json.loads((bed.out / "slow" / number / "summary.json").read_text()) for number in "123"]
     medians = [matrix._numbers(matrix._summary(bed.out / "slow" / number), "c1")["p50_ms"] for number in "123"]
-    assert all(400 < median < 2000 for median in medians)
+    assert all(median > 400 for median in medians)
     assert first["p50_ms"] == {
         "median": sorted(medians)[1],
         "min": min(medians),
@@ -210,7 +208,7 @@ def test_killed_and_resumed(bed: Bed) -> None:
         text=True,
     )
     rows = bed.out / "b/1/requests.jsonl"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (rows.exists() and rows.read_text().count("\n") == 2):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,6 @@ from fakeserver import MODEL, Answer, FakeServer, write_dataset
 from bench import dataset
 from bench.__main__ import main
 from bench.measure import upload
-
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
 ROOT = Path(__file__).parents[2]
 TEXTS = {f"c{number:02}": f"alpha beta gamma number {number}" for number in range(12)}
@@ -50,7 +49,7 @@ def load_of(out: Path) -> dict[str, Any]:
     return numbers
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -146,7 +145,7 @@ def test_warm_up_goes_round_and_is_not_counted(case: Case) -> None:
 
         def get(self, name: str, default: Any = None) -> Any:
             self.asked += 1
-            return Answer("alpha", delay_s=1.0 if self.asked <= 5 else 0.0)
+            return Answer("alpha", delay_s=3.0 if self.asked <= 5 else 0.0)
 
     case.server.answers = SlowStart()
     assert case.run("--samples", "3", "--warmup", "5", "--concurrency", "5") == 0
@@ -154,18 +153,18 @@ def test_warm_up_goes_round_and_is_not_counted(case: Case) -> None:
     assert sorted(case.server.sent()[:5]) == sorted(chosen + chosen[:2])
     assert sorted(case.server.sent()[5:]) == chosen
     assert len(rows_of(case.out)) == summary_of(case.out)["completed"] == 3
-    assert load_of(case.out)["wall_s"] < 1.0
-    assert load_of(case.out)["latency_ms"]["max"] < 1000
+    assert load_of(case.out)["wall_s"] < 3.0
+    assert load_of(case.out)["latency_ms"]["max"] < 3000
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_concurrency_overlaps(case: Case, concurrency: int) -> None:
-    case.server.answers = echo(delay_s=0.1)
+    case.server.answers = echo(delay_s=0.1, together=threading.Barrier(concurrency))
     assert case.run("--concurrency", str(concurrency), "--samples", "8", "--warmup", "0") == 0
     assert case.server.max_in_flight == concurrency
     load = load_of(case.out)
-    assert 8 / concurrency * 0.1 <= load["wall_s"] < 8 / concurrency * 0.1 + 4
-    assert 100 <= load["latency_ms"]["p50"] < 1000
+    assert load["wall_s"] >= 8 / concurrency * 0.1
+    assert load["latency_ms"]["p50"] >= 100
 
 
 def test_the_order_of_answers_leaves_the_numbers_alone(case: Case) -> None:
@@ -238,7 +237,7 @@ def test_silence_is_a_failure_after_the_timeout(case: Case) -> None:
     assert case.run("--samples", "12", "--warmup", "1", "--timeout", "1") == 1
     row = rows_of(case.out)[1]
     assert (row["status"], row["latency_ms"]) == (None, None)
-    assert "ReadTimeout after 1.0" in row["error"]
+    assert "ReadTimeout after " in row["error"]
 
 
 def test_when_all_fail_nothing_is_measured(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
@@ -404,7 +403,6 @@ def test_resume_after_a_kill_repeats_only_what_was_in_flight(case: Case) -> None
     process = case.start("--concurrency", "2", "--warmup", "1")
     rows = case.out / "requests.jsonl"
     wait_until(lambda: len(case.server.sent()) == 1 + 8 and len(rows_of(case.out)) == 6)
-    time.sleep(4)  # neither this nor the pause until --resume is part of the wall clock
     process.kill()
     process.communicate()
     assert sorted(row["id"] for row in rows_of(case.out)) == list(TEXTS)[:6]
@@ -417,7 +415,11 @@ def test_resume_after_a_kill_repeats_only_what_was_in_flight(case: Case) -> None
     summary = summary_of(case.out)
     assert (summary["completed"], summary["quality"]["wer"]["value"]) == (12, 0.0)
     assert [row["part"] for row in rows_of(case.out)] == [1] * 6 + [2] * 6
-    assert 2 * 3 * 0.1 <= load_of(case.out)["wall_s"] < 2 * 3 * 0.1 + 3.9
+    spans = 0.0  # the pause between the parts is not in the wall clock
+    for part in (1, 2):
+        times = [(row["start"], row["end"]) for row in rows_of(case.out) if row["part"] == part]
+        spans += max(end for _, end in times) - min(start for start, _ in times)
+    assert load_of(case.out)["wall_s"] == pytest.approx(spans)
     assert rows.read_bytes().endswith(b"}\n")
 
 
@@ -462,7 +464,7 @@ def test_time_spent_on_failures_counts(case: Case) -> None:
     assert case.run("--warmup", "0") == 1
     case.server.answers = echo()
     assert case.run("--warmup", "0", "--resume") == 0
-    assert 0.5 < load_of(case.out)["wall_s"] < 5
+    assert load_of(case.out)["wall_s"] > 0.5
 
 
 def test_resume_of_nothing_starts_and_of_everything_sends_nothing(case: Case) -> None:
@@ -513,12 +515,12 @@ def test_resume_refuses_another_server_or_dataset(case: Case, capsys: pytest.Cap
 
 
 def test_ctrl_c_leaves_usable_files(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    case.server.answers = {**echo(delay_s=0.05), "c04.wav": Answer("late", delay_s=30)}
+    case.server.answers = {**echo(delay_s=0.05), "c04.wav": Answer("late", delay_s=60)}
     process = case.start("--warmup", "0")
     wait_until(lambda: "c04.wav" in case.server.sent())
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=10)  # long before the answer that it waited for
+    stdout, stderr = process.communicate(timeout=50)  # long before the answer that it waited for
     assert process.returncode == 130
     assert "--resume" in stderr
     assert "Traceback" not in stderr
@@ -536,11 +538,11 @@ def test_ctrl_c_leaves_usable_files(case: Case, capsys: pytest.CaptureFixture[st
 
 
 def test_ctrl_c_in_the_warm_up(case: Case) -> None:
-    case.server.answers = echo(delay_s=30)
+    case.server.answers = echo(delay_s=60)
     process = case.start()
     wait_until(lambda: len(case.server.sent()) == 1)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=50)
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert not (case.out / "requests.jsonl").exists()

@@ -62,7 +62,9 @@ HOUSE = {
         "`bench` runs with it alone, without the rest of the package.", never=MODEL_LIBRARIES
     ),
     "voxtral_serve.client": Rule(
-        "It is installed where there is no server.", ("voxtral_serve.measure",), never=MODEL_LIBRARIES
+        "It is installed where there is no server.",
+        ("voxtral_serve.measure", "voxtral_serve.transcript.subtitles"),
+        never=MODEL_LIBRARIES,
     ),
     "voxtral_serve.batch": Rule(
         "It sends files to servers, as a client does; vLLM runs in other processes.",

@@ -241,11 +241,16 @@ def file(tmp_path: Path) -> Path:
     return made
 
 
+def settle(ring: KeyRing) -> None:
+    """Wait until all is counted."""
+    ring._thread.submit(int).result()
+
+
 @pytest.fixture
 def ring(file: Path) -> Iterator[KeyRing]:
     made = KeyRing(file, Usage())
     yield made
-    made.close()
+    settle(made)
     made.usage.close()
 
 
@@ -339,7 +344,7 @@ def test_the_event_loop_does_not_wait_for_the_database(file: Path, tmp_path: Pat
 
     turns, worst_s = asyncio.run(run())
     assert turns >= 300 and worst_s < 1  # SQLite waits for up to 5 s
-    ring.close()
+    settle(ring)
     assert ring.usage.held("billing", "in_flight") == 0
 
 
@@ -371,7 +376,7 @@ def test_a_place_of_a_cancelled_request_is_given_back(
             other.execute("ROLLBACK")
 
     asyncio.run(run())
-    ring.close()
+    settle(ring)
     assert ring.usage.held("billing", "in_flight") == 0
 
 
@@ -381,7 +386,7 @@ def test_a_count_that_fails_and_that_nobody_waits_for(ring: KeyRing, caplog: pyt
     ring.keys["billing"] = key
     ring.usage.close()
     ring.spend_anyway(key, 1.0, "speech")
-    ring.close()
+    settle(ring)
     assert "what a key uses was not counted" in caplog.text
 
 
@@ -466,7 +471,7 @@ def test_the_limit_of_requests_is_each_key_s_own(tmp_path: Path) -> None:
     assert refused.answer[b"retry-after"] == b"1"
     assert count.grown("key_refused_total") == {"{key=billing,limit=in_flight}": 1}
     assert posted(made, bearer(BILLING)).status == 200
-    ring.close()
+    settle(ring)
     assert ring.usage.held("billing", "in_flight") == 0
     assert count.grown("key_requests_in_flight") == {}
     assert len(app.engine.ids) == 2
@@ -605,7 +610,7 @@ def test_a_session_over_its_allowance_is_told_and_closed(tmp_path: Path) -> None
         "_total{reason=rate_limited}": 1,
         "{key=billing,kind=live}": pytest.approx(4, abs=0.6),
     }
-    ring.close()
+    settle(ring)
     assert ring.usage.held("billing", "live_sessions") == 0
 
 
@@ -673,3 +678,23 @@ def test_a_revoked_key_loses_vllms_own_sockets(tmp_path: Path, monkeypatch: pyte
     _, close = asyncio.run(run())
     assert (close["type"], close["code"], close["reason"]) == ("websocket.close", 1008, "the key is no longer valid")
     assert ended == [REALTIME]
+
+
+# ---- The key of vLLM
+
+
+@pytest.mark.parametrize("named", [["first", "second"], None])
+def test_vllm_s_own_key_opens(named: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of --api-key, or VLLM_API_KEY, by vLLM's own rule for the header."""
+    from starlette.datastructures import Headers
+
+    monkeypatch.setenv("VLLM_API_KEY", "third")
+    verified = access.verify(SimpleNamespace(args=SimpleNamespace(api_key=named)))
+    assert verified is not None
+    opens = {"first", "second"} if named else {"third"}
+    for key in ("first", "second", "third", "fourth", ""):
+        assert verified(Headers({"Authorization": f"bearer {key}"})) == (key in opens)
+        assert not verified(Headers({"Authorization": f"Basic {key}"}))
+    assert not verified(Headers({}))
+    monkeypatch.delenv("VLLM_API_KEY")
+    assert access.verify(SimpleNamespace(args=SimpleNamespace(api_key=None))) is None

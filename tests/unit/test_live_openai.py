@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import itertools
-import json
 import time
 from typing import Any
 
@@ -29,7 +28,6 @@ from livefakes import (
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES
 from voxtral_serve.guard.live.handshake import UndecidedCodec
 from voxtral_serve.guard.live.metrics import metrics
-from voxtral_serve.guard.live.openai_codec import OpenAiCodec
 from voxtral_serve.guard.live.turn_audio import SLICE, TurnAudio
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
@@ -46,25 +44,6 @@ async def closed(client: FakeClient) -> None:
 def turns_of(client: OpenAiClient) -> list[tuple[str, str, float]]:
     """(item, transcript, seconds) of each turn, in order."""
     return [(each["item_id"], each["transcript"], each["usage"]["seconds"]) for each in client.of(f"{TEXT}.completed")]
-
-
-def test_the_first_event_fits_both_protocols() -> None:
-    async def run() -> None:
-        for dialect in (OpenAiCodec, UndecidedCodec):
-            client = OpenAiClient(service(FakeEngine()), dialect)
-            created = await client.until("session.created")
-            assert list(created)[:3] == ["type"] + (
-                ["id", "created"] if dialect == UndecidedCodec else ["event_id", "id"]
-            )
-            assert {"id", "created"} <= created.keys()
-            session = created["session"]
-            assert (session["object"], session["type"]) == ("realtime.transcription_session", "transcription")
-            assert session["audio"]["input"]["format"] == {"type": "audio/pcm", "rate": 24000}
-            assert session["audio"]["input"]["transcription"] == {"model": "voxtral"}
-            assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
-            await closed(client)
-
-    asyncio.run(run())
 
 
 def test_a_client_that_commits() -> None:
@@ -174,20 +153,6 @@ def test_silence_of_a_client_is_a_turn_after_the_idle_timeout() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("eagerness", "longest_s"), [("low", 8.0), ("medium", 4.0), ("auto", 4.0), ("high", 2.0)])
-def test_semantic_vad_waits_for_its_limit_without_the_end_of_a_sentence(eagerness: str, longest_s: float) -> None:
-    async def run() -> None:
-        client = OpenAiClient(service(FakeEngine()))
-        client.configure(turn_detection={"type": "semantic_vad", "eagerness": eagerness})
-        client.speak(with_pauses(1.0, longest_s + 0.5))
-        await client.until(f"{TEXT}.completed")
-        (stopped,) = client.of(f"{INPUT}.speech_stopped")
-        assert 1000 * (1 + longest_s) <= stopped["audio_end_ms"] <= 1000 * (1 + longest_s) + 64
-        await closed(client)
-
-    asyncio.run(run())
-
-
 def test_semantic_vad_ends_a_turn_with_a_sentence() -> None:
     class Sentences(FakeEngine):
         async def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -257,95 +222,6 @@ def test_formats(form: dict[str, Any], piece: int) -> None:
 
 
 # ---- Settings
-
-
-def test_a_field_that_is_left_out_stays_and_null_switches_off() -> None:
-    async def run() -> None:
-        client = OpenAiClient(service(FakeEngine()))
-        client.send("session.update", session={"audio": {"input": {"turn_detection": {"silence_duration_ms": 700}}}})
-        client.send("session.update", session={"audio": {"input": {"transcription": {"language": "de"}}}})
-        client.send("session.update", session={"audio": {"input": {"noise_reduction": {"type": "near_field"}}}})
-        client.send("session.update", session={"include": ["item.input_audio_transcription.logprobs"]})
-        updated = (await client.until("updated", 4))["session"]
-        found = updated["audio"]["input"]
-        assert found["turn_detection"] == {
-            **{"type": "server_vad", "threshold": 0.5, "prefix_padding_ms": 300},
-            **{"silence_duration_ms": 700, "idle_timeout_ms": None},
-        }
-        assert found["transcription"] == {"model": "voxtral", "language": "de"}
-        assert (found["noise_reduction"], len(updated["include"])) == ({"type": "near_field"}, 1)
-        client.send(
-            "session.update",
-            session={"include": None, "audio": {"input": {"turn_detection": None, "noise_reduction": None}}},
-        )
-        updated = (await client.until("updated", 5))["session"]
-        assert updated["audio"]["input"]["turn_detection"] is updated["audio"]["input"]["noise_reduction"] is None
-        assert updated["include"] is None
-        await closed(client)
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("session", "param", "code"),
-    [
-        (None, "session", "invalid_value"),
-        ({"type": "realtime"}, "session.type", "invalid_value"),
-        ({"voice": "alloy"}, "session.voice", "unknown_parameter"),
-        ({"include": ["text"]}, "session.include[0]", "invalid_value"),
-        ({"audio": []}, "session.audio", "invalid_value"),
-        ({"audio": {"output": {}}}, "session.audio.output", "unknown_parameter"),
-        ({"audio": {"input": {"format": {"type": "audio/opus"}}}}, "session.audio.input.format.type", "invalid_value"),
-        (
-            {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 44100}}}},
-            "session.audio.input.format.rate",
-            "invalid_value",
-        ),
-        ({"audio": {"input": {"format": None}}}, "session.audio.input.format", "invalid_value"),
-        (
-            {"audio": {"input": {"transcription": {"model": "whisper-9"}}}},
-            "session.audio.input.transcription.model",
-            "model_not_found",
-        ),
-        (
-            {"audio": {"input": {"transcription": {"delay": "slow"}}}},
-            "session.audio.input.transcription.delay",
-            "invalid_value",
-        ),
-        (
-            {"audio": {"input": {"turn_detection": {"type": "vad"}}}},
-            "session.audio.input.turn_detection.type",
-            "invalid_value",
-        ),
-        (
-            {"audio": {"input": {"turn_detection": {"threshold": 2}}}},
-            "session.audio.input.turn_detection.threshold",
-            "invalid_value",
-        ),
-        (
-            {"audio": {"input": {"turn_detection": {"eagerness": "low"}}}},
-            "session.audio.input.turn_detection.eagerness",
-            "unknown_parameter",
-        ),
-    ],
-    ids=lambda value: json.dumps(value)[:60],
-)
-def test_a_setting_that_is_wrong_is_named_and_changes_nothing(session: Any, param: str, code: str) -> None:
-    async def run() -> None:
-        client = OpenAiClient(service(FakeEngine()))
-        before = (await client.until("created"))["session"]
-        client.send("session.update", session=session, event_id="mine")
-        event = await client.until("error")
-        error = event["error"]
-        assert (error["param"], error["code"], error["event_id"]) == (param, code, "mine")
-        assert error["type"] == "invalid_request_error"
-        assert param in error["message"] and "expected" in error["message"]
-        client.send("session.update", session={})
-        assert (await client.until("updated"))["session"] == before
-        await closed(client)
-        assert client.closed is None
-
-    asyncio.run(run())
 
 
 def test_logprobs() -> None:
@@ -468,18 +344,9 @@ APPEND = '{"type":"input_audio_buffer.append","event_id":"mine"'
     ("event", "code", "param"),
     [
         ("{", "invalid_json", None),
-        ("[]", "processing_error", None),
-        ("[" * 100_000, "invalid_json", None),
-        ('{"type":"\\ud800"}', "invalid_json", None),
-        ("{}", "invalid_value", "type"),
-        ('{"type":"response.create"}', "invalid_value", "type"),
-        ('{"type":"transcription_session.update","session":{}}', "beta_api_shape_disabled", None),
-        (APPEND + "}", "processing_error", "audio"),
-        (APPEND + ',"audio":7}', "processing_error", "audio"),
-        (APPEND + ',"audio":"AAA"}', "invalid_audio", "audio"),
-        (APPEND + ',"audio":"' + "A" * (15 * 2**20 + 4) + '"}', "invalid_audio", "audio"),
+        (APPEND + ',"audio":"' + "A" * (15 * 2**20 + 4) + '"}', "invalid_audio", "audio"),  # read in a thread
     ],
-    ids=lambda value: str(value)[:50],
+    ids=["small", "large"],
 )
 def test_a_wrong_event_is_told_and_the_session_goes_on(event: str, code: str, param: str | None) -> None:
     async def run() -> None:
@@ -516,26 +383,6 @@ def test_harmless_events_have_no_error() -> None:
         await client.until("cleared")
         assert "error" not in client.types()
         await closed(client)
-
-    asyncio.run(run())
-
-
-def test_the_beta_form_is_refused_by_its_name() -> None:
-    async def run() -> None:
-        client = OpenAiClient(service(FakeEngine()), lambda context: OpenAiCodec(context, is_beta=True))
-        error = (await client.until("error"))["error"]
-        assert error["code"] == "beta_api_shape_disabled"
-        code, reason = await client.gone() or (0, "")
-        assert code == 1008 and "beta form" in reason
-
-    asyncio.run(run())
-
-
-def test_a_model_of_the_url_that_is_not_served_ends_the_connection() -> None:
-    async def run() -> None:
-        client = OpenAiClient(service(FakeEngine()), lambda context: OpenAiCodec(context, model="whisper-9"))
-        assert (await client.until("error"))["error"]["code"] == "model_not_found"
-        assert (await client.gone() or (0, ""))[0] == 1008
 
     asyncio.run(run())
 

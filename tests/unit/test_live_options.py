@@ -84,7 +84,11 @@ def test_an_option_that_is_not_valid(additional: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"speculative_config": "drafts"}, "speculative_config is 'drafts' with max_live_sessions 16: expected None"),
+        (
+            {"speculative_config": "drafts"},
+            "speculative_config with max_live_sessions 16: drafts do not work with live sessions. Remove one of the "
+            "two; profiles/throughput.yaml is for drafts",
+        ),
         ({"replicas": 2}, "data_parallel_size is 2 with max_live_sessions 16: expected 1"),
         (
             {"scheduler_config": SimpleNamespace(scheduler_cls="a.Scheduler", max_num_seqs=32)},

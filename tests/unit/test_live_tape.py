@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from voxtral_serve.client.captions import Captions, clock
+from voxtral_serve.client.captions import Captions
 from voxtral_serve.client.dialects import ITEM, QUIET, OpenAIDialect, Segment, Turn, VllmDialect
 from voxtral_serve.client.tape import Tape
 
@@ -143,15 +143,6 @@ def test_a_second_without_text_ends_a_turn_of_vllms() -> None:
 
 
 # ---- Captions
-
-
-def test_times_of_subtitles() -> None:
-    assert [clock(seconds) for seconds in (0, 0.0004, 59.9996, 3725.05)] == [
-        "00:00:00,000",
-        "00:00:00,000",
-        "00:01:00,000",
-        "01:02:05,050",
-    ]
 
 
 def test_a_turn_of_a_server_without_deltas_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,7 +218,7 @@ def test_a_log_that_vllm_was_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> 
         logs.check_loggers()
     monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", str(logs.CONFIG))
     try:
-        server.attach(None, None, THREADS)
+        server.attach(None, THREADS)
     except logs.LogError as error:
         assert server.drifted(error) == str(error)
 

@@ -298,9 +298,9 @@ def state_of(architecture: str = facts.ARCHITECTURES[0], speech: Any = True, **m
 
 def test_facts_of_voxtral_tts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    found = facts.read(state_of(), None)
+    found = facts.read(state_of())
     assert (found.voices, found.most_in_flight) == (VOICES, 128)
-    assert found.stages.vllm_config.shutdown_timeout == 30
+    assert found.stages.grace_s == 30
     assert (found.about["models"], found.about["capabilities"]) == (["voxtral-tts"], {"speech": True})
     assert found.about["limits"] == {"characters": 4096, "in_flight": 128}
 
@@ -308,7 +308,7 @@ def test_facts_of_voxtral_tts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_facts_of_voxcpm2() -> None:
     """It has vLLM-Omni's one voice, and those of profiles that were computed before the start."""
     state = state_of("VoxCPM2TalkerForConditionalGeneration", speakers=["default"], precomputed={"Anna": {}})
-    assert facts.read(state, None).voices == ("anna", "default")
+    assert facts.read(state).voices == ("anna", "default")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_facts_of_voxcpm2() -> None:
 )
 def test_a_server_of_another_kind_is_refused_by_name(state: Any, message: str) -> None:
     with pytest.raises(facts.KindError, match=re.escape(message)) as caught:
-        attach(state, None, THREADS)
+        attach(state, THREADS)
     assert drifted(caught.value) == str(caught.value)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_one_file_goes_to_stdout(tmp_path: Path) -> None:
 
 def test_several_go_there_with_their_names_in_the_order_that_was_given(tmp_path: Path) -> None:
     paths = write(tmp_path / "slow.wav", tmp_path / "b.wav", tmp_path / "c.wav")
-    answers = {"slow.wav": Answer("one", delay_s=0.2), "b.wav": Answer("two"), "c.wav": Answer(status=500)}
+    answers = {"slow.wav": Answer("one", delay_s=0.5), "b.wav": Answer("two"), "c.wav": Answer(status=500)}
     with FakeServer(answers) as server:
         done = run(*paths, "--url", server.url, "--model", "mine")
     assert done.stdout == f"{paths[0]}: one\n{paths[1]}: two\n"
@@ -289,7 +290,7 @@ def test_no_model(tmp_path: Path) -> None:
 
 def test_requests_at_a_time(tmp_path: Path) -> None:
     write(*(tmp_path / f"{number}.wav" for number in range(9)))
-    with FakeServer(default=Answer("alpha"), waits_for=3) as server:
+    with FakeServer(default=Answer("alpha", together=threading.Barrier(3))) as server:
         assert run(tmp_path, "--out", tmp_path / "out", "--url", server.url, "--jobs", 3).returncode == 0
     assert server.max_in_flight == 3
     assert len(server.sent()) == 9
@@ -318,12 +319,14 @@ def test_a_run_that_was_killed_is_continued(tmp_path: Path) -> None:
     write(*(tmp_path / f"in/{number}.wav" for number in range(8)))
     out = tmp_path / "out"
     command = (tmp_path / "in", "--out", out, "--jobs", 2, "--url")
-    last = [Answer("alpha", delay_s=600), Answer("alpha")]
-    with FakeServer({"7.wav": last}, default=Answer("alpha")) as server:
+    slow = {f"{number}.wav": Answer("alpha", delay_s=60) for number in range(4, 8)}
+    with FakeServer(slow, default=Answer("alpha")) as server:
         with start(*command, server.url) as process:
-            wait_for(lambda: "7.wav" in server.sent() and len(list(out.glob("*.txt"))) == 7)
+            wait_for(lambda: len(list(out.glob("*.txt"))) == 4)
             process.kill()
         there = set(below(out))
+        assert len(there) == 4
+        server.answers = {}
         done = run(*command, server.url)
     assert done.returncode == 0
     assert done.stderr.startswith(f"8 files: {8 - len(there)} transcribed, {len(there)} already transcribed")
@@ -335,7 +338,7 @@ def test_a_run_that_was_killed_is_continued(tmp_path: Path) -> None:
 def test_ctrl_c(tmp_path: Path) -> None:
     write(*(tmp_path / f"in/{name}.wav" for name in "abc"))
     out = tmp_path / "out"
-    answers = {"b.wav": Answer("beta", delay_s=600)}
+    answers = {"b.wav": Answer("beta", delay_s=30)}
     with (
         FakeServer(answers, default=Answer("alpha")) as server,
         start(tmp_path / "in", "--out", out, "--jobs", 1, "--url", server.url) as process,

@@ -3,17 +3,17 @@
 import itertools
 import re
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
-from clock import Clock
 from fakerealtime import RATE, FakeRealtime, FakeTurns, blocks
 from fakeserver import FakeServer
 from transcribing import environment, run, start, wait_for
+from turnedclock import Clock
 
 from voxtral_serve.client import live, sound
 from voxtral_serve.client.jobs import LiveJob
@@ -52,39 +52,46 @@ def fake_sounddevice(directory: Path, source: str) -> dict[str, str]:
 
 
 def test_words_come_while_the_file_is_spoken(tmp_path: Path) -> None:
-    """Of a minute, of which the test ends the rest once the first words are there."""
+    said = [(0.4, " alpha"), (70, " beta")]
     path = write_clip(tmp_path, 60)
-    said = [(0.4, " alpha"), (0.8, " be"), (0.88, "ta")]
     with FakeRealtime(said) as server, start("--live", path, "--url", server.url + "/v1") as process:
         assert process.stdout and process.stderr
-        first = process.stdout.read(len("alpha beta"))
+        assert process.stdout.read(5) == "alpha"
+        assert not server.sessions[0].final
         process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
-        assert (first + rest, process.stderr.read(), process.wait(60)) == ("alpha beta\n", "", 0)
+        assert (process.stdout.read(), process.stderr.read(), process.wait(60)) == (" beta\n", "", 0)
+
+
+def test_a_file_is_sent_in_tokens_of_80_ms(tmp_path: Path) -> None:
+    path = write_clip(tmp_path, 1.5)
+    with FakeRealtime([(0.4, " alpha"), (0.8, " be"), (0.88, "ta")]) as server:
+        done = run("--live", path, "--url", server.url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alpha beta\n", "")
     (session,) = server.sessions
     assert session.model == "fake-voxtral"
-    appends = len(session.sizes)
-    assert session.kinds == ["session.update", COMMIT, *[APPEND] * appends, COMMIT]
-    sent = np.frombuffer(session.audio, "<i2")
-    samples, _ = soundfile.read(path, len(sent))
-    assert len(sent) < 60 * RATE and np.abs(sent - samples * 32767).max() <= 1
+    assert session.kinds == ["session.update", COMMIT, *[APPEND] * 19, COMMIT]
+    samples, _ = soundfile.read(path)
+    assert np.abs(np.frombuffer(session.audio, "<i2") - samples * 32767).max() <= 1
 
 
-def test_a_file_is_spoken_at_the_pace_of_speech(tmp_path: Path, turned_clock: Clock) -> None:
-    """Each piece at the time of its last sample, also where the one before it was late."""
+def test_each_piece_comes_at_the_time_of_its_last_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is taken late makes no later one late."""
+    clock = Clock()
+    monkeypatch.setattr(sound, "time", clock)
 
-    class Ending(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            turned_clock.now += timeout or 0
+    class Ending:
+        def wait(self, seconds: float) -> bool:
+            clock.now += seconds
             return False
 
-    begun, times = turned_clock.now, []
-    for number, _ in enumerate(sound.spoken(write_clip(tmp_path, 1), Ending())):
-        times.append(turned_clock.now - begun)
-        turned_clock.now += 0.2 if number == 5 else 0.001
-    on_time = [0.08 * (number + 1) for number in range(12)]
-    assert times[:6] == pytest.approx(on_time[:6])
-    assert times[6:8] == pytest.approx([0.68, 0.681]) and times[8:12] == pytest.approx(on_time[8:])
+    times = []
+    ending: Any = Ending()
+    for number, _ in enumerate(sound.spoken(write_clip(tmp_path, 1.5), ending)):
+        times.append(clock.now)
+        clock.now += 0.2 if number == 5 else 0
+    due = [0.08 * number for number in range(1, 19)] + [1.5]
+    due[6:8] = [due[5] + 0.2, due[5] + 0.2]
+    assert times == pytest.approx(due)
 
 
 @pytest.mark.parametrize(("rate", "channels"), [(48000, 2), (8000, 1), (11025, 1)])
@@ -94,9 +101,9 @@ def test_any_audio_is_sent_as_16_khz_mono(tmp_path: Path, rate: int, channels: i
     assert (done.returncode, done.stdout, done.stderr) == (0, "alpha\n", "")
     (session,) = server.sessions
     assert session.headers["Authorization"] == "Bearer s3cret"
-    sent = np.frombuffer(session.audio, "<i2")
-    assert len(sent) == pytest.approx(4000, abs=1)
-    assert np.abs(np.fft.rfft(sent)).argmax() == 110  # of 440 Hz in 0.25 s
+    sound = np.frombuffer(session.audio, "<i2")
+    assert len(sound) == pytest.approx(4000, abs=1)
+    assert np.abs(np.fft.rfft(sound)).argmax() == 110  # of 440 Hz in 0.25 s
 
 
 def test_a_server_of_whole_clips_says_so_in_one_line(tmp_path: Path) -> None:
@@ -338,18 +345,18 @@ def test_arguments(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_audio_and_waits_for_the_text(tmp_path: Path) -> None:
     path = write_clip(tmp_path, 60)
     said = [(0.2, "alpha"), (30.0, " beta")]
-    with FakeRealtime(said, late_s=0.1) as server, start("--live", path, "--url", server.url) as process:
+    with FakeRealtime(said, late_s=0.3) as server, start("--live", path, "--url", server.url) as process:
         wait_for(lambda: bool(server.sessions) and len(server.sessions[0].sizes) > 5)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60) == ("alpha beta\n", "")
         assert process.returncode == 0
     assert server.sessions[0].kinds[-1] == COMMIT
-    with FakeRealtime(late_s=600) as server, start("--live", path, "--url", server.url) as process:
+    with FakeRealtime(late_s=60) as server, start("--live", path, "--url", server.url) as process:
         wait_for(lambda: bool(server.sessions) and len(server.sessions[0].sizes) > 5)
         process.send_signal(signal.SIGINT)
         wait_for(lambda: bool(server.sessions[0].final))
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60) == ("", "voxtral-serve: stopped\n")
+        assert process.communicate(timeout=30) == ("", "voxtral-serve: stopped\n")
         assert process.returncode == 130
 
 
@@ -361,8 +368,8 @@ def test_a_microphone(tmp_path: Path) -> None:
         assert process.communicate(timeout=60) == ("alpha\n", "Listening. Ctrl-C ends.\n")
         assert process.returncode == 0
     assert server.sessions[0].kinds[-1] == COMMIT
-    sent = np.frombuffer(server.sessions[0].audio, "<i2")
-    assert (sent.reshape(-1, 1280) == np.arange(1280)).all()
+    sound = np.frombuffer(server.sessions[0].audio, "<i2")
+    assert (sound.reshape(-1, 1280) == np.arange(1280)).all()
 
 
 NO_MICROPHONE = {

@@ -1,7 +1,6 @@
 """Find the speech in a clip, and cut long clips between words.
 
-Silero VAD (https://github.com/snakers4/silero-vad) gives each 32 ms of audio a probability of speech. On one core that
-takes about 1 ms for each second of audio, outside of Python's global lock.
+On one core, Silero VAD takes about 1 ms for each second of audio, outside of Python's global lock.
 """
 
 import itertools
@@ -10,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from voxtral_serve.audio import level
+from voxtral_serve.audio import level, silero
 from voxtral_serve.audio.decode import Clip
+from voxtral_serve.audio.silero import FRAME, RATE
 
-RATE = 16000  # Hz, what Silero VAD takes
-FRAME = 512  # samples of a probability
 # Silero's own default for the probability of speech. Each of pico's 500 clips, the noisiest included, has a frame above
 # it; no noise, hum or tone in tests/unit/test_speech.py has one. A clip without one is not sent to the model, which
 # would make words of it.
@@ -48,16 +46,7 @@ class Detector:
 
     def __init__(self) -> None:
         """Raises ImportError where silero-vad or onnxruntime is not installed."""
-        import torch
-
-        threads = torch.get_num_threads()
-        try:
-            import silero_vad
-
-            self._model = silero_vad.load_silero_vad(sequence=True)
-            self._stretches = silero_vad.utils_vad.get_speech_timestamps_from_probs
-        finally:
-            torch.set_num_threads(threads)  # the import of silero_vad sets it to 1 for the process
+        self._model, self._stretches = silero.for_clips()
 
     def speaks(self, clip: Clip) -> bool:
         """Whether a clip at RATE has speech. It looks at FIRST_S first, which is enough for most clips."""
@@ -97,11 +86,11 @@ class Detector:
         """float [n]: the probability of speech in each FRAME of a clip at RATE."""
         if clip.rate != RATE:
             raise ValueError(f"the clip has a rate of {clip.rate} Hz: the detector takes {RATE} Hz")
-        found: np.ndarray = self._model.audio_forward(level.levelled(clip.samples, RATE))
-        return found
+        probabilities: np.ndarray = self._model.audio_forward(level.levelled(clip.samples, RATE))
+        return probabilities
 
     def _speech(self, probabilities: np.ndarray, seconds: float, longest: float) -> list[tuple[float, float]]:
-        found: list[dict[str, Any]] = self._stretches(
+        stretches: list[dict[str, Any]] = self._stretches(
             probabilities,
             sampling_rate=RATE,
             threshold=SILENCE,
@@ -111,7 +100,7 @@ class Detector:
             speech_pad_ms=0,
             audio_length_samples=round(seconds * RATE),
         )
-        return [(each["start"] / RATE, min(each["end"] / RATE, seconds)) for each in found]
+        return [(stretch["start"] / RATE, min(stretch["end"] / RATE, seconds)) for stretch in stretches]
 
 
 def _within(probabilities: np.ndarray, piece: Piece) -> np.ndarray:
@@ -132,8 +121,8 @@ def _spectrum(samples: np.ndarray) -> np.ndarray:
     frames = np.lib.stride_tricks.sliding_window_view(samples, FRAME)[:: round(RATE * level.FRAME_S)]
     power = np.abs(np.fft.rfft(frames * np.hanning(FRAME), axis=1)) ** 2
     bands = np.stack([power[:, low:high].mean(1) for low, high in itertools.pairwise(BANDS)], axis=1)
-    found: np.ndarray = np.percentile(10 * np.log10(bands + 1e-9), (50, 90), axis=0)
-    return found
+    spectrum: np.ndarray = np.percentile(10 * np.log10(bands + 1e-9), (50, 90), axis=0)
+    return spectrum
 
 
 def cut(stretches: list[tuple[float, float]], ends: list[bool], seconds: float, most_s: float) -> list[Piece]:

@@ -1,22 +1,17 @@
 """The probability of speech in audio that arrives in pieces, of many streams at once.
 
-Silero VAD, as audio.speech uses it for whole clips, with the state of each stream kept between its pieces.
+Silero VAD, with the state of each stream kept between its pieces.
 """
 
-import os
 from collections import deque
 from collections.abc import Sequence
-from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
+from voxtral_serve.audio import silero
 from voxtral_serve.audio.level import NORMAL_DB, decibels
+from voxtral_serve.audio.silero import CONTEXT, FRAME, RATE, STATE
 
-RATE = 16000  # Hz
-FRAME = 512  # samples of one probability, 32 ms
-CONTEXT = 64  # samples before a frame that the model sees
-STATE = (2, 128)
 BLOCK = 128  # samples whose power tells how loud a frame is
 # A frame is amplified as the loudest of the last LOUD_S would have to be to reach NORMAL_DB, as whole clips are: Silero
 # VAD misses quiet voices. By at most MOST_DB: silence and faint noise stay faint.
@@ -47,11 +42,11 @@ class VoiceStream:
         data = self.pending + pcm
         whole = len(data) - len(data) % (2 * FRAME)
         self.pending = data[whole:]
-        found = np.frombuffer(data[:whole], "<i2").astype(np.float32).reshape(-1, FRAME) / 2**15
-        blocks = found.reshape(len(found), FRAME // BLOCK, BLOCK)
+        samples = np.frombuffer(data[:whole], "<i2").astype(np.float32).reshape(-1, FRAME) / 2**15
+        blocks = samples.reshape(len(samples), FRAME // BLOCK, BLOCK)
         power = decibels(np.einsum("fbs,fbs->fb", blocks, blocks) / BLOCK)
-        levels = decibels(np.einsum("fs,fs->f", found, found) / FRAME)
-        gains = np.empty(len(found), np.float32)
+        levels = decibels(np.einsum("fs,fs->f", samples, samples) / FRAME)
+        gains = np.empty(len(samples), np.float32)
         for number, (peak, level) in enumerate(zip(power.max(1).tolist(), levels.tolist(), strict=True)):
             self._loud.append(peak)
             self._levels.append(level)
@@ -59,7 +54,7 @@ class VoiceStream:
             gains[number] = 10 ** (min(max(NORMAL_DB - loudest, LEAST_DB), MOST_DB) / 20)
             steady = len(self._levels) == STEADY and max(self._levels) - min(self._levels) <= STEADY_DB
             self._quiet.append((peak < loudest - FAINT_DB, steady))
-        return np.clip(found * gains[:, None], -1, 1)
+        return np.clip(samples * gains[:, None], -1, 1)
 
     def judged(self, probabilities: np.ndarray) -> np.ndarray:
         """float [n]: those of the model for the next frames, and NONE for frames that are faint or steady."""
@@ -75,27 +70,19 @@ class VoiceModel:
 
     def __init__(self) -> None:
         """Raises ImportError where silero-vad or onnxruntime is not installed."""
-        import onnxruntime  # type: ignore[import-untyped,unused-ignore]
-
-        spec = find_spec("silero_vad")
-        if spec is None or spec.origin is None:
-            raise ImportError("silero-vad is not installed")
-        options = onnxruntime.SessionOptions()
-        options.inter_op_num_threads = options.intra_op_num_threads = 1
-        path = os.path.join(os.path.dirname(spec.origin), "data", "silero_vad.onnx")
-        self._model: Any = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._model = silero.for_streams()
         self._rate = np.array(RATE, np.int64)
 
     def probabilities(self, streams: Sequence[VoiceStream], frames: Sequence[np.ndarray]) -> list[np.ndarray]:
         """float [n] for each stream: those of its next frames, float32 [n, FRAME]. Streams differ."""
-        found = [np.zeros(len(each), np.float32) for each in frames]
-        for step in range(max((len(each) for each in frames), default=0)):
-            active = [number for number, each in enumerate(frames) if len(each) > step]
+        results = [np.zeros(len(of_stream), np.float32) for of_stream in frames]
+        for step in range(max((len(of_stream) for of_stream in frames), default=0)):
+            active = [number for number, of_stream in enumerate(frames) if len(of_stream) > step]
             inputs = np.stack([np.concatenate([streams[n].context, frames[n][step]]) for n in active])
             state = np.concatenate([streams[n].state for n in active], axis=1)
             output, state = self._model.run(None, {"input": inputs, "state": state, "sr": self._rate})
             for row, number in enumerate(active):
-                found[number][step] = output[row, 0]
+                results[number][step] = output[row, 0]
                 streams[number].state = state[:, row : row + 1]
                 streams[number].context = inputs[row, -CONTEXT:]
-        return [stream.judged(each) for stream, each in zip(streams, found, strict=True)]
+        return [stream.judged(result) for stream, result in zip(streams, results, strict=True)]

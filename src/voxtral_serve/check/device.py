@@ -19,6 +19,13 @@ class Device:
     free: int
 
 
+def on_cpu() -> bool:
+    """Whether vLLM is a CPU build."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
 def first_device(current: Any) -> Device:
     """`current` is vllm.platforms.current_platform. Raises ConfigError without a device whose memory can be read."""
     if current.is_cpu():
@@ -49,9 +56,9 @@ def first_device(current: Any) -> Device:
     return Device(name, int(memory.total), int(memory.free))
 
 
-def explicit_kv_bytes(values: Namespace, on_cpu: bool) -> tuple[int, str] | None:
+def explicit_kv_bytes(values: Namespace, cpu: bool) -> tuple[int, str] | None:
     """The size of the KV cache in bytes, and the setting that gives it. None if no setting does; raises ConfigError."""
-    if on_cpu and (text := os.environ.get("VLLM_CPU_KVCACHE_SPACE")):
+    if cpu and (text := os.environ.get("VLLM_CPU_KVCACHE_SPACE")):
         try:
             return int(text) * GIB, f"VLLM_CPU_KVCACHE_SPACE={text}"
         except ValueError:

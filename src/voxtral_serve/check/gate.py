@@ -60,10 +60,10 @@ def _check_key(report: Report, values: Namespace) -> None:
 def _check_keys(report: Report, file: Path) -> None:
     """The file of keys, as the guard reads it."""
     try:
-        found = keys.parsed(keys.content(file), str(file))
+        entries = keys.parsed(keys.content(file), str(file))
     except keys.KeysError as error:
         report.problem(str(error))
         return
-    report.row("API keys", f"{len(found)}, of {file}")
+    report.row("API keys", f"{len(entries)}, of {file}")
     if os.environ.get("VLLM_API_KEY"):
         report.problem(keys.BOTH)

@@ -31,7 +31,7 @@ def check_versions(report: Report) -> None:
     report.row("python", platform.python_version())
     for library in LIBRARIES:
         try:
-            found = version(library)
+            installed = version(library)
         except PackageNotFoundError:
             report.problem(
                 f"{library} is not installed in the environment of {sys.executable}: install voxtral-serve[gpu]"
@@ -39,18 +39,18 @@ def check_versions(report: Report) -> None:
             continue
         tested = shims.TESTED.get(library, (shims.installed(library),))
         untested = "" if shims.installed(library) in tested else f"  not tested; tested: {', '.join(map(str, tested))}"
-        report.row(library, found + untested)
+        report.row(library, installed + untested)
     _compare_vllm(report)
 
 
 def _compare_vllm(report: Report) -> None:
     """What the installed vLLM cannot do, if it is not the recommended one, which is the last of those tested."""
-    found, recommended = shims.installed("vllm"), shims.TESTED["vllm"][-1]
-    if found is None or found == recommended:
+    installed, recommended = shims.installed("vllm"), shims.TESTED["vllm"][-1]
+    if installed is None or installed == recommended:
         return
     report.row("recommended", f"vllm {recommended}: pip install 'voxtral-serve[gpu]'")
-    for lack in LACKS.get(found, ()):
-        report.row(f"not in {found}", lack)
+    for lack in LACKS.get(installed, ()):
+        report.row(f"not in {installed}", lack)
 
 
 def check_patches(report: Report) -> None:
@@ -58,8 +58,8 @@ def check_patches(report: Report) -> None:
     report.section("patches")
     in_force = shims.active()
     if in_force is not None:
-        for name, (outcome, found) in in_force.settled().items():
-            report.row(outcome, f"{name}: {found}")
+        for name, (outcome, explanation) in in_force.settled().items():
+            report.row(outcome, f"{name}: {explanation}")
     try:
         plugin.register()
     except Exception as error:  # any exception here would end every vLLM process

@@ -1,9 +1,11 @@
-"""The size of the KV cache, computed with vLLM's own functions."""
+"""The size of the KV cache, computed with vLLM's own functions.
+
+vLLM gets the spec of each attention layer from the loaded model. A check loads none, so the specs are written here.
+"""
 
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 from voxtral_serve.check.plan import Plan
@@ -24,7 +26,7 @@ class KvCache:
         return (sequences * self.blocks + 1) * self.block_bytes
 
     @classmethod
-    def of(cls, params: dict[str, Any], plan: Plan, asynchronous: bool, encode_once: bool) -> "KvCache":
+    def of(cls, params: dict[str, Any], plan: Plan, encode_once: bool) -> "KvCache":
         """The layout for Voxtral Realtime on one device.
 
         The model has two kinds of layers (vllm.model_executor.models.whisper_causal, .llama). A layer of the language
@@ -32,34 +34,19 @@ class KvCache:
         a sliding window. vLLM gives both kinds pages of the same size, and groups of the same number of layers. In the
         encode-once model the encoder has no KV cache. Raises ConfigError for a kv_cache_dtype with another page size.
         """
-        from vllm.platforms import current_platform
         from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
         from vllm.v1.core import kv_cache_utils
 
-        cache = plan.cache
+        config = plan.config
+        cache = config.cache_config
         if cache.cache_dtype not in ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"):
             raise ConfigError(f"the check does not know the page size of kv_cache_dtype {cache.cache_dtype}")
-        name = {2: "bfloat16", 4: "float32"}[plan.element_bytes] if cache.cache_dtype == "auto" else cache.cache_dtype
-        on_cpu = current_platform.is_cpu()
-        if on_cpu and not cache.user_specified_block_size:
-            cache.block_size = 128  # vllm.platforms.cpu.CpuPlatform.check_and_update_config
-        batches = 2 if asynchronous and not on_cpu else 1  # VllmConfig.max_concurrent_batches
-        # The part of VllmConfig that the functions below read. A real one loads the tokenizer and inspects the model.
-        config: Any = SimpleNamespace(
-            model_config=SimpleNamespace(max_model_len=plan.max_model_len),
-            cache_config=cache,
-            scheduler_config=plan.scheduler,
-            parallel_config=SimpleNamespace(
-                decode_context_parallel_size=1, prefill_context_parallel_size=1, tensor_parallel_size=1
-            ),
-            attention_config=SimpleNamespace(hisparse_config=None),
-            speculative_config=None,
-            kv_transfer_config=None,
-            max_in_flight_tokens=batches * plan.scheduler.max_num_batched_tokens,
+        dtype = (
+            config.model_config.dtype if cache.cache_dtype == "auto" else STR_DTYPE_TO_TORCH_DTYPE[cache.cache_dtype]
         )
         if hasattr(cache, "kv_cache_layout"):  # from vLLM 0.32.0 on; backends for this model have layers outermost
             cache.kv_cache_layout = "LBHNC"
-        specs = _kv_specs(params, cache.block_size, STR_DTYPE_TO_TORCH_DTYPE[name], encode_once)
+        specs = _kv_specs(params, cache.block_size, dtype, encode_once)
         planning: Any = kv_cache_utils
         if not hasattr(kv_cache_utils, "get_kv_cache_groups"):  # vLLM 0.33.0
             planning = import_module("vllm.v1.core.kv_cache_planning")
@@ -78,7 +65,7 @@ def _kv_specs(params: dict[str, Any], block_size: int, dtype: Any, encode_once: 
     heads, window = encoder["n_heads"], encoder["sliding_window"]
     text = {"num_kv_heads": params["n_kv_heads"], "head_size": params["head_dim"]}
     audio: dict[str, Any] = {"head_size": encoder["head_dim"]}
-    if "tokens_per_state" in {each.name for each in fields(SlidingWindowSpec)}:
+    if "tokens_per_state" in {field.name for field in fields(SlidingWindowSpec)}:
         audio |= {
             "num_kv_heads": heads,
             "tokens_per_state": Fraction(1, pooled),

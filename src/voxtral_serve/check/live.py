@@ -11,14 +11,14 @@ from voxtral_serve.engine.session import OPTION, ROLL_OVER, SessionShape, least_
 
 def check_live(report: Report, options: ServeOptions, held: Checkpoint, plan: Plan) -> None:
     """Report what `additional_config` says of live sessions. Nothing for a model that has none."""
-    most = (options.values.additional_config or {}).get(OPTION)
+    sessions = (options.values.additional_config or {}).get(OPTION)
     if not options.encode_once:
-        if most:
+        if sessions:
             report.section("live audio")
-            report.problem(f"additional_config: {OPTION} is {most!r}, and only {ENCODE_ONCE} reads it")
+            report.problem(f"additional_config: {OPTION} is {sessions!r}, and only {ENCODE_ONCE} reads it")
         return
     report.section("live audio")
-    if not most:
+    if not sessions:
         report.row("sessions", f"none: `additional_config: {{{OPTION}: N}}` serves N at a time on /v1/realtime")
         return
     try:
@@ -26,7 +26,7 @@ def check_live(report: Report, options: ServeOptions, held: Checkpoint, plan: Pl
     except CheckpointError:  # told under the longest clip
         return
     length, least = plan.max_model_len, least_positions(shape)
-    report.row("sessions", f"{most:,} at a time ({OPTION}); others are refused")
+    report.row("sessions", f"{sessions:,} at a time ({OPTION}); others are refused")
     if length < least:
         report.problem(f"max_model_len is {length}, and live sessions need at least {least}: raise it")
     else:
@@ -34,10 +34,3 @@ def check_live(report: Report, options: ServeOptions, held: Checkpoint, plan: Pl
         report.row(
             "one request", f"{seconds:.0f} s of audio: at a pause after {ROLL_OVER:.0%}, the next one takes over"
         )
-    if options.values.speculative_config:
-        report.problem(
-            f"speculative_config with {OPTION} {most}: drafts do not work with live sessions. Remove one of the two; "
-            "profiles/throughput.yaml is for drafts"
-        )
-    if most > plan.max_num_seqs:
-        report.problem(f"max_num_seqs is {plan.max_num_seqs} with {OPTION} {most}: expected {most} or more")

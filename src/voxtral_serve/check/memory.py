@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from voxtral_serve.check.device import explicit_kv_bytes, first_device, runs_on_cpu
+from voxtral_serve.check.device import explicit_kv_bytes, first_device, on_cpu, runs_on_cpu
 from voxtral_serve.check.kv_cache import KvCache
 from voxtral_serve.check.model_directory import parameters
 from voxtral_serve.check.options import ServeOptions
@@ -67,11 +67,8 @@ def check_memory(
     if values.tensor_parallel_size * values.pipeline_parallel_size > 1:
         report.row("not computed", "the config uses several devices, and this check computes the memory of one")
         return
-    if values.hf_overrides and not options.encode_once:
-        report.row("not computed", f"hf_overrides may select another model, and this check knows {ENCODE_ONCE} only")
-        return
     try:
-        kv = KvCache.of(held.params, plan, values.async_scheduling is not False, options.encode_once)
+        kv = KvCache.of(held.params, plan, options.encode_once)
     except ConfigError as error:
         report.row("KV cache", f"not computed: {error}")
         return
@@ -105,20 +102,20 @@ def _check_room(
 ) -> None:
     from vllm.platforms import current_platform
 
-    on_cpu = current_platform.is_cpu()
+    cpu = on_cpu()
     try:
         device = first_device(current_platform)
-        explicit = explicit_kv_bytes(options.values, on_cpu)
+        explicit = explicit_kv_bytes(options.values, cpu)
     except ConfigError as error:
         report.problem(str(error))
         return
     report.row("device", f"{device.name}: {size(device.total)} in total, {size(device.free)} free")
-    if on_cpu and not options.encode_once and not runs_on_cpu():
+    if cpu and not options.encode_once and not runs_on_cpu():
         report.problem(
             f"vLLM {version('vllm')} cannot run its own Voxtral Realtime model on a CPU. Use vLLM 0.32.0, or set "
             f"hf_overrides: {{architectures: [{ENCODE_ONCE}]}}"
         )
-    part = plan.cache.gpu_memory_utilization
+    part = options.values.gpu_memory_utilization
     share = int(device.total * part)
     if explicit is None:
         pool, source = share - needs.beside_kv, f"gpu_memory_utilization {part} of {size(device.total)}"
@@ -126,7 +123,7 @@ def _check_room(
     else:
         pool, source = explicit
         report.row("KV cache space", f"{size(pool)}: {source}")
-    if not (explicit and on_cpu) and share > device.free:
+    if not (explicit and cpu) and share > device.free:
         report.problem(
             f"gpu_memory_utilization {part} reserves {size(share)} of {device.name}, but only {size(device.free)} is "
             "free, so vLLM does not start. Lower gpu_memory_utilization, or stop the processes that use the memory"
@@ -166,7 +163,7 @@ def check_memory_of_other(report: Report, values: Namespace, held: OtherModel) -
         return
     report.row("device", f"{device.name}: {size(device.total)} in total, {size(device.free)} free")
     share = int(device.total * values.gpu_memory_utilization)
-    if not current_platform.is_cpu() and not values.quantization and held.weight_bytes > share:
+    if not on_cpu() and not values.quantization and held.weight_bytes > share:
         report.problem(
             f"the weights take {size(held.weight_bytes)}, but gpu_memory_utilization {values.gpu_memory_utilization} "
             f"of {device.name} is only {size(share)}: raise gpu_memory_utilization, or use a larger GPU"

@@ -103,7 +103,7 @@ def _unknown_speculation(speculative_config: Any) -> list[str]:
     """A problem for each unknown option of speculative_config. vLLM's parser does not check these; its engine does."""
     from vllm.config import SpeculativeConfig
 
-    known = {each.name for each in fields(SpeculativeConfig)}
+    known = {field.name for field in fields(SpeculativeConfig)}
     return [
         f"speculative_config: {name} is not an option of vllm {version('vllm')}{_instead(name, known)}"
         for name in speculative_config or {}

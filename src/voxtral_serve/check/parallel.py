@@ -13,10 +13,10 @@ GUARD = "voxtral_serve.guard.Guard"
 def check_parallel(report: Report, options: ServeOptions, gate: bool) -> None:
     """Check vLLM's internal data parallel, and that the guard is in the frontend. With `gate`, the guard is added."""
     values = options.values
-    engines, most = values.data_parallel_size, (values.additional_config or {}).get(OPTION)
-    if engines > 1 and most:
+    engines, sessions = values.data_parallel_size, (values.additional_config or {}).get(OPTION)
+    if engines > 1 and sessions:
         report.problem(
-            f"data_parallel_size is {engines} with {OPTION} {most}: expected 1. Start one server per GPU, or set "
+            f"data_parallel_size is {engines} with {OPTION} {sessions}: expected 1. Start one server per GPU, or set "
             f"{OPTION} to 0"
         )
     elif engines > 1 and version("vllm").startswith("0.20."):

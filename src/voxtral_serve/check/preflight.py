@@ -1,7 +1,8 @@
 """Check whether `vllm serve` would start with a config and a checkpoint, without starting an engine.
 
-vLLM's own parser reads the options, vLLM's own functions compute the KV cache, and mistral-common computes the padding
-of clips. The results are therefore those of the installed versions. Only the headers of the weight files are read.
+vLLM's own parser reads the options, vLLM makes its engine's config of them and computes the KV cache, and
+mistral-common computes the padding of clips. The results are therefore those of the installed versions. Only the
+headers of the weight files are read.
 """
 
 from collections.abc import Sequence
@@ -73,6 +74,11 @@ def _check_memory_and_clip(
     if options and isinstance(held, OtherModel) and not missing:
         check_memory_of_other(report, options.values, held)
         return
+    if options and isinstance(held, Checkpoint) and options.values.hf_overrides and not options.encode_once:
+        report.row("not computed", f"hf_overrides may select another model, and this check knows {ENCODE_ONCE} only")
+        return
+    if isinstance(held, Checkpoint) and "checkpoint" in report.sections:
+        missing = "formats"  # vLLM would report them again
     if options and isinstance(held, Checkpoint) and not missing:
         try:
             plan = Plan.of(options.values, held)

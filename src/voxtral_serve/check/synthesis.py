@@ -24,21 +24,21 @@ def check_omni(report: Report) -> None:
     """The version of vllm-omni, which has to be that of vLLM."""
     report.section("vllm-omni")
     try:
-        found = version(LIBRARY)
+        installed = version(LIBRARY)
     except PackageNotFoundError:
         report.problem(f"{LIBRARY} is not installed, and {OMNI} needs it: pip install 'vllm-omni=={SERVED}'")
         return
-    minor, of_vllm = (".".join(each.split(".")[:2]) for each in (found, shims.installed("vllm") or ""))
+    minor, of_vllm = (".".join(number.split(".")[:2]) for number in (installed, shims.installed("vllm") or ""))
     if minor in REFUSED:
-        report.problem(f"{LIBRARY} {found}: {REFUSED[minor]}. Install {READ} or {SERVED}, each beside its vLLM")
+        report.problem(f"{LIBRARY} {installed}: {REFUSED[minor]}. Install {READ} or {SERVED}, each beside its vLLM")
     elif minor != of_vllm:
         report.problem(
-            f"{LIBRARY} {found} is for vLLM {minor}, and vLLM {shims.installed('vllm')} is installed: install the "
+            f"{LIBRARY} {installed} is for vLLM {minor}, and vLLM {shims.installed('vllm')} is installed: install the "
             f"{LIBRARY} of vLLM {of_vllm}"
         )
     else:
-        untested = "" if found in (SERVED, READ) else f"  not tested; tested: {SERVED}"
-        report.row(LIBRARY, found + untested)
+        untested = "" if installed in (SERVED, READ) else f"  not tested; tested: {SERVED}"
+        report.row(LIBRARY, installed + untested)
 
 
 def make_parser(base: type) -> Any:
@@ -50,9 +50,9 @@ def make_parser(base: type) -> Any:
 
 def stage_overrides(values: Namespace) -> dict[str, dict[str, Any]]:
     """The options of each stage, by its number. vllm-omni 0.20.0's parser leaves them as JSON."""
-    found = getattr(values, "stage_overrides", None) or {}
-    overrides: dict[str, dict[str, Any]] = json.loads(found) if isinstance(found, str) else found
-    return overrides
+    overrides: Any = getattr(values, "stage_overrides", None) or {}
+    by_stage: dict[str, dict[str, Any]] = json.loads(overrides) if isinstance(overrides, str) else overrides
+    return by_stage
 
 
 def check_stages(report: Report, overrides: dict[str, dict[str, Any]], stages: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ def check_stages(report: Report, overrides: dict[str, dict[str, Any]], stages: S
     from vllm_omni.config.stage_config import StageDeployConfig
     from vllm_omni.engine.arg_utils import OmniEngineArgs
 
-    known = {each.name for kind in (StageDeployConfig, OmniEngineArgs) for each in fields(kind)}
+    known = {field.name for kind in (StageDeployConfig, OmniEngineArgs) for field in fields(kind)}
     for stage, options in overrides.items():
         if stage not in stages:
             report.problem(f"stage_overrides has stage {stage!r}: expected {' or '.join(stages)}")

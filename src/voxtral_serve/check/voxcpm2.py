@@ -19,18 +19,18 @@ def report_voxcpm2(report: Report, held: VoxCPM2Checkpoint) -> None:
     report.row("model", held.NAME)
     report.row("tensors", f"{len(held.shapes):,}, {size(held.weight_bytes)} with the codec")
     try:
-        found = version(LIBRARY)
+        installed = version(LIBRARY)
     except PackageNotFoundError:
         report.problem(
             f"{LIBRARY} is not installed, and vLLM-Omni needs it for VoxCPM2: docs/pages/speech-synthesis.md has the "
             f"commands for {LIBRARY}=={TESTED}"
         )
         return
-    report.row(LIBRARY, found + ("" if found == TESTED else f"  not tested; tested: {TESTED}"))
+    report.row(LIBRARY, installed + ("" if installed == TESTED else f"  not tested; tested: {TESTED}"))
     try:
         expected = model_shapes(held.config)
     except (ImportError, ValueError, KeyError, TypeError) as error:  # pydantic's errors are ValueErrors
-        report.problem(f"{LIBRARY} {found} cannot make the model of {held.directory / 'config.json'}: {error}")
+        report.problem(f"{LIBRARY} {installed} cannot make the model of {held.directory / 'config.json'}: {error}")
         return
     name = next((name for name, shape in expected.items() if held.shapes.get(name) != shape), None)
     if name is None:
@@ -58,4 +58,4 @@ def model_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         codec = AudioVAEV2(read.audio_vae_config)
         model = VoxCPM2Model(read, SimpleNamespace(vocab={}), codec, device="cpu")
     state = model.state_dict()
-    return {name: tuple(each.shape) for name, each in state.items() if not name.startswith("audio_vae.")}
+    return {name: tuple(tensor.shape) for name, tensor in state.items() if not name.startswith("audio_vae.")}

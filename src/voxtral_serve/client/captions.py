@@ -1,16 +1,14 @@
 """Where the words of a live session go: the screen as they come, files as each turn is complete."""
 
-import textwrap
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self, TextIO
 
-from voxtral_serve.client.dialects import Segment, Turn
+from voxtral_serve.client.dialects import Turn
 from voxtral_serve.client.errors import UsageError
 from voxtral_serve.client.text import shown
-
-LINE = 42  # characters of a subtitle's line, as the server's subtitles of files have them
+from voxtral_serve.transcript.subtitles import Segment, cue
 
 
 class Captions:
@@ -71,7 +69,7 @@ class Captions:
             for segment in turn.segments:
                 if segment.text:
                     self._cues += 1
-                    text = cue(self._cues, segment)
+                    text = cue(self._cues, Segment(segment.text, segment.start_s, segment.end_s))
                     if self._subtitles:
                         self._subtitles.write(text)
                         self._subtitles.flush()
@@ -120,14 +118,3 @@ class _Screen:
     def _print(self, text: str) -> None:
         if not self.hidden:
             print(text, end="", flush=True)
-
-
-def cue(number: int, segment: Segment) -> str:
-    """A subtitle of SubRip's format."""
-    lines = "\n".join(textwrap.wrap(segment.text, LINE))
-    return f"{number}\n{clock(segment.start_s)} --> {clock(segment.end_s)}\n{lines}\n\n"
-
-
-def clock(seconds: float) -> str:
-    ms = round(seconds * 1000)
-    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02},{ms % 1000:03}"

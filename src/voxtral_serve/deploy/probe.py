@@ -1,7 +1,7 @@
 """What Kubernetes runs in a server's container: whether it is ready, and waiting for its live sessions to end.
 
 A server is ready once it has transcribed one real clip: /health answers as soon as the port is open, but the first
-request may still load or compile, and a wrong checkpoint answers with nothing. Standard library only.
+request may still load or compile, and a wrong checkpoint answers with nothing.
 """
 
 import json
@@ -15,7 +15,6 @@ from pathlib import Path
 CLIP = Path(__file__).parent / "clip.opus"
 HEALTH_S, FIRST_S = 4, 120  # the longest wait for an answer
 POLL_S = 1.0
-BOUNDARY = "voxtral-serve-ready"
 
 
 class NotReadyError(Exception):
@@ -45,7 +44,10 @@ def ready(url: str, seen: Path, key: str) -> None:
     if seen.is_file() and seen.read_text() == start:
         return
     model = json.loads(_get(f"{url}/v1/models", key))["data"][0]["id"]
-    text = json.loads(_get(f"{url}/v1/audio/transcriptions", key, _form(model))).get("text", "")
+    from urllib3.filepost import encode_multipart_formdata  # vLLM has it; its import takes time
+
+    form = encode_multipart_formdata({"model": model, "file": (CLIP.name, CLIP.read_bytes(), "audio/ogg")})
+    text = json.loads(_get(f"{url}/v1/audio/transcriptions", key, form)).get("text", "")
     if not text.strip():
         raise NotReadyError("the clip with speech has an empty transcript")
     seen.write_text(start)
@@ -70,28 +72,22 @@ def _sessions(url: str) -> int:
     return int(sum(map(float, re.findall(r"^voxtral_serve_live_sessions(?:\{.*\})? (\S+)$", text, re.MULTILINE))))
 
 
-def _form(model: str) -> bytes:
-    parts = (
-        (b'name="model"', model.encode()),
-        (b'name="file"; filename="clip.opus"\r\nContent-Type: audio/ogg', CLIP.read_bytes()),
-    )
-    mark = BOUNDARY.encode()
-    body = b"".join(b"--%s\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % (mark, *part) for part in parts)
-    return body + b"--%s--\r\n" % mark
+def _get(url: str, key: str, form: tuple[bytes, str] | None = None) -> bytes:
+    """The body of an answer 200. With `form`, a body and its Content-Type, the request is a POST.
 
-
-def _get(url: str, key: str, form: bytes | None = None) -> bytes:
-    """The body of an answer 200; of a POST if there is a form. Raises NotReadyError."""
+    Raises NotReadyError for another answer, or none.
+    """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    body, kind = form or (None, "")
     if form is not None:
-        headers["Content-Type"] = f"multipart/form-data; boundary={BOUNDARY}"
+        headers["Content-Type"] = kind
     try:
-        request = urllib.request.Request(url, form, headers)
+        request = urllib.request.Request(url, body, headers)
         # A proxy of the environment's is for downloads.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=HEALTH_S if form is None else FIRST_S) as answer:
-            body: bytes = answer.read()
-            return body
+            content: bytes = answer.read()
+            return content
     except urllib.error.HTTPError as error:
         raise NotReadyError(f"{url} answers {error.code}") from error
     except OSError as error:

@@ -125,10 +125,10 @@ class EncodeOnce(MistralTokenizerMode):
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
         shims.require("clip_end")
-        drafter.check(vllm_config)
         _choose_worker(vllm_config.parallel_config)
         _take_options(vllm_config)
         _choose_scheduler(vllm_config)
+        drafter.check(vllm_config)
         _choose_graphs(vllm_config)
         _check_attention(vllm_config)
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
@@ -180,10 +180,14 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
     if not sessions:
         return
     shims.require("live_audio")
+    if vllm_config.speculative_config is not None:
+        raise ValueError(
+            f"speculative_config with {session.OPTION} {sessions}: drafts do not work with live sessions. Remove one "
+            "of the two; profiles/throughput.yaml is for drafts"
+        )
     ours = "voxtral_serve.engine.live_scheduler.live_scheduler"
     for name, value, expected in (
         ("scheduler_cls", scheduler.scheduler_cls, (None, ours)),
-        ("speculative_config", vllm_config.speculative_config, (None,)),
         ("data_parallel_size", vllm_config.parallel_config.data_parallel_size, (1,)),
     ):
         if value not in expected:

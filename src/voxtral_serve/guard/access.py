@@ -1,5 +1,6 @@
 """Who may use the server, and which web pages may read its answers, as vLLM's live objects say."""
 
+import hmac
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,28 +11,34 @@ from voxtral_serve.guard.keyring import KeyRing
 from voxtral_serve.guard.usage import Usage, shared_file
 
 
-def _has_key(state: Any) -> bool:
-    """Whether vLLM itself asks for a key."""
-    return any(state.args.api_key or [os.environ.get("VLLM_API_KEY")])
+def _keys(state: Any) -> list[str]:
+    """The keys that vLLM itself asks for: those of --api-key, or VLLM_API_KEY."""
+    return [key for key in state.args.api_key or [os.environ.get("VLLM_API_KEY")] if key]
 
 
 def ring(state: Any, processes: int) -> KeyRing | None:
     """Raises KeysError if the file cannot be used, or vLLM has a key as well."""
     if (file := os.environ.get(keys.VARIABLE)) is None:
         return None
-    if _has_key(state):
+    if _keys(state):
         raise keys.KeysError(keys.BOTH)
     rank = state.engine_client.vllm_config.parallel_config._api_process_rank
     return KeyRing(Path(file), Usage(shared_file(processes), rank))
 
 
-def verify(state: Any, app: Any) -> Callable[[Any], bool] | None:
-    """Whether a request's headers hold vLLM's key; None if it has none."""
-    if not _has_key(state):
+def verify(state: Any) -> Callable[[Any], bool] | None:
+    """Whether a request's headers hold one of vLLM's keys, in constant time; None if vLLM has none."""
+    digests = [keys.digest(key.encode()) for key in _keys(state)]
+    if not digests:
         return None
-    while type(app).__name__ != "AuthenticationMiddleware":
-        app = app.app
-    verified: Callable[[Any], bool] = app.verify_token
+
+    def verified(headers: Any) -> bool:
+        scheme, _, token = headers.get("Authorization", "").partition(" ")
+        digest, matches = keys.digest(token.encode()), False
+        for known in digests:  # all of them, so that the time does not tell which one matches
+            matches |= hmac.compare_digest(known, digest)
+        return matches and scheme.lower() == "bearer"
+
     return verified
 
 

@@ -48,29 +48,25 @@ class KeyRing:
 
     def find(self, authorization: bytes) -> Key | None:
         """Whose the value of this header is. All keys are compared, each in constant time."""
-        scheme, _, given = authorization.partition(b" ")
-        digest, found = keys.digest(given), None
+        scheme, _, token = authorization.partition(b" ")
+        digest, match = keys.digest(token), None
         for key in self.keys.values():
             if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found if scheme.lower() == b"bearer" else None
+                match = key
+        return match if scheme.lower() == b"bearer" else None
 
     def valid(self, key: Key) -> bool:
         """Whether a key that was found is still in the file, by whatever name."""
         return any(other.digest == key.digest for other in self.keys.values())
 
-    def close(self) -> None:
-        """Wait until all is counted. Nothing may be counted afterwards."""
-        self._thread.shutdown()
-
     @contextlib.asynccontextmanager
     async def place(self, key: Key, what: str) -> AsyncIterator[None]:
         """A place of the key's among `what`, IN_FLIGHT or LIVE. Raises RefusedError if there is none."""
-        most = getattr(key, what)
-        taken = self._thread.submit(self.usage.take, key.name, what, most)
+        limit = getattr(key, what)
+        taken = self._thread.submit(self.usage.take, key.name, what, limit)
         try:
             # Without a limit there is nothing to wait for.
-            if most is not None and not await asyncio.wrap_future(taken):
+            if limit is not None and not await asyncio.wrap_future(taken):
                 self._refuse(key, what, "Try again when one has ended")
             with (
                 (self.metrics.in_flight if what == IN_FLIGHT else self.metrics.live).labels(key.name).track_inprogress()
@@ -81,8 +77,8 @@ class KeyRing:
 
     async def check_place(self, key: Key, what: str) -> None:
         """Raises RefusedError if the key has no place now: before a body is received."""
-        most = getattr(key, what)
-        if most is not None and await self._counted(self.usage.held, key.name, what) >= most:
+        limit = getattr(key, what)
+        if limit is not None and await self._counted(self.usage.held, key.name, what) >= limit:
             self._refuse(key, what, "Try again when one has ended")
 
     async def check_audio(self, key: Key) -> None:
@@ -160,12 +156,12 @@ class KeyRing:
             return
         self._taken = content
         try:
-            found = keys.parsed(content, str(self.file))
+            entries = keys.parsed(content, str(self.file))
         except KeysError as error:
             log.error("the keys stay as they are: %s", error)
             return
-        self.keys = {key.name: key for key in found}
-        log.info("%d keys of %s are in force: %s", len(found), self.file, ", ".join(self.keys))
+        self.keys = {key.name: key for key in entries}
+        log.info("%d keys of %s are in force: %s", len(entries), self.file, ", ".join(self.keys))
 
 
 def _give(usage: Usage, taken: Future[bool], name: str, what: str) -> None:

@@ -73,7 +73,7 @@ class Guard(Frontend):
 
     async def _lifespan(self, scope: Message, receive: Receive, send: Send) -> None:
         try:
-            facts = attach(scope["app"].state, self.app, self.threads)
+            facts = attach(scope["app"].state, self.threads)
             self.begin(facts)
         except Exception as error:  # of a vLLM that is not as expected: uvicorn logs the message and exits
             await send({"type": "lifespan.startup.failed", "message": drifted(error)})

@@ -93,11 +93,10 @@ class ServerFacts(NamedTuple):
             yield self.keys.watch()
 
 
-def attach(state: Any, app: Any, threads: Executor) -> ServerFacts | SpeechFacts:
+def attach(state: Any, threads: Executor) -> ServerFacts | SpeechFacts:
     """Read vLLM's server and settle the patches of it.
 
     state    that of vLLM's application
-    app      what the guard wraps
     threads  those of the guard
 
     Raises KindError, KeysError, LogError, PatchError, AttributeError or another error if vLLM is not as expected.
@@ -107,18 +106,18 @@ def attach(state: Any, app: Any, threads: Executor) -> ServerFacts | SpeechFacts
     engine = state.engine_client
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg not in WEBSOCKET_LINES)
     if getattr(state, "openai_serving_speech", None) is not None:  # of vLLM-Omni, whatever it serves
-        speech = speech_facts.read(state, app)
-        GracefulStop(speech.stages).settle_on(state.server)
+        speech = speech_facts.read(state)
+        GracefulStop(speech.stages, grace_s=speech.stages.grace_s).settle_on(state.server)
         HeaderLimit().settle_on(state.server.config)
         return speech
     if getattr(state, "openai_serving_transcription", None) is None:
         raise speech_facts.unknown(engine)
-    return _attach_transcription(state, app, threads)
+    return _attach_transcription(state, threads)
 
 
-def _attach_transcription(state: Any, app: Any, threads: Executor) -> ServerFacts:
+def _attach_transcription(state: Any, threads: Executor) -> ServerFacts:
     engine = state.engine_client
-    facts = read_facts(state, app, threads)
+    facts = read_facts(state, threads)
     if facts.sessions is None:
         GracefulStop(engine).settle_on(state.server)
     else:
@@ -134,7 +133,7 @@ def _attach_transcription(state: Any, app: Any, threads: Executor) -> ServerFact
     return facts
 
 
-def read_facts(state: Any, app: Any, threads: Executor) -> ServerFacts:
+def read_facts(state: Any, threads: Executor) -> ServerFacts:
     """What vLLM's live objects say, the detector of speech, which it loads, and the file of keys.
 
     Raises KeysError, AttributeError or another error if vLLM is not as expected.
@@ -166,7 +165,7 @@ def read_facts(state: Any, app: Any, threads: Executor) -> ServerFacts:
         most_in_flight=in_flight,
         live=live,
         chats=chats and not realtime,  # vLLM has a chat handler for Voxtral Realtime too, and a chat ends its engine
-        verify=access.verify(state, app),
+        verify=access.verify(state),
         cors=access.cors(state),
         stream=TokenStream.of_tokenizer(engine.input_processor.tokenizer) if realtime else None,
         open=OpenLimits.of_process(processes, rules.chat_bytes),

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jiwer
 import numpy as np
 import numpy.typing as npt
 
@@ -96,6 +95,8 @@ def word_delays(words: Sequence[Sequence[Any]], pieces: Sequence[tuple[float, st
     `words` are [word, start_s, end_s] of the reference, `pieces` (arrival in s, text); both count from the speech's
     beginning. The two texts are aligned by words without case and punctuation; others have no delay.
     """
+    import jiwer  # for words only: others who know of lags do without
+
     reference = [(plain, word[2]) for word in words for _, plain in _plain_words(word[0])]
     text = "".join(piece for _, piece in pieces)
     heard = list(_plain_words(text))

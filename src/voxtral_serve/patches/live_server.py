@@ -92,10 +92,18 @@ class GracefulStop(ServerPatch):
     until = "vLLM drains requests on SIGTERM, and exits with an error status if its engine has died"
     expires = "tests/patches/test_live_server.py::test_vllm_ends_with_status_0_where_its_engine_has_died"
 
-    def __init__(self, engine: Any = None, drain: Callable[[float], Awaitable[None]] | None = None) -> None:
-        """`engine`: vLLM's EngineClient. `drain` is awaited before uvicorn closes all WebSockets, which it does at
-        once; it is given the seconds that it has."""
-        self.engine, self.drain = engine, drain
+    def __init__(
+        self,
+        engine: Any = None,
+        drain: Callable[[float], Awaitable[None]] | None = None,
+        grace_s: float | None = None,
+    ) -> None:
+        """`engine`: vLLM's EngineClient, or another object that has `errored`.
+
+        `drain` is awaited before uvicorn closes all WebSockets, which it does at once; it is given the seconds that it
+        has. `grace_s`: seconds that running requests have; by default the engine's shutdown_timeout.
+        """
+        self.engine, self.drain, self.grace_s = engine, drain, grace_s
 
     def probe(self, module: Any) -> bool:
         if not inspect.iscoroutinefunction(module.shutdown):
@@ -103,7 +111,8 @@ class GracefulStop(ServerPatch):
         return not hasattr(module.shutdown, "tells_a_dead_engine")
 
     def apply(self, module: Any) -> None:
-        grace_s, stock = self.engine.vllm_config.shutdown_timeout, module.shutdown
+        stock = module.shutdown
+        grace_s = self.engine.vllm_config.shutdown_timeout if self.grace_s is None else self.grace_s
 
         def errored() -> Any:
             return self.engine.errored

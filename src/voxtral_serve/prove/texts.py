@@ -20,6 +20,7 @@ from voxtral_serve.prove.target import Answer, Target, Upload
 ENCODE_ONCE = "VoxtralRealtimeEncodeOnce"
 OWN_OPTION = "--additional-config"  # belongs to the profile that it was given for
 OLDER = "0.20.0"
+PERCENTILES = (50, 90, 99)
 PROFILE = "throughput.yaml"  # of the other servers
 DRAFTS = {"method": "ngram_gpu", "model": "voxtral_serve.drafter.PadDrafter", "num_speculative_tokens": 5}
 FEWER = {"num_speculative_tokens_per_batch_size": [[1, 32, 5], [33, 128, 2], [129, 256, 1]]}  # not in OLDER
@@ -28,7 +29,6 @@ STOCK = (
     *("--hf-overrides", "{}", "--attention-backend", "TRITON_ATTN"),
     *("--compilation-config.cudagraph_mode", "PIECEWISE"),
 )
-PERCENTILES = (50, 90, 99)
 NO_UPLOADS = "there are no texts of uploads to compare with"
 
 

@@ -1,12 +1,13 @@
-"""Segments of at most two lines of subtitles, and their files: SubRip and WebVTT."""
+"""Segments of at most two lines of subtitles, and their files: SubRip and WebVTT. Needs the standard library only."""
 
 import html
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from voxtral_serve.transcript.words import Word
+if TYPE_CHECKING:
+    from voxtral_serve.transcript.words import Word
 
 LINE, LINES = 42, 2  # characters and lines, the usual limits of subtitles
 LONGEST_S = 7.0
@@ -21,52 +22,55 @@ class Segment(NamedTuple):
     end: float
 
 
-def grouped(timed: Iterable[Word]) -> list[list[Word]]:
-    """The words of each segment. It ends with a sentence, and before it would need more than LINES or last longer than
-    LONGEST_S."""
-    found: list[list[Word]] = []
-    text = ""  # of the last one
+def grouped(timed: "Iterable[Word]") -> "list[list[Word]]":
+    """The words of each segment.
+
+    A segment ends with a sentence, and before it would need more than LINES or last longer than LONGEST_S.
+    """
+    groups: list[list[Word]] = []
+    text = ""  # of the last group
     for word in timed:
         longer = f"{text} {word.text}"
         if (
-            not found
+            not groups
             or SENTENCE.search(text)
-            or word.end - found[-1][0].start > LONGEST_S
+            or word.end - groups[-1][0].start > LONGEST_S
             or len(textwrap.wrap(longer, LINE)) > LINES
         ):
-            found.append([word])
+            groups.append([word])
             text = word.text
         else:
-            found[-1].append(word)
+            groups[-1].append(word)
             text = longer
-    return found
+    return groups
 
 
-def segment(words: Sequence[Word]) -> Segment:
+def segment(words: "Sequence[Word]") -> Segment:
     """The segment of these words, one at least."""
     return Segment(" ".join(word.text for word in words), words[0].start, words[-1].end)
 
 
-def segments(timed: Iterable[Word]) -> list[Segment]:
+def segments(timed: "Iterable[Word]") -> list[Segment]:
     """The segments of a text, see `grouped`."""
     return [segment(words) for words in grouped(timed)]
 
 
-def srt(found: Sequence[Segment]) -> str:
+def cue(number: int, segment: Segment) -> str:
+    """One subtitle of a SubRip file; `number` counts from 1."""
+    return f"{number}\n{_stamp(segment.start, ',')} --> {_stamp(segment.end, ',')}\n{_lines(segment)}\n\n"
+
+
+def srt(cues: Sequence[Segment]) -> str:
     """A SubRip file."""
-    return "".join(
-        f"{number}\n{_stamp(each.start, ',')} --> {_stamp(each.end, ',')}\n{_lines(each)}\n\n"
-        for number, each in enumerate(found, 1)
-    )
+    return "".join(cue(number, segment) for number, segment in enumerate(cues, 1))
 
 
-def vtt(found: Sequence[Segment]) -> str:
+def vtt(cues: Sequence[Segment]) -> str:
     """A WebVTT file (https://www.w3.org/TR/webvtt1/), in which &, < and > are escaped."""
-    cues = (
-        f"{_stamp(each.start, '.')} --> {_stamp(each.end, '.')}\n{html.escape(_lines(each), quote=False)}\n\n"
-        for each in found
+    return "WEBVTT\n\n" + "".join(
+        f"{_stamp(cue.start, '.')} --> {_stamp(cue.end, '.')}\n{html.escape(_lines(cue), quote=False)}\n\n"
+        for cue in cues
     )
-    return "WEBVTT\n\n" + "".join(cues)
 
 
 def _stamp(seconds: float, mark: str) -> str:

@@ -1,7 +1,7 @@
 """What a client sends: one message of JSON is one event, of which nothing is built but the fields that are served.
 
-A field that no protocol has costs no memory, however large or deep it is; `session` stays JSON until the dialect reads
-it as a model. Decoding an append into this type takes less time than into a dict.
+A field that no protocol has costs no memory, however large or deep it is; `session` stays JSON until the codec reads it
+as a model. Decoding an append into this type takes less time than into a dict.
 """
 
 from typing import Annotated, Any, TypeVar

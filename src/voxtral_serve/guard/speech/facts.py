@@ -56,8 +56,8 @@ class SpeechFacts(NamedTuple):
             yield self.keys.watch()
 
 
-def read(state: Any, app: Any) -> SpeechFacts:
-    """What vLLM-Omni's live objects say. `state` is the application's, `app` what the guard wraps.
+def read(state: Any) -> SpeechFacts:
+    """What vLLM-Omni's live objects say. `state` is the application's.
 
     Raises KindError, KeysError, AttributeError or another error if vLLM-Omni is not as expected.
     """
@@ -72,11 +72,11 @@ def read(state: Any, app: Any) -> SpeechFacts:
     if (processes := config.parallel_config._api_process_count) != 1:
         raise KindError(f"api_server_count is {processes}: expected 1 for speech synthesis behind {MIDDLEWARE}")
     voices, in_flight = _voices(state.openai_serving_speech), most_in_flight(config)
-    names = tuple(each.name for each in state.openai_serving_models.base_model_paths)
+    names = tuple(model.name for model in state.openai_serving_models.base_model_paths)
     return SpeechFacts(
         voices=voices,
         most_in_flight=in_flight,
-        verify=access.verify(state, app),
+        verify=access.verify(state),
         open=OpenLimits.of_process(1, BODY_BYTES),
         about=about_speech(names, in_flight),
         stages=Stages(engine, LIMITS.shutdown_s, state.server),  # vLLM-Omni 0.32.0rc1 refuses shutdown_timeout
@@ -97,8 +97,8 @@ def _voices(serving: Any) -> tuple[str, ...]:
 def unknown(engine: Any) -> KindError:
     """The error for a server of neither speech-to-text nor ARCHITECTURES. `engine`: vLLM's EngineClient."""
     config = engine.vllm_config
-    found = "a model without a language model" if config is None else config.model_config.architecture
+    served = "a model without a language model" if config is None else config.model_config.architecture
     return KindError(
-        f"voxtral_serve.guard cannot serve {found}: expected a model of speech-to-text, or "
+        f"voxtral_serve.guard cannot serve {served}: expected a model of speech-to-text, or "
         f"{' or '.join(ARCHITECTURES)}. Remove {MIDDLEWARE} for this model"
     )

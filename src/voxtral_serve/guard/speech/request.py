@@ -36,12 +36,17 @@ class SpeechRequest(Request):
     def _described(self) -> tuple[str, dict[str, Any]]:
         if self.answer is None:
             return super()._described()
-        given, answer = self.answer.parameters, self.answer
+        parameters, answer = self.answer.parameters, self.answer
         self.seconds = answer.seconds
         line, more = super()._described()
-        form = f"{given.format} events" if given.events else given.format
-        more |= {"characters": given.characters, "voice": given.voice, "format": given.format, "events": given.events}
-        line = f"{line}, {given.characters} characters, voice {given.voice}, {form}"
+        form = f"{parameters.format} events" if parameters.events else parameters.format
+        more |= {
+            "characters": parameters.characters,
+            "voice": parameters.voice,
+            "format": parameters.format,
+            "events": parameters.events,
+        }
+        line = f"{line}, {parameters.characters} characters, voice {parameters.voice}, {form}"
         if answer.first_byte_s is not None:
             more |= {"first_byte_ms": round(1000 * answer.first_byte_s), "complete": answer.complete}
             line = f"{line}, first byte {1000 * answer.first_byte_s:.0f} ms{'' if answer.complete else ', incomplete'}"
@@ -69,12 +74,12 @@ class SpeechRequest(Request):
                 raise answer.failed
 
     def _count_audio(self, facts: SpeechFacts, answer: SpeechAnswer) -> None:
-        given, counted = answer.parameters, metrics()
-        counted.seconds.labels(given.format).inc(answer.seconds)
+        parameters, counted = answer.parameters, metrics()
+        counted.seconds.labels(parameters.format).inc(answer.seconds)
         if facts.keys is not None and self.key is not None:
             facts.keys.spend_anyway(self.key, answer.seconds, "speech")
         if answer.first_byte_s is not None:
-            streamed = given.events or given.streamed
+            streamed = parameters.events or parameters.streamed
             counted.first_byte.labels("yes" if streamed else "no").observe(answer.first_byte_s)
             if not answer.complete:
                 counted.incomplete.inc()

@@ -5,7 +5,6 @@ still serve some. Voxtral TTS speaks only with both of its stages, VoxCPM2 with 
 """
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 from voxtral_serve.patches.live_server import log
@@ -14,12 +13,11 @@ CHECK_S = 1.0
 
 
 class Stages:
-    """vLLM-Omni's AsyncOmni as `patches.live_server.GracefulStop` sees vLLM's EngineClient."""
+    """vLLM-Omni's AsyncOmni with the attribute `errored`, which `patches.live_server.GracefulStop` reads."""
 
     def __init__(self, client: Any, grace_s: int, server: Any) -> None:
         """`grace_s`: seconds that running requests have at a shutdown. `server`: uvicorn's."""
-        self.client, self.server = client, server
-        self.vllm_config = SimpleNamespace(shutdown_timeout=grace_s)
+        self.client, self.grace_s, self.server = client, grace_s, server
         self._died = False
 
     @property

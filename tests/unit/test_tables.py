@@ -1,0 +1,108 @@
+"""The generated tables: the pages have what `python -m tools.tables` writes, and what that is of a prepared report."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu import rows
+from bench.gpu.plan import Sessions, Start
+from tools import tables
+
+
+def test_the_pages_are_not_stale() -> None:
+    assert tables.main(["--check"]) == 0, "run `python -m tools.tables`"
+
+
+def prepared(item: Any) -> dict[str, Any]:
+    """A row of a report, with figures that tell it from the others."""
+    row = {"row": item.row, "kind": item.kind, "server": item.server, "vllm": "0.32.0", "failed": 0}
+    if isinstance(item, Start):
+        return row | {"start_s": 120.4 if item.cold else 45.6}
+    spread = {"p50": 31.7, "p95": 140.0, "p99": 154.6}
+    row |= {"joules_per_audio_second": 0.723, "peak_vram_bytes": 21_700_000_000}
+    if isinstance(item, Sessions):
+        lags = {"lag_ms": spread, "lag_in_audio_ms": None, "final_ms": spread}
+        return row | lags | {"sessions": item.sessions, "least_s": 30.0, "most_s": 60.0, "fell_behind": 0}
+    times = {"p50_ms": 1234.5, "p95_ms": 2345.6}
+    return row | times | {"in_flight": item.in_flight, "clips": item.clips, "rtfx": 4.0 * item.in_flight}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Pages with marks, and a report."""
+    machine = {"gpu": ["NVIDIA H200"], "git_commit": "0123456789"}
+    content = {"date_utc": "2026-11-24T10:00:00+00:00", "machine": machine, "rows": list(map(prepared, rows.REPORT))}
+    (tmp_path / tables.REPORT).parent.mkdir(parents=True)
+    (tmp_path / tables.REPORT).write_text(json.dumps(content))
+    for page, made in tables.PAGES.items():
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        marks = "\n\nbetween\n\n".join(f"<!-- table: {name} -->\n<!-- end -->" for name in made)
+        (tmp_path / page).write_text(f"before\n\n{marks}\n\nafter\n")
+    return tmp_path
+
+
+def test_each_page_has_its_tables(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.write(checkout, check=True) == 1
+    assert "README.md is stale: run `python -m tools.tables`" in capsys.readouterr().err
+    assert tables.write(checkout, check=False) == 0
+    assert tables.write(checkout, check=True) == 0
+    readme = (checkout / "README.md").read_text().splitlines()
+    assert (readme[0], readme[2], readme[-3], readme[-1]) == (
+        "before",
+        "<!-- table: speed -->",
+        "<!-- end -->",
+        "after",
+    )
+    assert "| `profiles/fast.yaml` | 64 | 1,234 | 256 | 0.72 |" in readme
+    assert "| `profiles/realtime.yaml`, live | 150 sessions | lag 32 / 155 (P99) | - | 0.72 |" in readme
+    assert "NVIDIA H200, vLLM 0.32.0, random weights" in readme[-5]
+    assert "(`bench/results/report-h200.json`)" in readme[-5]
+    pages = {name: (checkout / name).read_text() for name in tables.PAGES}
+    assert "| 150 | 30 to 60 s | 32 / 155 | - | 32 / 155 | 0 | 0.72 |" in pages["docs/pages/performance.md"]
+    assert "| `profiles/fast.yaml` | 46 | 120 | 21.7 |" in pages["docs/pages/performance.md"]
+    assert "| `profiles/throughput.yaml` | 256 | 1,024 | 98 | 293 | 72 |" in pages["docs/pages/batch.md"]
+    assert "| 150 live sessions: lag ms, P50 / P99 | - | 32 / 155 |" in pages["docs/pages/index.md"]
+
+
+def test_bounds_of_a_gpu(checkout: Path) -> None:
+    """The weights of the language model are read for each token; a GPU that was measured says so."""
+    by_gpu = {line.split(" | ")[0].strip("| "): line for line in tables.gpus(tables.Reports(checkout)).splitlines()}
+    # 3.43 billion parameters of 2 bytes at 4.8 TB/s
+    assert "| 1.4 |" in by_gpu["H200"] and by_gpu["H200"].endswith("| 1,024 |")
+    assert "| 22.9 |" in by_gpu["L4"] and by_gpu["L4"].endswith("| not measured |")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows.pop(), None),
+        (lambda rows: rows.pop(0), "has no row 'contest@1' without failures: run its `bench gpu report` again"),
+        (lambda rows: rows[3].update(failed=2), "has no row 'fast@1' without failures"),
+    ],
+)
+def test_a_row_that_a_table_needs_is_named(
+    checkout: Path, change: Any, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.loads((checkout / tables.REPORT).read_text())
+    change(content["rows"])
+    (checkout / tables.REPORT).write_text(json.dumps(content))
+    assert tables.write(checkout, check=False) == int(said is not None)
+    assert (said or "") in capsys.readouterr().err
+
+
+def test_without_a_report_it_says_how_to_make_it(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkout / tables.REPORT).unlink()
+    assert tables.write(checkout, check=True) == 1
+    told = capsys.readouterr().err
+    assert (
+        "report-h200.json (No such file or directory): make it on a GPU with `python -m bench gpu report --out" in told
+    )
+
+
+def test_other_marks_are_an_error(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = checkout / "docs/pages/index.md"
+    page.write_text("<!-- table: totals -->\n<!-- end -->\n")
+    assert tables.write(checkout, check=False) == 1
+    assert "docs/pages/index.md: marks of the tables ['totals']: expected" in capsys.readouterr().err
