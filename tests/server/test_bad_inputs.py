@@ -1,4 +1,4 @@
-"""tools/inputs.py against a real server behind the guard: a right transcript, or a refusal that names why.
+"""inputs.py against a real server behind the guard: a right transcript, or a refusal that names why.
 
 Refusals that need no setting of the guard's are asked of the server that others share; all inputs, again and again, and
 what needs low limits, of one of its own (slow).
