@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import soundfile
-from conftest import DATA, ROOT
+from places import DATA, ROOT
 from uploads import KEY, upload
 
 from bench import dataset

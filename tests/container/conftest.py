@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import requests
 import yaml
-from conftest import CONFIG, PICO, ROOT
+from places import CONFIG, PICO, ROOT
 
 Done = subprocess.CompletedProcess[str]
 COMMANDS = ("buildah", "podman", "runc", "newuidmap", "debootstrap", "gpg")

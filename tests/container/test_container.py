@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import requests
-from conftest import DATA, ROOT
+from places import DATA, ROOT
 
 import voxtral_serve
 from bench import dataset

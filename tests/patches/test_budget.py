@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from conftest import PICO
+from places import PICO
 from transformers.models.voxtral_realtime.feature_extraction_voxtral_realtime import VoxtralRealtimeFeatureExtractor
 from transformers.models.voxtral_realtime.processing_voxtral_realtime import VoxtralRealtimeProcessor
 from transformers.tokenization_mistral_common import MistralCommonBackend

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scratch
-from conftest import PICO
+from places import PICO
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.plugins import load_general_plugins

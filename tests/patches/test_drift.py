@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import scratch
-from conftest import PICO
+from places import PICO
 
 from voxtral_serve.shims import PATCHES, TESTED, Patch, installed
 

@@ -6,7 +6,7 @@ vLLM's own scheduler and requests; in place of the worker, each request of a ste
 from typing import Any
 
 import pytest
-from conftest import PICO
+from places import PICO
 from vllm.engine.arg_utils import EngineArgs
 from vllm.plugins import load_general_plugins
 from vllm.sampling_params import SamplingParams

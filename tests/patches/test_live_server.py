@@ -21,7 +21,7 @@ import psutil
 import pytest
 import uvicorn
 import yaml
-from conftest import PICO, ROOT
+from places import PICO, ROOT
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 import scratch
-from conftest import CONFIG, DATA, PICO
+from places import CONFIG, DATA, PICO
 
 from bench import dataset
 from bench.measure import engine, scoring

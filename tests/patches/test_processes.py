@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import scratch
-from conftest import ROOT
+from places import ROOT
 
 from voxtral_serve.shims import PATCHES
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PICO
+from places import PICO
 from vllm.model_executor.models import voxtral_realtime
 from vllm.tokenizers import get_tokenizer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import scratch
-from conftest import ROOT
+from places import ROOT
 
 SHOW = """
 import json, sys

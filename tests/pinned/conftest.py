@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import CONFIG, PICO, Server, at_once
+from places import CONFIG, PICO
+from servers import Server, at_once
 
 LAYOUTS = ("mistral", "hugging_face")
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from conftest import ROOT
+from places import ROOT
 
 BOUND = 2e-3  # of float16: its products are rounded to 1e-3 of values of about 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from conftest import DATA, ROOT
+from places import DATA, ROOT
 
 from bench.measure import engine
 from pico import others

@@ -3,7 +3,8 @@
 import json
 
 import live
-from conftest import DATA, PICO, ROOT, transcribe
+from places import DATA, PICO, ROOT
+from servers import transcribe
 
 from bench import dataset, metrics
 from pico import evaluate

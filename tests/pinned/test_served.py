@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import requests
 import soundfile
-from conftest import CONFIG, DATA, LATE, PICO, ROOT, Server, transcribe
+from places import CONFIG, DATA, PICO, ROOT
+from servers import LATE, Server, transcribe
 from uploads import upload
 
 from bench import dataset, metrics, results

@@ -1,4 +1,4 @@
-"""tools/inputs.py against a real server behind the guard: a right transcript, or a refusal that names why.
+"""inputs.py against a real server behind the guard: a right transcript, or a refusal that names why.
 
 Refusals that need no setting of the guard's are asked of the server that others share; all inputs, again and again, and
 what needs low limits, of one of its own (slow).
@@ -13,18 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import conftest
+import inputs
 import numpy as np
 import psutil
 import pytest
 import requests
+import servers
 import soundfile
-from conftest import CONFIG, DATA, PICO, ROOT, SMALL
+from inputs import KEY, RATE
+from places import CONFIG, DATA, PICO, ROOT
+from servers import SMALL
 
 from bench import dataset, results
 from bench.measure import engine
-from tools import inputs
-from tools.inputs import KEY, RATE
 
 SECRET = "a-secret-in-the-query"
 MOST = 6  # requests in flight
@@ -88,7 +89,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def shared(fast: conftest.Server) -> Server:
+def shared(fast: servers.Server) -> Server:
     return Server(fast.url, fast.log, psutil.Process(fast.process.pid))
 
 

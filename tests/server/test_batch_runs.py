@@ -15,9 +15,10 @@ import batching
 import boto3
 import psutil
 import pytest
-from conftest import DATA, EAGER, PICO, ROOT, UNBOUND, short
 from fakeserver import Answer, FakeServer
 from moto.server import ThreadedMotoServer
+from places import DATA, PICO, ROOT
+from servers import EAGER, UNBOUND, short
 from uploads import KEY, upload
 
 from bench import dataset

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import requests
-from conftest import CONFIG, PICO
+from places import CONFIG, PICO
 from uploads import upload
 
 from voxtral_serve import checkpoint

@@ -11,7 +11,7 @@ from typing import Any
 import offline
 import pytest
 import torch
-from conftest import PICO
+from places import PICO
 
 from pico import damage, model
 

@@ -11,7 +11,8 @@ from http.client import HTTPConnection
 
 import pytest
 import requests
-from conftest import DATA, ROOT, Server, short, transcribe
+from places import DATA, ROOT
+from servers import Server, short, transcribe
 from uploads import AUTHORIZED, KEY
 
 from bench import dataset, results
@@ -19,7 +20,7 @@ from bench.client import Client, Row
 
 REFERENCE = ROOT / "bench/results/pico-reference" / results.ROWS
 NEAR_TIES = 1  # of few clips: in bfloat16 two candidates may be as close as two orders of summation
-LATE = ["057", "154", "162", "499"]  # beside those of conftest.clips
+LATE = ["154", "057", "162", "499"]  # beside those of conftest.clips
 FEW, LEAVING = 6, 8
 
 

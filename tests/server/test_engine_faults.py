@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import conftest
 import pytest
 import requests
-from conftest import DATA, EAGER, PICO, ROOT
+import servers
+from places import DATA, PICO, ROOT
+from servers import EAGER
 from uploads import upload
 
 from bench import dataset
@@ -24,15 +25,15 @@ WRONG = [["x"], "x", 7, NAMED, "x" * 10**5, [[]], [NAMED]]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[conftest.Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     """With live sessions."""
     folder = tmp_path_factory.mktemp("unguarded")
     lines = (ROOT / "profiles/fast.yaml").read_text().splitlines(keepends=True)
     config: Path = folder / "fast.yaml"
     config.write_text("".join(line for line in lines if not line.startswith("middleware")))
     flags = (*EAGER, "--api-server-count", "1", "--max-model-len", "512", "--additional-config")
-    with conftest.at_once(config, {"unguarded": PICO}, folder, *flags, '{"max_live_sessions": 2}') as servers:
-        yield servers["unguarded"]
+    with servers.at_once(config, {"unguarded": PICO}, folder, *flags, '{"max_live_sessions": 2}') as started:
+        yield started["unguarded"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def clip() -> dataset.Clip:
 
 
 @pytest.fixture(scope="module")
-def text(server: conftest.Server, clip: dataset.Clip) -> str:
+def text(server: servers.Server, clip: dataset.Clip) -> str:
     return str(upload(server.url, clip.path).json()["text"])
 
 
@@ -56,7 +57,7 @@ def transcribe(url: str, clip: dataset.Clip, session: Any) -> requests.Response:
 
 @pytest.mark.parametrize("session", WRONG, ids=lambda session: f"{session!r:.12}")
 def test_a_name_of_a_session_is_refused_at_once(
-    server: conftest.Server, clip: dataset.Clip, text: str, session: Any
+    server: servers.Server, clip: dataset.Clip, text: str, session: Any
 ) -> None:
     """And an upload beside it has its text."""
     with ThreadPoolExecutor(1) as pool:
@@ -68,7 +69,7 @@ def test_a_name_of_a_session_is_refused_at_once(
     assert server.process.poll() is None
 
 
-def test_one_that_only_the_scheduler_knows_to_be_wrong(server: conftest.Server, text: str) -> None:
+def test_one_that_only_the_scheduler_knows_to_be_wrong(server: servers.Server, text: str) -> None:
     """No other request gives the engine a step."""
     start = time.monotonic()
     answer = complete(server.url, NAMED)
@@ -78,7 +79,7 @@ def test_one_that_only_the_scheduler_knows_to_be_wrong(server: conftest.Server, 
     assert '"error"' in streamed.text
 
 
-def test_a_request_without_audio_is_refused(server: conftest.Server) -> None:
+def test_a_request_without_audio_is_refused(server: servers.Server) -> None:
     answer = requests.post(
         f"{server.url}/v1/completions", json={"model": "voxtral", "prompt": "What did they say?"}, timeout=60
     )

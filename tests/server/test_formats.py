@@ -1,22 +1,21 @@
-"""OpenAI's response formats from a real server of pico, by `requests` and by the official client; times of words.
+"""OpenAI's response formats from a real server of pico; times of words. The official client: test_openai_client.py.
 
 The benchmark's clips come with the times of their words, from the synthesis.
 """
 
-import asyncio
 import itertools
 import json
 import re
 
 import numpy as np
-import openai
 import pytest
-from conftest import DATA, short
-from uploads import KEY, upload
+from places import DATA
+from servers import short
+from uploads import upload
 
 from bench import dataset
 
-CLIPS, FEW = 40, 5
+CLIPS, FEW = 40, 4
 CUE = re.compile(r"(\d\d):(\d\d):(\d\d)[,.](\d{3}) --> (\d\d):(\d\d):(\d\d)[,.](\d{3})\n((?:.+\n)+)")
 FORMS = ("text", "verbose_json", "srt", "vtt")
 
@@ -44,16 +43,17 @@ def plain(word: str) -> str:
 
 
 def test_the_words_of_some_clips_at_their_times(url: str, clips: list[dataset.Clip]) -> None:
-    check_times(url, short(clips, FEW))
+    check_times(url, short(clips, FEW), 0.5)
 
 
 @pytest.mark.slow
 def test_every_word_at_its_time(url: str, clips: list[dataset.Clip]) -> None:
-    check_times(url, clips)
+    check_times(url, clips, 0.8)
 
 
-def check_times(url: str, clips: list[dataset.Clip]) -> None:
-    """A word's start is off by at most 80 ms in the median, and by 240 ms in 95 %, in clips that were heard right."""
+def check_times(url: str, clips: list[dataset.Clip], share: float) -> None:
+    """A word's start is off by at most 80 ms in the median, and by 240 ms in 95 %, in clips that were heard right, of
+    which there is at least that share."""
     errors, clips_right = [], 0
     for clip in clips:
         answer = upload(url, clip.path, response_format="verbose_json", **{"timestamp_granularities[]": "word"}).json()
@@ -67,7 +67,7 @@ def check_times(url: str, clips: list[dataset.Clip]) -> None:
             errors += [abs(word["start"] - start) for word, (_, start, _) in zip(found, spoken, strict=True)]
     median, late = np.percentile(errors, (50, 95))
     print(f"{len(errors)} words of {clips_right} clips: median {1000 * median:.0f} ms, 95 % {1000 * late:.0f} ms")
-    assert clips_right >= len(clips) * 0.8
+    assert clips_right >= len(clips) * share
     assert median <= 0.080
     assert late <= 0.240
 
@@ -106,30 +106,6 @@ def check_forms(url: str, clip: dataset.Clip) -> None:
             assert max(map(len, lines.splitlines())) <= 42
     numbers = re.findall(r"^(\d+)\n\d\d:", answers["srt"].text, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, len(segments) + 1)]
-
-
-def test_the_official_client(url: str, clips: list[dataset.Clip]) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY)
-    path = short(clips, 1, longest_s=5)[0].path
-    text = client.audio.transcriptions.create(model="voxtral", file=path).text.strip()
-    assert text
-    verbose = client.audio.transcriptions.create(
-        model="voxtral", file=path, response_format="verbose_json", timestamp_granularities=["word", "segment"]
-    )
-    assert verbose.text == text
-    assert [word.word for word in verbose.words or ()] == text.split()
-    assert verbose.segments
-    for form in ("text", "srt", "vtt"):
-        written = client.audio.transcriptions.create(model="voxtral", file=path, response_format=form)
-        assert isinstance(written, str) and text.split()[0] in written
-
-    async def by_async() -> str:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY) as other:
-            return (await other.audio.transcriptions.create(model="voxtral", file=path)).text.strip()
-
-    assert asyncio.run(by_async()) == text
-    events = list(client.audio.transcriptions.create(model="voxtral", file=path, stream=True))
-    assert events
 
 
 @pytest.mark.parametrize(

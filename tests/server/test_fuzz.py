@@ -10,26 +10,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import fuzzing
+import inputs
 import live
 import numpy as np
 import pytest
 import requests
 import soundfile
-from conftest import Server
+from attackers import CLIP, MISTRAL, OPENAI, VLLM, until_free
 from hypothesis import given
 from hypothesis import strategies as st
-from test_hostile import until_free
-from test_live_protocols import INPUT, opened
+from live import INPUT, opened
+from servers import Server
 from uploads import AUTHORIZED, RATE
 from websockets.exceptions import ConnectionClosed
 
-from tools import inputs
-from tools.attackers import CLIP, MISTRAL, OPENAI, VLLM
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.live.mistral_codec import Update
 from voxtral_serve.guard.live.openai_settings import Session
 
-FEW, MANY = 300, 10_000
+FEW, MANY = 100, 10_000
 ANSWER_S = 20.0  # in which each input has its answer, beside other work
 LAST = "fuzz.last"  # the type of an event that no protocol has, after all others
 FAILED = 1011  # a close code: the server could not go on

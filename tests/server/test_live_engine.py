@@ -12,7 +12,7 @@ import numpy as np
 import offline
 import pytest
 import sessions
-from conftest import PICO
+from places import PICO
 from vllm.exceptions import VLLMValidationError
 
 from bench.measure.scoring import word_errors
@@ -23,9 +23,11 @@ from voxtral_serve.engine.session import SESSION
 from voxtral_serve.patches import clip_end
 
 MOST = 16
+AUDIOS = 8
 FRAMES = 4  # of the encoder, in one token
 RELATIVE = 1e-6  # seen: 4e-7 at most
 PIECES = [1280, 160, 1000, 5000, 16_000, 10**6]
+slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def engine(llm: Any) -> sessions.Sessions:
 
 @pytest.fixture(scope="module")
 def audios() -> list[np.ndarray]:
-    return [sessions.rounded(offline.read(name)) for name in offline.varied(12)]
+    return [sessions.rounded(offline.read(name)) for name in offline.varied(AUDIOS)]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +51,11 @@ def uploaded(llm: Any, audios: list[np.ndarray]) -> list[list[int]]:
     return offline.generate(llm, audios)
 
 
-@pytest.mark.parametrize("samples", [pytest.param(80, marks=pytest.mark.slow), 1280, 16_000, 10**6])
+@pytest.mark.parametrize(
+    "samples", [pytest.param(80, marks=slow), 1280, pytest.param(16_000, marks=slow), pytest.param(10**6, marks=slow)]
+)
 def test_rows_are_those_of_the_whole_clip(llm: Any, engine: sessions.Sessions, samples: int) -> None:
-    audio = sessions.rounded(offline.speech(4.0 if samples == 80 else 20.0))
+    audio = sessions.rounded(offline.speech(20.0 if samples > 1280 else 4.0))
     session = engine.begin("rows", audio)
     while len(session.pcm) - session.sent > samples:
         engine.feed(session, samples)
@@ -210,7 +214,9 @@ def test_a_request_without_audio_reads_nobodys_and_ends(
     assert engine.uploads["upload"] == uploaded[1]
 
 
-@pytest.mark.parametrize("fault", ["short", "float", "a gap", "no slot", "all slots taken"])
+@pytest.mark.parametrize(
+    "fault", [*(pytest.param(fault, marks=slow) for fault in ("short", "float", "no slot")), "a gap", "all slots taken"]
+)
 def test_a_fault_of_the_worker_ends_the_sessions_request_alone(
     llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]], fault: str
 ) -> None:
@@ -279,6 +285,7 @@ def referred(audios: list[np.ndarray], delays: list[int]) -> list[list[int]]:
     return [next(by_delay[delay]) for _, delay in pairs]
 
 
+@slow
 def test_sessions_of_two_delays_in_one_batch_have_the_texts_that_each_has_alone(
     engine: sessions.Sessions, audios: list[np.ndarray]
 ) -> None:
@@ -290,17 +297,17 @@ def test_sessions_of_two_delays_in_one_batch_have_the_texts_that_each_has_alone(
     assert [session.text for session in together] == referred(both, delays)
 
 
-@pytest.mark.slow
+@slow
 def test_words_of_sessions_at_several_delays(engine: sessions.Sessions, audios: list[np.ndarray]) -> None:
     """With the conditioning of the checkpoint's delay, 64 of 107 words were wrong at 2.4 s."""
     tokenizer = TextTokenizer.from_file(PICO / "tekken.json")
-    heard = engine.hear(audios, [16_000], at_once=12, delays=[30, 3, 12])
-    spoken = [offline.clips()[name].text for name in offline.varied(12)]
+    heard = engine.hear(audios, [16_000], at_once=AUDIOS, delays=[30, 3, 12])
+    spoken = [offline.clips()[name].text for name in offline.varied(AUDIOS)]
     found = [word_errors(text, tokenizer.decode(each.text)) for text, each in zip(spoken, heard, strict=True)]
     assert sum(each.total for each in found) <= 0.1 * sum(each.words for each in found)
 
 
-@pytest.mark.slow
+@slow
 def test_sessions_of_all_kinds_of_delays_beside_uploads(
     engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
 ) -> None:
@@ -319,7 +326,7 @@ def test_a_delay_that_no_session_has(engine: sessions.Sessions) -> None:
     assert refused == {name: f"a delay of {delay} {expected}" for name, delay in delays.items()}
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("delays", [[model.DELAY_TOKENS], [3, 30, 6]], ids=["the checkpoint's", "several"])
 def test_after_preemption(audios: list[np.ndarray], uploaded: list[list[int]], delays: list[int]) -> None:
     longest = max(layout.n_tokens(len(audio), max(delays)) for audio in audios)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import yaml
-from conftest import DATA, PICO, ROOT
+from places import DATA, PICO, ROOT
 from uploads import upload
 
 from bench import dataset

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import requests
 import soundfile
-from conftest import DATA, EAGER, PICO, ROOT, UNBOUND
-from prometheus_client.parser import text_string_to_metric_families
-from test_live_protocols import opened
-from uploads import AUTHORIZED, KEY, upload
+from live import opened
+from places import DATA, PICO, ROOT
+from servers import EAGER, UNBOUND
+from uploads import AUTHORIZED, KEY, samples, upload
 from websockets.exceptions import InvalidStatus
 
 from bench import BenchError
@@ -21,18 +21,6 @@ from bench.measure import engine
 
 UPLOAD, RATE = "/v1/audio/transcriptions", 16000
 SECRET = "a-secret-in-the-query"
-
-
-def samples(url: str, key: str | None = None) -> dict[tuple[str, ...], float]:
-    """Values at /metrics by name, without `voxtral_serve_`, and values of labels."""
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    text = requests.get(f"{url}/metrics", headers=headers, timeout=60).text
-    found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {
-        (each.name.removeprefix("voxtral_serve_"), *(value for _, value in sorted(each.labels.items()))): each.value
-        for each in found
-        if each.name.startswith("voxtral_serve_")
-    }
 
 
 class Growth:

@@ -1,13 +1,15 @@
 """OpenAI's package for Python against a real server: formats, words, streams, models, logprobs."""
 
+import asyncio
 import math
 
 import numpy as np
 import openai
 import pytest
 import soundfile
-from conftest import DATA, short
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
+from places import DATA
+from servers import short
 from uploads import KEY, upload
 
 from bench import dataset
@@ -31,6 +33,14 @@ def text(client: openai.OpenAI, clip: dataset.Clip) -> str:
 
 def test_json_has_no_blank_before_its_text(text: str) -> None:
     assert text and text == text.strip()
+
+
+def test_the_async_client(fast_url: str, clip: dataset.Clip, text: str) -> None:
+    async def heard() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{fast_url}/v1", api_key=KEY) as client:
+            return (await client.audio.transcriptions.create(model="voxtral", file=clip.path)).text
+
+    assert asyncio.run(heard()) == text
 
 
 @pytest.mark.parametrize("name", ["whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"])
@@ -58,6 +68,7 @@ def test_formats(client: openai.OpenAI, clip: dataset.Clip, text: str) -> None:
 def test_a_stream(client: openai.OpenAI, clip: dataset.Clip, text: str) -> None:
     *deltas, done = client.audio.transcriptions.create(model="voxtral", file=clip.path, stream=True)
     assert isinstance(done, TranscriptionTextDoneEvent) and done.text == text
+    assert done.usage is not None and done.usage.total_tokens > 0
     assert "".join(each.delta for each in deltas if isinstance(each, TranscriptionTextDeltaEvent)) == text
 
 

@@ -21,7 +21,8 @@ import pytest
 import requests
 import soundfile
 import yaml
-from conftest import DATA, EAGER, ROOT
+from places import DATA, ROOT
+from servers import EAGER
 
 from bench.measure import engine
 from pico import others

@@ -10,22 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import inputs
 import numpy as np
 import pytest
 import requests
 import soundfile
 from browser import chromium, visit
-from conftest import DATA, EAGER, ROOT, UNBOUND
 from firefox import Firefox
+from local_nginx import COMMAND, NGINX, Proxy, wait_for_port
+from places import DATA, ROOT
 from playwright.sync_api import Browser, Page, expect
+from servers import EAGER, UNBOUND
 from uploads import AUTHORIZED, KEY, upload
 
 from bench import dataset
 from bench.measure import engine
-from tools import inputs
-from tools.local_nginx import COMMAND, NGINX, Proxy, wait_for_port
-
-pytestmark = pytest.mark.flaky(reruns=1)  # a browser beside other tests: tests/README.md
 
 RATE = 16000
 FORMS = {"txt": "text", "srt": "srt", "vtt": "vtt", "json": "verbose_json"}

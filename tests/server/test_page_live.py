@@ -14,19 +14,17 @@ import numpy as np
 import pytest
 import soundfile
 from browser import PATIENCE_MS, chromium, visit
-from conftest import DATA, MOST_LIVE, ROOT
 from cutting import CutProxy
 from firefox import Firefox
+from live import CLOSE, COMPLETED, INPUT, PCM, RATE, TEXT, append, metric, opened, until_free, uploaded
+from places import DATA, ROOT
 from playwright.sync_api import Browser, Page, expect
-from test_live import CLOSE, metric, uploaded
-from test_live_protocols import COMPLETED, INPUT, PCM, RATE, TEXT, append, opened, until_free
+from servers import MOST_LIVE
 from uploads import KEY
 
 from bench import dataset
 from bench.measure import scoring
 from pico import evaluate
-
-pytestmark = pytest.mark.flaky(reruns=1)  # a browser beside other tests: tests/README.md
 
 PAUSE = np.zeros(RATE, np.float32)
 PICTURES = {"live-light-1000": "page-live.png", "caption": "page-captions.png"}  # those of docs/pages/page.md

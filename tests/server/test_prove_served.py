@@ -9,7 +9,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from conftest import EAGER, PICO, ROOT, UNBOUND
+from places import PICO, ROOT
+from servers import EAGER, UNBOUND
 from uploads import KEY
 
 SCHEMA = json.loads((ROOT / "src/voxtral_serve/prove/report.schema.json").read_text(encoding="utf-8"))

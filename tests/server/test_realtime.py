@@ -8,7 +8,7 @@ from pathlib import Path
 
 import live
 import pytest
-from conftest import DATA, ROOT
+from places import DATA, ROOT
 from runs import all_valid
 from transcribing import start
 

@@ -27,14 +27,14 @@ import pytest
 import requests
 import soundfile
 import uploads
-from conftest import EAGER, PICO, ROOT, at_once, short
-from proxying import FakeReplica, answered_by
+from local_nginx import COMMAND, DEPLOYED, NGINX, FakeReplica, Proxy, answered_by
+from places import PICO, ROOT
+from servers import EAGER, at_once, short
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from bench import dataset
 from bench.measure import engine
-from tools.local_nginx import COMMAND, DEPLOYED, NGINX, Proxy
 from voxtral_serve.deploy import probe
 
 pytestmark = [

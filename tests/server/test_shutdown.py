@@ -14,19 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import inputs
 import live
 import numpy as np
 import psutil
 import pytest
 import requests
 import soundfile
-from conftest import DATA, EAGER, PICO, ROOT, Server
+from places import DATA, PICO, ROOT
+from servers import EAGER, Server
 from uploads import AUTHORIZED, upload
 from websockets.exceptions import ConnectionClosed
 
 from bench import BenchError
 from bench.measure import engine
-from tools import inputs
 
 AT_ONCE, MANY = 16, 32  # on two cores they take some 2 s, and several
 SENT_S = 0.8  # in which all of them are on their way, and none is done

@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import conftest
+import inputs
 import numpy as np
 import psutil
 import pytest
+import servers
 import soundfile
-from conftest import DATA, EAGER, ROOT
+from places import DATA, ROOT
+from servers import EAGER
 from uploads import RATE, upload
 
 from bench.measure import engine
-from tools import inputs
 from voxtral_serve.guard.limits import OPEN_BODIES
 from voxtral_serve.units import MIB
 
@@ -41,13 +42,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(hugging_face: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[conftest.Server]:
+def server(hugging_face: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     port, log = engine.free_port(), tmp_path_factory.mktemp("slow_clients") / "server.log"
     # Without live sessions, whose longest clip is longer than this context
     uploads = ("--max-model-len", "512", "--additional-config", "{}")
     flags = (*EAGER, "--api-server-count", "1", *uploads, "--api-key", inputs.KEY)
     with engine.served(ROOT / "profiles/fast.yaml", hugging_face, port, log, *flags) as process:
-        yield conftest.Server(f"http://127.0.0.1:{port}", log, process)
+        yield servers.Server(f"http://127.0.0.1:{port}", log, process)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def storm(url: str, head: str) -> Iterator[Storm]:
         thread.join()
 
 
-def memory(server: conftest.Server) -> int:
+def memory(server: servers.Server) -> int:
     parent = psutil.Process(server.process.pid)
     return sum(each.memory_info().rss for each in [parent, *parent.children(recursive=True)])
 
@@ -134,7 +135,7 @@ def took(url: str, good: bytes) -> float:
 
 
 @pytest.mark.parametrize("key", [f"Authorization: Bearer {inputs.KEY}\r\n", ""], ids=["with the key", "without a key"])
-def test_a_good_request_among_slow_clients(server: conftest.Server, good: bytes, key: str) -> None:
+def test_a_good_request_among_slow_clients(server: servers.Server, good: bytes, key: str) -> None:
     took(server.url, good)
     alone_s = sorted(took(server.url, good) for _ in range(3))[1]
     before = memory(server)

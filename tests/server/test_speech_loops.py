@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import DATA, ROOT
+from places import DATA, ROOT
 from runs import valid
 from speechserver import Reply, SpeechServer, clip_files, pcm, plain, recordings
 from transcribing import environment
@@ -28,7 +28,7 @@ def test_the_round_trip_of_recordings(fast_url: str, tmp_path: Path, monkeypatch
     monkeypatch.setenv("KEY_OF_THE_TRANSCRIBER", KEY)
     out = tmp_path / "out"
     with SpeechServer(recordings()) as server:
-        flags = ("--url", server.url, "--out", str(out), "--samples", "6", "--note", "Stand-in.")
+        flags = ("--url", server.url, "--out", str(out), "--samples", "3", "--note", "Stand-in.")
         heard = ("--transcribe", fast_url, "--transcribe-key-env", "KEY_OF_THE_TRANSCRIBER")
         assert main(["speech", *flags, *heard]) == 0
         assert set(server.keys) == {None}  # the key is the transcriber's
@@ -36,7 +36,7 @@ def test_the_round_trip_of_recordings(fast_url: str, tmp_path: Path, monkeypatch
         valid(f"speech-{name}", json.loads((out / f"{name}.json").read_text()))
     trip = json.loads((out / "summary.json").read_text())["round_trip"]
     assert trip["failed"] == 0 and trip["speech"]["empty"] == [] == trip["clips"]["empty"]
-    assert trip["speech"]["wer"]["words"] == trip["clips"]["wer"]["words"] > 60
+    assert trip["speech"]["wer"]["words"] == trip["clips"]["wer"]["words"] > 30
     for name in ("speech", "clips"):
         assert trip[name]["wer"]["value"] < 0.2 and len(trip[name]["wer"]["ci95"]) == 2
 
@@ -82,8 +82,8 @@ def test_the_voice_loop_of_the_documentation(fast_url: str, tmp_path: Path) -> N
 
 def heard_right(url: str) -> Clip:
     """A short clip of one sentence whose words the model hears without an error."""
-    for clip in dataset.load(DATA).clips:
-        if clip.duration_s < 6 and len(re.findall(r"[.?!]", clip.text)) == 1:
+    for clip in sorted(dataset.load(DATA).clips, key=lambda clip: clip.duration_s):
+        if len(re.findall(r"[.?!]", clip.text)) == 1:
             text = upload(url, clip.path).json()["text"]
             if plain(text) == plain(clip.text) and scoring.word_errors(clip.text, text).total == 0:
                 return clip

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import PICO, UNBOUND
+from places import PICO
+from servers import UNBOUND
 
 from bench.gpu.command import main
 

@@ -13,7 +13,8 @@ from unittest import mock
 
 import pytest
 import requests
-from conftest import NOBIND, ROOT
+from places import ROOT
+from servers import NOBIND
 
 from bench.gpu import speech_checkpoint
 from bench.measure import engine

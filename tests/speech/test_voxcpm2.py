@@ -22,7 +22,7 @@ import pytest
 import requests
 import soundfile
 import yaml
-from conftest import ROOT
+from places import ROOT
 from safetensors.torch import load_file, save_file
 
 from bench.gpu import voxcpm2_checkpoint

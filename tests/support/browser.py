@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inputs import KEY
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
-
-from tools.inputs import KEY
 
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),

@@ -123,7 +123,7 @@ class FakeRealtime:
                         say("transcription.delta", delta=waiting.pop(0)[1])
                 elif event.get("final"):
                     session.final = time.perf_counter()
-                    time.sleep(self.late_s)
+                    self._ended.wait(self.late_s)
                     for _, text in waiting:
                         say("transcription.delta", delta=text)
                     say("transcription.done", text="".join(text for _, text in self.words), usage=None)

@@ -89,9 +89,9 @@ class FakeServer:
     metrics: Callable[[], str] | None = None
     received: list[Received] = field(default_factory=list)
     max_in_flight: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __enter__(self) -> Self:
-        self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()

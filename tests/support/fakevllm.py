@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from conftest import ROOT
+from places import ROOT
 
 from bench.measure import engine
 

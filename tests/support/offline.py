@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conftest import DATA, PICO
+from places import DATA, PICO
 
 from bench import dataset
 from pico import evaluate, model

@@ -4,11 +4,12 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from conftest import ROOT
 from jsonschema import Draft202012Validator
+from places import ROOT
 from referencing import Registry, Resource
 
 from bench import results
@@ -182,3 +183,26 @@ def all_valid(out: Path) -> None:
         valid(name, json.loads((out / f"{name}.json").read_text()))
     for line in (out / results.ROWS).read_text().splitlines():
         valid("requests", json.loads(line))
+
+
+HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)> & "quoted" | \x1b[31m \ud800\u2028end'
+
+
+class Page(HTMLParser):
+    """The elements of an HTML file: (name, attributes) of each, those that are open, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.elements and self.elements[-1][0] != "style":
+            self.text += data
+
+    def count(self, name: str) -> int:
+        return sum(tag == name for tag, _ in self.elements)

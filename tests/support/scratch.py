@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import starts
-from conftest import CONFIG, ROOT
+from places import CONFIG, ROOT
 
 from bench.measure import engine
 

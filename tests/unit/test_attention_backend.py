@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import ROOT
+from places import ROOT
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl

@@ -12,11 +12,11 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from conftest import DATA, PICO, ROOT
 from mistral_common.protocol.transcription.request import StreamingMode, TranscriptionRequest
 from mistral_common.tokens.tokenizers.audio import Audio
 from mistral_common.tokens.tokenizers.base import SpecialTokens
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from places import DATA, PICO, ROOT
 from safetensors import safe_open
 
 from bench import BenchError, dataset

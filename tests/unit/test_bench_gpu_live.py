@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT
 from fakeserver import Answer, FakeServer, write_dataset
+from places import ROOT
 
 from bench import dataset
 from bench.answers import Row

@@ -6,41 +6,18 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from conftest import ROOT
 from fakeserver import Answer, FakeServer, write_dataset
-from runs import SCHEMAS, all_valid, fail, is_valid, make_rows, write_run
+from places import ROOT
+from runs import HOSTILE, SCHEMAS, Page, all_valid, fail, is_valid, make_rows, write_run
 
 from bench import BenchError, report, results
 from bench.__main__ import main
 from bench.answers import Row
-
-HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)> & "quoted" | \x1b[31m \ud800\u2028end'
-
-
-class Page(HTMLParser):
-    """The elements of an HTML file: (name, attributes) of each, those that are open, and its text."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        if self.elements and self.elements[-1][0] != "style":
-            self.text += data
-
-    def count(self, name: str) -> int:
-        return sum(tag == name for tag, _ in self.elements)
 
 
 def scored(out: Path, rows: list[Row], **changes: Any) -> dict[str, Any]:

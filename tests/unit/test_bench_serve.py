@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from fakeserver import MODEL, write_dataset
 from fakevllm import DEATH, TEXTS, Vllm, wait_until
+from places import ROOT
 
 from bench import serve
 from bench.__main__ import main

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from fakeserver import MODEL, FakeServer, write_dataset
 from fakeserver import Answer as Transcript
-from runs import is_valid, valid
+from places import ROOT
+from runs import HOSTILE, Page, is_valid, valid
 from speechserver import MODEL as STAND_IN
 from speechserver import RATE_HZ, VOICE, Reply, SpeechServer, clip_files, header, pcm, plain, samples_of
-from test_bench_report import HOSTILE, Page
 
 from bench import BenchError, dataset, results
 from bench.__main__ import main

@@ -7,6 +7,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
+import inputs
 import numpy as np
 import pytest
 import soundfile
@@ -14,7 +15,6 @@ from guarding import RATE, RULES, SAMPLES, refusal
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-from tools import inputs
 from voxtral_serve.audio.decode import AudioError, Clip, decode
 from voxtral_serve.guard import chat
 from voxtral_serve.guard.errors import RefusedError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CONFIG, PICO, ROOT
+from places import CONFIG, PICO, ROOT
 from vllm import platforms
 from vllm.third_party import pynvml
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PICO
+from places import PICO
 
 from pico import huggingface
 from voxtral_serve import checkpoint
@@ -40,12 +40,12 @@ def load(path: Path) -> Entries:
 
 
 def save(path: Path, entries: Entries) -> None:
-    header, data = {}, b""
+    header, end = {}, 0
     for name, (dtype, shape, content) in entries.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
-        data += content
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(content)]}
+        end += len(content)
     text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
-    path.write_bytes(framed(text) + data)
+    path.write_bytes(b"".join([framed(text), *(content for _, _, content in entries.values())]))
 
 
 def edit(path: Path, change: Callable[[Any], object]) -> None:

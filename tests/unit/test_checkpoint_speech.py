@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PICO, ROOT
+from places import PICO, ROOT
 
 from bench.gpu import speech_checkpoint
 from mistral_layout import speech

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 from bench.gpu.speech_checkpoint import write_weights
 from voxtral_serve.check import check_all, voxcpm2

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import PICO
+from places import PICO
 from vllm.transformers_utils.config import MistralConfigParser
 
 from voxtral_serve.engine.config import PARSERS, MistralLayout

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import inputs
 import numpy as np
 import pytest
 import soundfile
 from guarding import BOUNDS, RATE
 
-from tools import inputs
 from voxtral_serve.audio import decode
 
 

@@ -15,14 +15,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import inputs
 import numpy as np
 import psutil
 import pytest
 import uvloop
-from conftest import ROOT
 from guarding import BOUNDS, RATE, RULES, SAMPLES
+from places import ROOT
 
-from tools import inputs
 from voxtral_serve.audio import decode
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.guard import decoders
@@ -100,7 +100,9 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
 
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.fixture(
+    params=[pytest.param(asyncio.run, id="asyncio", marks=pytest.mark.slow), pytest.param(uvloop.run, id="uvloop")]
+)
 def run(request: pytest.FixtureRequest) -> Callable[[Callable[["Server"], Coroutine[Any, Any, None]]], None]:
     """Run a test with decoders; nothing of them may be left."""
 

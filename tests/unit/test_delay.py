@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PICO
+from places import PICO
 from torch import nn
 from vllm.model_executor.models.voxtral_realtime import TimeEmbedding
 

@@ -12,7 +12,7 @@ import kubernetes_validate  # type: ignore[import-untyped,unused-ignore]
 import pytest
 import vllm
 import yaml
-from conftest import CONFIG, ROOT
+from places import CONFIG, ROOT
 
 import voxtral_serve
 from voxtral_serve import shims

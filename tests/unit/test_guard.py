@@ -4,27 +4,21 @@ import asyncio
 import json
 import re
 import time
-from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+import inputs
 import numpy as np
 import pytest
-from engines import EngineClient, transcriber
-from guarding import BOUNDS, RATE, RULES, SAMPLES, form
+from engines import EngineClient
+from guarding import RATE, SAMPLES, FakeApp, facts, form, guarded, post
 
-from tools import inputs
-from voxtral_serve.audio.speech import Detector
 from voxtral_serve.guard import access, limits, middleware, transcription
 from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import request as guard_request
-from voxtral_serve.guard.budget import Budget
-from voxtral_serve.guard.decoders import Decoders
-from voxtral_serve.guard.server import ServerFacts
 from voxtral_serve.patches.live_server import log
 
 REQUESTS = 50
-DETECTOR = Detector()
 
 
 def test_limits_of_an_empty_environment() -> None:
@@ -57,57 +51,6 @@ def test_a_wrong_host_is_named(hosts: str) -> None:
 def test_an_allowed_host_must_not_redirect() -> None:
     with pytest.raises(limits.LimitError, match="VLLM_MEDIA_URL_ALLOW_REDIRECTS=0"):
         limits.limits({"VOXTRAL_SERVE_MEDIA_HOSTS": "a"})
-
-
-class FakeApp:
-    """What the application and the engine behind the guard got, and what a client of the guard was answered."""
-
-    def __init__(self) -> None:
-        self.engine = EngineClient()
-        self.paths: list[str] = []
-        self.status = 0
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.paths.append(scope["path"])
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-    async def send(self, message: Any) -> None:
-        self.status = message.get("status", self.status)
-
-
-def guarded(**more: Any) -> tuple[middleware.Guard, FakeApp]:
-    app = FakeApp()
-    made = middleware.Guard(app)
-    made.begin(facts(app.engine)._replace(**more))
-    return made, app
-
-
-def facts(engine: EngineClient) -> ServerFacts:
-    rules = RULES._replace(bounds=BOUNDS._replace(seconds=Fraction(600)))
-    decoders, budget = Decoders.of_process(1, rules), Budget.of_process(1, 16, rules)
-    return ServerFacts(rules, DETECTOR, transcriber(engine), decoders, budget, 16, False, True, None)
-
-
-async def post(made: middleware.Guard, app: FakeApp, body: bytes, kind: str, *more: tuple[bytes, bytes]) -> None:
-    """In pieces of 64 KiB, as uvicorn hands them on."""
-    pieces = [body[start : start + (1 << 16)] for start in range(0, len(body), 1 << 16)]
-    messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
-    messages.append({"type": "http.request", "body": b"", "more_body": False})
-    waiting = iter(messages)
-
-    async def receive() -> Any:
-        if (message := next(waiting, None)) is None:
-            await asyncio.Event().wait()  # a client that stays
-        return message
-
-    headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body)), *more]
-    scope = {"type": "http", "method": "POST", "path": "/v1/audio/transcriptions", "headers": headers}
-    try:
-        await made(scope, receive, app.send)
-    finally:  # a test may run another event loop next
-        if made.facts is not None:
-            await made.facts.aclose()
 
 
 def test_the_engine_gets_the_samples_and_a_request_id_that_is_plain() -> None:
@@ -364,7 +307,7 @@ class Broken(FakeApp):
 
 def crashed(begun: int, caplog: pytest.LogCaptureFixture) -> tuple[list[Any], Any]:
     """(messages to the client, the counts of its status)"""
-    from test_guard_metrics import Count
+    from guarding import Count
 
     app, count = Broken(begun), Count()
     made, _ = guarded()

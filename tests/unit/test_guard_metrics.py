@@ -10,47 +10,36 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import inputs
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT
-from guarding import RATE, RULES, SAMPLES, form
+from guarding import (
+    KEY,
+    MISTRAL,
+    RATE,
+    REALTIME,
+    RULES,
+    SAMPLES,
+    Count,
+    FakeApp,
+    connected,
+    form,
+    guarded,
+    handshaken,
+    post,
+    status_of,
+    verify,
+)
 from livefakes import FakeClient, FakeEngine, service
-from prometheus_client import REGISTRY
-from test_guard import FakeApp, guarded, post
-from test_live_handshake import KEY, MISTRAL, REALTIME, connected, handshaken, status_of, verify
+from places import ROOT
 
-from tools import inputs
 from voxtral_serve.guard import middleware
 from voxtral_serve.guard.limits import OpenLimits
 from voxtral_serve.guard.metrics import metrics
 
 UPLOAD, CHAT = "/v1/audio/transcriptions", "/v1/chat/completions"
 SECONDS = len(SAMPLES) / RATE
-
-
-class Count:
-    """By how much counters have grown since this was made."""
-
-    def __init__(self) -> None:
-        self.before = self.all()
-
-    @staticmethod
-    def all() -> dict[str, float]:
-        found = {}
-        for family in REGISTRY.collect():
-            for sample in family.samples:
-                if sample.name.startswith("voxtral_serve_") and not sample.name.endswith("_created"):
-                    labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
-                    found[sample.name.removeprefix("voxtral_serve_") + (f"{{{labels}}}" if labels else "")] = (
-                        sample.value
-                    )
-        return found
-
-    def grown(self, name: str) -> dict[str, float]:
-        """By labels, of those that have grown."""
-        more = {key: value - self.before.get(key, 0) for key, value in self.all().items() if key.startswith(name)}
-        return {key.removeprefix(name): value for key, value in more.items() if value}
 
 
 def clip() -> tuple[bytes, str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import ROOT
-
-from tools.imports import Imports, room_of
+from imports import Imports, room_of
+from places import ROOT
 
 MODEL_LIBRARIES = ("torch", "transformers", "vllm")
 NAMES = (
@@ -113,7 +112,7 @@ HOUSE = {
 }
 
 LONGEST = 60  # lines of a function, from `def` to its end
-TABLES = {("tools/inputs.py", "chats"): "one request after the other, each with what must come of it"}
+TABLES = {("tests/support/inputs.py", "chats"): "one request after the other, each with what must come of it"}
 
 
 class House(Imports):
@@ -322,8 +321,20 @@ FORBIDDEN = [
 ]
 
 
-@pytest.mark.parametrize(("file", "source"), FORBIDDEN)
-def test_a_forbidden_import_is_found(tmp_path: Path, file: str, source: str) -> None:
+def test_forbidden_imports_are_found(tmp_path: Path) -> None:
+    """Each in a file of its own, all in one tree."""
+    files = {
+        file.replace("/a.py", f"/a{number}.py"): source
+        for number, (file, source) in enumerate(FORBIDDEN)
+        if file.endswith("/a.py")
+    }
+    grown = tree(tmp_path, files)
+    found = [each.partition(":")[0] for room in HOUSE for each in grown.violations(room)]
+    assert sorted(found) == sorted(files)
+
+
+@pytest.mark.parametrize(("file", "source"), [pair for pair in FORBIDDEN if not pair[0].endswith("/a.py")])
+def test_a_forbidden_import_of_a_module_is_found(tmp_path: Path, file: str, source: str) -> None:
     found = [each for room in HOUSE for each in tree(tmp_path, {file: source}).violations(room)]
     assert len(found) == 1
     assert found[0].startswith(f"{file}:")

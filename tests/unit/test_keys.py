@@ -13,15 +13,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import inputs
 import pytest
-from guarding import RATE, SAMPLES, form
+from guarding import (
+    BILLING,
+    CALLS,
+    MISTRAL,
+    RATE,
+    REALTIME,
+    SAMPLES,
+    Count,
+    FakeApp,
+    Lines,
+    bearer,
+    form,
+    guarded,
+    handshaken,
+    post,
+    sha256,
+    text,
+)
 from livefakes import SHAPE, FakeEngine, service
-from test_guard import FakeApp, guarded, post
-from test_guard_metrics import Count
-from test_live_handshake import MISTRAL, REALTIME, handshaken
-from test_logs import Lines
 
-from tools import inputs
 from voxtral_serve import keys
 from voxtral_serve.deploy import probe
 from voxtral_serve.guard import access, keyring, middleware, server, transcription
@@ -30,22 +43,8 @@ from voxtral_serve.guard.usage import DIRECTORY, Usage, shared_file
 from voxtral_serve.keys import Key, KeysError
 from voxtral_serve.patches.live_server import log
 
-BILLING, CALLS = "billing-0123456789abcdef", "calls-fedcba9876543210"
 SECONDS = len(SAMPLES) / RATE
 CLIP = form(file=("clip.wav", inputs.encoded(SAMPLES)))
-
-
-def sha256(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def text(**limits: int) -> str:
-    more = "".join(f"\n  {name}: {value}" for name, value in limits.items())
-    return f"- name: billing\n  key: {BILLING}{more}\n- name: calls\n  sha256: {sha256(CALLS)}\n"
-
-
-def bearer(key: str) -> tuple[bytes, bytes]:
-    return b"authorization", f"Bearer {key}".encode()
 
 
 # ---- The file

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PICO
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from places import PICO
 
 from voxtral_serve.engine.encode_once import PaddedClip
 from voxtral_serve.engine.session import SessionShape

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PICO
 from livefakes import SHAPE
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from places import PICO
 
 from mistral_layout import audio as layout
 from pico import model

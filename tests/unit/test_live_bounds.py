@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from clock import Clock
+from guarding import guarded, handshaken, status_of
 from livefakes import RATE, FakeClient, FakeEngine, OpenAiClient, noise, service, tokens_of
-from test_guard import guarded
-from test_live_handshake import handshaken, status_of
 
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.live import service as services

@@ -2,49 +2,11 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
-from livefakes import FakeEngine, service
-from test_guard import guarded
+from guarding import KEY, MISTRAL, REALTIME, connected, status_of
 
-from voxtral_serve.guard import limits, middleware
-
-KEY = "secret"
-REALTIME, MISTRAL = "/v1/realtime", "/v1/audio/transcriptions/realtime"
-
-
-def verify(headers: Any) -> bool:
-    return bool(headers.get("authorization") == f"Bearer {KEY}")
-
-
-async def connected(path: str, query: str = "", protocols: tuple[str, ...] = (), **headers: str) -> list[Any]:
-    """What a client of a new server gets that connects and leaves at once."""
-    made, _ = guarded(sessions=service(FakeEngine()), verify=verify)
-    return await handshaken(made, path, query, protocols, **headers)
-
-
-async def handshaken(
-    made: middleware.Guard, path: str, query: str = "", protocols: tuple[str, ...] = (), **headers: str
-) -> list[Any]:
-    """The same of a server that is there."""
-    inbox = [{"type": "websocket.connect"}, {"type": "websocket.disconnect", "code": 1000}]
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return inbox.pop(0)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    listed = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "websocket", "path": path, "query_string": query.encode(), "headers": listed}
-    await made({**scope, "subprotocols": [*protocols]}, receive, send)
-    return sent
-
-
-def status_of(sent: list[Any]) -> int:
-    return 101 if sent[0]["type"] == "websocket.accept" else int(sent[0]["status"])
+from voxtral_serve.guard import limits
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from voxtral_serve.client.captions import Captions
 from voxtral_serve.client.dialects import ITEM, QUIET, OpenAIDialect, Segment, Turn, VllmDialect
 from voxtral_serve.client.tape import Tape
 
-pytestmark = pytest.mark.usefixtures("turned_clock")
-
 GO = threading.Event()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import DATA
 from livefakes import PAD, RATE, SHAPE, SPOKEN, STREAM, WORD, FakeEngine, chunks, noise, service, speech, tokens_of
+from places import DATA
 
 from pico.evaluate import read_audio
 from voxtral_serve.audio.level import StreamPower, voiced

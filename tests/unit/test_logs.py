@@ -10,33 +10,19 @@ import subprocess
 import sys
 from typing import Any
 
+import inputs
 import pytest
-from conftest import ROOT
 from engines import THREADS
-from guarding import SAMPLES, form
+from guarding import KEY, REALTIME, SAMPLES, Lines, form, guarded, post, verify
 from livefakes import FakeEngine, service
-from test_guard import guarded, post
-from test_live_handshake import KEY, REALTIME, verify
+from places import ROOT
 
-from tools import inputs
 from voxtral_serve import logs
 from voxtral_serve.guard import server
 from voxtral_serve.logs import JsonLines, LineHandler
 from voxtral_serve.patches.live_server import log
 
 SECRET = "a-secret"
-
-
-class Lines(logging.Handler):
-    """The lines of JSON of a logger."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(JsonLines())
-        self.lines: list[dict[str, Any]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(json.loads(self.format(record)))
 
 
 @pytest.fixture
@@ -190,6 +176,7 @@ logging.getLogger("elsewhere").warning("of another")
 """
 
 
+@pytest.mark.slow
 def test_lines_of_vllm_and_uvicorn() -> None:
     environment = {**os.environ, "VOXTRAL_SERVE_LOG": "json", "VOXTRAL_SERVE_REPLICA": "r1"}
     done = subprocess.run(

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 import requests
-from conftest import ROOT
 from fakeserver import MODEL
 from fakevllm import DEATH, Vllm, wait_until
+from places import ROOT
 
 from bench.measure import engine
 from bench.measure.errors import MeasureError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DATA, PICO
+from places import DATA, PICO
 from safetensors.torch import load_file
 from transformers import VoxtralRealtimeForConditionalGeneration
 from transformers.models.voxtral_realtime import modeling_voxtral_realtime

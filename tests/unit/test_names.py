@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 PACKAGE = ROOT / "src/voxtral_serve"
 # The modules of an upload's stages, in order

@@ -6,8 +6,7 @@ import socket
 from typing import Any
 
 import pytest
-from test_guard import FakeApp, guarded
-from test_live_handshake import REALTIME, handshaken
+from guarding import REALTIME, FakeApp, guarded, handshaken
 
 from voxtral_serve.guard import limits, origins
 from voxtral_serve.guard.errors import RefusedError

@@ -7,13 +7,14 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from engines import EngineClient
-from test_guard import facts
+from guarding import facts
+from places import ROOT
 
 from voxtral_serve.guard import limits, middleware, page
 from voxtral_serve.guard.transcription import TranscriptionRequest
@@ -125,6 +126,10 @@ def test_the_page_is_there_while_the_server_starts_or_stops() -> None:
 
 def test_without_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not limits.limits({"VOXTRAL_SERVE_PAGE": "0"}).page
+    monkeypatch.setenv("VOXTRAL_SERVE_PAGE", "0")
+    code = "from voxtral_serve.guard.transcription import TranscriptionRequest; print(dict(TranscriptionRequest.PAGES))"
+    served = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert served.stdout == "{}\n"
     monkeypatch.setattr(TranscriptionRequest, "PAGES", {})
     assert (Answer("/").status, Answer("/page/main.js").status) == (404, 404)
 

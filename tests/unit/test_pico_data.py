@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from conftest import DATA, PICO
+from places import DATA, PICO
 
 from bench import dataset
 from pico import data, make_benchmark, model, speech, text

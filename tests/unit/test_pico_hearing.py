@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from conftest import DATA
+from places import DATA
 
 from bench import dataset
 from bench.answers import Row

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import PICO
+from places import PICO
 
 from mistral_layout.audio import prompt_tokens
 from pico import layers, model

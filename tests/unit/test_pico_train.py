@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import PICO
-from test_pico_recordings import shard
+from places import PICO
+from shards import shard
 
 from pico import mel, model, recordings, train
 from pico.pool import Loaded, Plans, Pool

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from conftest import DATA
 from fakeserver import Answer, FakeServer
+from places import DATA
 
 from voxtral_serve import cli
 from voxtral_serve.deploy import probe

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import PICO, ROOT
+from places import PICO, ROOT
 
 from voxtral_serve import shims
 from voxtral_serve.check import Report, check_all

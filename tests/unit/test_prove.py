@@ -16,7 +16,7 @@ import jsonschema
 import numpy as np
 import pytest
 import soundfile
-from conftest import DATA, PICO, ROOT
+from places import DATA, PICO, ROOT
 
 from bench import dataset
 from voxtral_serve import cli

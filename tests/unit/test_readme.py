@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
 from fakeserver import Answer, FakeServer
+from places import ROOT
 
 from bench import arguments
 from bench.gpu import arguments as gpu_arguments

@@ -11,7 +11,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 import voxtral_serve
 from tools import release

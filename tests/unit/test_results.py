@@ -2,7 +2,7 @@
 
 import json
 
-from conftest import DATA, ROOT
+from places import DATA, ROOT
 
 from bench import metrics, results
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import soundfile
-from conftest import DATA
+from places import DATA
 
 from bench import dataset
 from voxtral_serve.audio import speech

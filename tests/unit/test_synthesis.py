@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import speaking
 from engines import THREADS
+from guarding import BILLING, Count, Lines, bearer, text
 from speaking import CHUNKS, RATE, SECONDS, SPEECH, VOICES, Engine, OmniApp, ask, encoded, guarded, said
-from test_guard_metrics import Count
-from test_keys import BILLING, Lines, bearer, text
 
 from voxtral_serve.guard.keyring import KeyRing
 from voxtral_serve.guard.server import attach, drifted

@@ -4,13 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import PICO
+from places import PICO
 from vllm.tokenizers.mistral import MistralTokenizer
 
 from pico import model
 from voxtral_serve.engine.encode_once import OneClip
-
-pytestmark = pytest.mark.flaky(reruns=2)  # it compares times, and a core may be busy: tests/README.md
 
 
 @pytest.mark.parametrize("context", [64, 512, 45056])

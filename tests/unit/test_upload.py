@@ -2,11 +2,11 @@
 
 from fractions import Fraction
 
+import inputs
 import numpy as np
 import pytest
 from guarding import RATE, RULES, SAMPLES, form, refusal
 
-from tools import inputs
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.guard import fields, pieces

@@ -12,6 +12,7 @@ import os
 import socket as socketlib
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,12 +22,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import requests
 import soundfile
+from inputs import CHAT, KEY, UPLOAD, encoded
 
-from tools.inputs import CHAT, KEY, UPLOAD, encoded
+from bench import prometheus
 from voxtral_serve.units import MIB
 
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
-CLIP = Path(__file__).parent.parent / "bench/data/clips/001.opus"  # 7.35 s of speech
+CLIP = Path(__file__).parents[2] / "bench/data/clips/001.opus"  # 7.35 s of speech
 OPENAI, VLLM = "/v1/realtime?intent=transcription", "/v1/realtime"
 MISTRAL = "/v1/audio/transcriptions/realtime?model=voxtral"
 PATHS = (OPENAI, VLLM, MISTRAL)
@@ -305,3 +307,20 @@ def attacked(url: str, attack: Attack) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+GAUGES = ("voxtral_serve_requests_in_flight", "voxtral_serve_live_sessions", "vllm:num_requests_running")
+
+
+def gauge(url: str, name: str) -> float:
+    total = prometheus.total(requests.get(f"{url}/metrics", headers=AUTHORIZED, timeout=60).text, name)
+    assert total is not None, name
+    return total
+
+
+def until_free(url: str, within_s: float) -> None:
+    """Until no request, session or place is left."""
+    start = time.monotonic()
+    while left := {name: value for name in GAUGES if (value := gauge(url, name))}:
+        assert time.monotonic() - start < within_s, left
+        time.sleep(0.05)

@@ -10,15 +10,19 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import requests
+from places import ROOT
+
 from bench.measure import engine
 
-DEPLOYED = Path(__file__).resolve().parents[1] / "deploy/nginx"
+DEPLOYED = Path(__file__).resolve().parents[2] / "deploy/nginx"
 COMMAND = "apt-get install -y nginx-light"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
@@ -88,3 +92,30 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], within_s: float =
                 return
         time.sleep(0.05)
     raise TimeoutError(f"nothing listens on port {port}")
+
+
+# ---- Fake replicas, to put behind it
+
+
+class FakeReplica:
+    """The process of fakereplica.py, which keeps its port when it is started again."""
+
+    def __init__(self, *options: object) -> None:
+        self.port = engine.free_port()
+        self.options = options
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self, *options: object) -> Self:
+        words = [str(each) for each in (self.port, *(options or self.options))]
+        self.process = subprocess.Popen([sys.executable, str(ROOT / "tests/support/fakereplica.py"), *words])
+        wait_for_port(self.port, self.process)
+        return self
+
+    def end(self, signal: int) -> None:
+        self.process.send_signal(signal)
+        self.process.wait(timeout=60)
+
+
+def answered_by(url: str) -> int:
+    """The process that answers one small request."""
+    return int(requests.get(f"{url}/v1/models", timeout=10).json()["pid"])
