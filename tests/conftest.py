@@ -1,7 +1,7 @@
 """What the tests share: the repository's places, and the real vLLM servers, one for each configuration and session.
 
-A test that takes a server's fixture starts it if no test before did. `make test` has four of them; a session without
-slow tests that starts more fails (support/starts.py).
+A test that takes a server's fixture starts it if no test before did. A session without slow tests that starts more
+than two fails (support/starts.py).
 """
 
 import contextlib

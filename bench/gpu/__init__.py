@@ -1,6 +1,6 @@
 """Measure configurations of Voxtral Realtime on one GPU: uploads, live sessions, starts, energy and memory.
 
-    python -m bench gpu report --out bench/results/report-h200.json   # every figure of the pages, in one run
+    python -m bench gpu report --out bench/results/report-h200.json   # the tables of the pages, in one run
     python -m bench gpu run --servers fast --steps --out fast.json    # uploads to a configuration or a few
     python -m bench gpu live --sessions 16,150 --out live.json        # live sessions, with or without uploads
     python -m bench gpu kernels --out kernels.json                    # the kernels of a step, by size
