@@ -19,8 +19,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 RECORD = Path(__file__).with_name("hooks.json")
@@ -38,9 +37,7 @@ ALSO_IN = {
 
 def installed() -> Path:
     """The folder of the installed package vllm."""
-    spec = find_spec("vllm")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent
+    return Path(str(distribution("vllm").locate_file("vllm")))
 
 
 class Source:
@@ -71,9 +68,7 @@ class Source:
         """The node that defines a name, or a member of a class, of a module. Imports within vLLM are followed."""
         owner, _, member = name.partition(".")
         found = self.defined(module, owner)
-        if found is None or not member:
-            return found[1] if found else None
-        return self.member(*found, member)
+        return found and (self.member(*found, member) if member else found[1])
 
     def defined(self, module: str, name: str) -> tuple[str, ast.AST] | None:
         """(the module that defines it, its node)."""
@@ -104,8 +99,7 @@ class Source:
     def member(self, module: str, owner: ast.AST, name: str) -> ast.AST | None:
         """Of a class or its bases, by their order in the source."""
         if isinstance(owner, ast.Module):
-            found = self.defined(module, name)
-            return found[1] if found else None
+            return (self.defined(module, name) or (module, None))[1]
         if not isinstance(owner, ast.ClassDef):
             return None
         own = [node for node in statements(owner) if name in names(node)]

@@ -69,7 +69,6 @@ def version_of(tree: Path) -> str:
         raise ReleaseError(f"src/voxtral_serve/__init__.py has the version {found}: expected one, such as 1.0.0")
     (version,) = found
     first = re.findall(r"^## (.*)$", (tree / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
-    first = first.removesuffix(" (unreleased)")
     if first != version:
         raise ReleaseError(f"CHANGELOG.md begins with the section {first!r}: expected {version!r}")
     if f'org.opencontainers.image.version="{version}"' not in (tree / "Dockerfile").read_text():

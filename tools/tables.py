@@ -5,7 +5,7 @@
 
 The figures are those of `python -m bench gpu report`: one file, one GPU, one run. `gpus` also has the bounds of GPUs
 that were not measured, computed from the model's shapes and the makers' data sheets. The tables of patches and of
-fields are written, too, by tools/patch_table.py and tools/field_tables.py.
+fields are made of the code's own records and models.
 """
 
 import argparse
@@ -13,16 +13,22 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from bench.gpu.checkpoint import PARAMS
 from bench.gpu.rows import SESSION_BYTES
 from mistral_layout import tensors
-from tools import field_tables, patch_table
-from tools.patch_table import ROOT, markdown
+from voxtral_serve.guard.chat import ChatFields
+from voxtral_serve.guard.fields import UploadFields
+from voxtral_serve.guard.speech.fields import SpeechFields
+from voxtral_serve.guard.typed import expected, field_schemas
+from voxtral_serve.patches import every
 
+ROOT = Path(__file__).resolve().parent.parent
 REPORT = "bench/results/report-h200.json"
 SPEECH = "bench/results/speech-h200.json"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -56,25 +62,23 @@ PROMPT = 39  # tokens
 
 
 class Reports:
-    """The files of `bench gpu report` in a checkout."""
+    """The results of a checkout."""
 
     def __init__(self, root: Path) -> None:
-        """Raises ValueError without the file that the pages' tables are made of."""
         self._root = root
-        self.content = self._read(root / REPORT)
 
-    @staticmethod
-    def _read(path: Path) -> dict[str, Any]:
+    def read(self, name: str) -> dict[str, Any]:
+        """The content of a file. Raises ValueError without it."""
         try:
-            content: dict[str, Any] = json.loads(path.read_bytes())
+            content: dict[str, Any] = json.loads((self._root / name).read_bytes())
         except OSError as error:
-            told = f"cannot read {path} ({error.strerror})"
-            raise ValueError(f"{told}: make it on a GPU with `python -m bench gpu report --out {REPORT}`") from None
+            told = f"cannot read {self._root / name} ({error.strerror})"
+            raise ValueError(f"{told}: make it on a GPU with `python -m bench gpu report --out {name}`") from None
         return content
 
     def row(self, name: str) -> dict[str, Any]:
         """The row of this name. Raises ValueError if it was not measured, or had a failed request."""
-        for row in self.content["rows"]:
+        for row in self.read(REPORT)["rows"]:
             if row["row"] == name and not row["failed"]:
                 found: dict[str, Any] = row
                 return found
@@ -82,27 +86,30 @@ class Reports:
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The rows of a kind, in their order. Raises ValueError if one of them had a failed request."""
-        return [self.row(row["row"]) for row in self.content["rows"] if row["kind"] == kind]
+        return [self.row(row["row"]) for row in self.read(REPORT)["rows"] if row["kind"] == kind]
 
-    def all(self) -> dict[str, dict[str, Any]]:
-        """Every file report-NAME.json, by the name of its GPU."""
-        contents = [self._read(path) for path in sorted((self._root / REPORT).parent.glob("report-*.json"))]
-        return {content["machine"]["gpu"][0]: content for content in contents}
-
-    def speech(self) -> list[dict[str, Any]]:
-        """The rows of speech synthesis. Raises ValueError without their file."""
-        try:
-            rows: list[dict[str, Any]] = json.loads((self._root / SPEECH).read_bytes())["rows"]
-        except OSError as error:
-            raise ValueError(f"cannot read {SPEECH} ({error.strerror})") from None
-        return rows
+    def all(self) -> list[dict[str, Any]]:
+        """The content of every file report-NAME.json."""
+        return [json.loads(path.read_bytes()) for path in sorted((self._root / REPORT).parent.glob("report-*.json"))]
 
     def source(self) -> str:
-        machine = self.content["machine"]
-        gpu = ", ".join(machine["gpu"] or ["no GPU"])
-        vllm = self.content["rows"][0]["vllm"]
-        when = f"{self.content['date_utc'][:10]}, commit {machine['git_commit'][:7]}"
-        return f"{gpu}, vLLM {vllm}, random weights of full size, {when} (`{REPORT}`)."
+        content = self.read(REPORT)
+        gpu = ", ".join(content["machine"]["gpu"] or ["no GPU"])
+        when = f"{content['date_utc'][:10]}, commit {content['machine']['git_commit'][:7]}"
+        return f"{gpu}, vLLM {content['rows'][0]['vllm']}, random weights of full size, {when} (`{REPORT}`)."
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def code(text: str) -> str:
+    """As a code span, which needs more backticks around it than the text has in a row."""
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def figure(value: float | None, digits: int = 0) -> str:
@@ -119,18 +126,21 @@ def small(value: float | None) -> str:
     return figure(value, 0 if value is None or value >= 100 else 1 if value >= 10 else 2)
 
 
+Table = Callable[[Reports], str]
+
+
 def speed(reports: Reports) -> str:
     lines = []
     for row in map(reports.row, SPEED):
         cells = (figure(row["p50_ms"]), small(row["rtfx"]), small(row["joules_per_audio_second"]))
         lines.append((NAMES[row["server"]], str(row["in_flight"]), *cells))
     row = reports.row(LIVE)
-    lag = f"lag {pair(row['lag_ms'])} (P99)"
-    lines.append(
-        (f"{NAMES['realtime']}, live", f"{row['sessions']} sessions", lag, "-", small(row["joules_per_audio_second"]))
-    )
+    cells = (f"lag {pair(row['lag_ms'])} (P99)", "-", small(row["joules_per_audio_second"]))
+    lines.append((f"{NAMES['realtime']}, live", f"{row['sessions']} sessions", *cells))
     heads = ("configuration", "requests at once", "P50 ms", "RTFx", "J per s of audio")
-    return f"{markdown(heads, lines)}\n\n{reports.source()}"
+    few, many = (reports.row(name)["clips"] for name in SPEED[:2])
+    note = f" The first row has {few} of the {many} clips of one request at a time." if few < many else ""
+    return f"{markdown(heads, lines)}\n\n{reports.source()}{note}"
 
 
 def uploads(reports: Reports) -> str:
@@ -149,9 +159,8 @@ def live(reports: Reports) -> str:
     for row in reports.rows("live"):
         length = f"{figure(row['least_s'])} to {figure(row['most_s'])} s"
         times = [pair(row[name]) for name in ("lag_ms", "lag_in_audio_ms", "final_ms")]
-        lines.append(
-            (str(row["sessions"]), length, *times, str(row["fell_behind"]), small(row["joules_per_audio_second"]))
-        )
+        cells = (str(row["fell_behind"]), small(row["joules_per_audio_second"]))
+        lines.append((str(row["sessions"]), length, *times, *cells))
     heads = ("sessions", "length", "lag ms: P50 / P99", "within the audio", "final text ms: P50 / P99", "fell behind")
     return f"{markdown((*heads, 'J per s of audio'), lines)}\n\n{reports.source()}"
 
@@ -195,7 +204,7 @@ def summary(reports: Reports) -> str:
 
 def speech(reports: Reports) -> str:
     lines = []
-    for row in reports.speech():
+    for row in reports.read(SPEECH)["rows"]:
         mode = {"graphs": "CUDA graphs", "eager": "eager"}[row["mode"]]
         times = (f"{row['first_audio_ms']['p50']:.0f} ms", f"{row['latency_ms']['p50'] / 1000:.1f} s")
         rates = (f"{row['rtf']['p50']:.3f}", figure(row["characters_per_s"], 1), figure(row["audio_s_per_s"], 1))
@@ -221,24 +230,50 @@ def gpus(reports: Reports) -> str:
             by_time = (0.08 * bandwidth - weights) / (SESSION_BYTES + cache)
             sessions.append(figure(math.floor(max(0, min(room / (SESSION_BYTES + cache), by_time)))))
         bounds = (figure(1000 * 2 * language / bandwidth, 1), figure(arithmetic / operations))
-        measured = [content for gpu, content in reports.all().items() if name in gpu]
+        measured = (content for content in reports.all() if name in content["machine"]["gpu"][0])
         rtfx = max((row.get("rtfx") or 0 for content in measured for row in content["rows"]), default=0)
         lines.append((name, *sessions, *bounds, figure(rtfx) if rtfx else "not measured"))
     heads = ("GPU", "live sessions of 90 s, at most", "of 11 minutes and more", "ms a token, at least")
     return f"{markdown((*heads, 'RTFx, at most', 'RTFx, measured'), lines)}\n\nMeasured: {reports.source()}"
 
 
-PAGES: dict[str, dict[str, Callable[[Reports], str]]] = {
+def patches(_: Reports) -> str:
+    """A row for each record. The record also has what it does, who uses it, where upstream stands, its expiry test."""
+    lines = []
+    for patch in every():
+        versions = ", ".join(version for version, needed in patch.needed.items() if needed)
+        lines.append((code(patch.name), code(patch.breaks), f"{patch.library} {versions}", patch.until))
+    return markdown(("patch", "what breaks without it", "needed on", "goes when"), lines)
+
+
+def fields(model: type[BaseModel], inherited: bool = True) -> Table:
+    """Name, values and meaning of each field of a form; those of the model itself before the inherited ones."""
+
+    def table(_: Reports) -> str:
+        own, values = model.__annotations__, field_schemas(model)
+        named = sorted(model.model_fields.items(), key=lambda item: item[0] not in own)
+        rows = [(field.alias or name, field.description or "") for name, field in named if inherited or name in own]
+        return markdown(
+            ("field", "values", "meaning"), [(code(name), expected(values[name]), text) for name, text in rows]
+        )
+
+    return table
+
+
+PAGES: dict[str, dict[str, Table]] = {
     "README.md": {"speed": speed},
     "docs/pages/performance.md": {"uploads": uploads, "live": live, "start": start},
     "docs/pages/gpus.md": {"gpus": gpus},
     "docs/pages/batch.md": {"archive": archive},
     "docs/pages/index.md": {"summary": summary},
     "docs/pages/speech-synthesis.md": {"speech": speech},
+    "docs/pages/checkpoints.md": {"patches": patches},
+    "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},
+    "docs/pages/other-models.md": {"chat_fields": fields(ChatFields, inherited=False)},
 }
 
 
-def updated(text: str, tables: Mapping[str, Callable[[Reports], str]], reports: Reports) -> str:
+def updated(text: str, tables: Mapping[str, Table], reports: Reports) -> str:
     """A page with its tables. Raises ValueError unless its marks are those of `tables`, each once."""
     marked = [name for _, name, _ in MARKED.findall(text)]
     if sorted(marked) != sorted(tables):
@@ -246,14 +281,15 @@ def updated(text: str, tables: Mapping[str, Callable[[Reports], str]], reports: 
     return MARKED.sub(lambda mark: f"{mark[1]}\n{tables[mark[2]](reports)}\n\n{mark[3]}", text)
 
 
-def write(root: Path, check: bool) -> int:
-    """Write the tables of the reports, or only check them. Returns an exit status."""
-    status = 0
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.tables", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 if a page is stale")
+    check = parser.parse_args(arguments).check
+    status, reports = 0, Reports(root)
     for name, tables in PAGES.items():
-        page = root / name
-        old = page.read_text(encoding="utf-8")
+        old = (root / name).read_text(encoding="utf-8")
         try:
-            new = updated(old, tables, Reports(root))
+            new = updated(old, tables, reports)
         except ValueError as error:
             print(f"error: {name}: {error}", file=sys.stderr)
             status = 1
@@ -262,16 +298,8 @@ def write(root: Path, check: bool) -> int:
             print(f"{name} is stale: run `python -m tools.tables`", file=sys.stderr)
             status = 1
         elif new != old:
-            page.write_text(new, encoding="utf-8")
+            (root / name).write_text(new, encoding="utf-8")
     return status
-
-
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.tables", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 if a page is stale")
-    check = parser.parse_args(arguments).check
-    flags = ["--check"] if check else []
-    return write(root, check) | patch_table.main(flags) | field_tables.main(flags)
 
 
 if __name__ == "__main__":

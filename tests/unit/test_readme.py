@@ -15,7 +15,6 @@ from places import ROOT
 
 from bench import arguments
 from bench.gpu import arguments as gpu_arguments
-from tools import field_tables, patch_table
 from voxtral_serve import cli, shims
 
 README = ROOT / "README.md"
@@ -235,10 +234,3 @@ def test_every_code_of_an_error_is_in_troubleshooting() -> None:
     codes = {word.strip("'") for word in words if re.fullmatch(r"'[a-z]+_[a-z_]+'", word)}
     assert len(codes) > 10
     assert {code for code in codes if f"`{code}`" not in page} == set()
-
-
-# ---- Generated tables
-
-
-def test_the_tables_of_patches_and_fields_are_not_stale() -> None:
-    assert (patch_table.main(["--check"]), field_tables.main(["--check"])) == (0, 0), "run `make tables`"

@@ -119,9 +119,9 @@ def test_a_step_costs_the_host_less_than_a_percent(tmp_path: Path, monkeypatch: 
     step, worker, turns = scheduled(tokens=(1,) * 64), Worker(), 2000
 
     def microseconds() -> float:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         run(worker, *[step] * turns)
-        return 1e6 * (time.perf_counter() - begun) / turns
+        return 1e6 * (time.thread_time() - begun) / turns
 
     bare = min(microseconds() for _ in range(3))
     probed(tmp_path / "steps.jsonl", worker)

@@ -1,6 +1,7 @@
 """The generated tables: the pages have what `python -m tools.tables` writes, and what that is of a prepared report."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def checkout(tmp_path: Path) -> Path:
     content = {"date_utc": "2026-11-24T10:00:00+00:00", "machine": machine, "rows": list(map(prepared, rows.REPORT))}
     (tmp_path / tables.REPORT).parent.mkdir(parents=True)
     (tmp_path / tables.REPORT).write_text(json.dumps(content))
+    shutil.copy(tables.ROOT / tables.SPEECH, tmp_path / tables.SPEECH)
     for page, made in tables.PAGES.items():
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         marks = "\n\nbetween\n\n".join(f"<!-- table: {name} -->\n<!-- end -->" for name in made)
@@ -45,10 +47,10 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_each_page_has_its_tables(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tables.write(checkout, check=True) == 1
+    assert tables.main(["--check"], checkout) == 1
     assert "README.md is stale: run `python -m tools.tables`" in capsys.readouterr().err
-    assert tables.write(checkout, check=False) == 0
-    assert tables.write(checkout, check=True) == 0
+    assert tables.main([], checkout) == 0
+    assert tables.main(["--check"], checkout) == 0
     readme = (checkout / "README.md").read_text().splitlines()
     assert (readme[0], readme[2], readme[-3], readme[-1]) == (
         "before",
@@ -89,13 +91,13 @@ def test_a_row_that_a_table_needs_is_named(
     content = json.loads((checkout / tables.REPORT).read_text())
     change(content["rows"])
     (checkout / tables.REPORT).write_text(json.dumps(content))
-    assert tables.write(checkout, check=False) == int(said is not None)
+    assert tables.main([], checkout) == int(said is not None)
     assert (said or "") in capsys.readouterr().err
 
 
 def test_without_a_report_it_says_how_to_make_it(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / tables.REPORT).unlink()
-    assert tables.write(checkout, check=True) == 1
+    assert tables.main(["--check"], checkout) == 1
     told = capsys.readouterr().err
     assert (
         "report-h200.json (No such file or directory): make it on a GPU with `python -m bench gpu report --out" in told
@@ -105,5 +107,13 @@ def test_without_a_report_it_says_how_to_make_it(checkout: Path, capsys: pytest.
 def test_other_marks_are_an_error(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = checkout / "docs/pages/index.md"
     page.write_text("<!-- table: totals -->\n<!-- end -->\n")
-    assert tables.write(checkout, check=False) == 1
+    assert tables.main([], checkout) == 1
     assert "docs/pages/index.md: marks of the tables ['totals']: expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [("plain", "`plain`"), ("a `b` c", "``a `b` c``"), ("`a`", "`` `a` ``"), ("a `` b ` c", "```a `` b ` c```")],
+)
+def test_a_code_span(text: str, span: str) -> None:
+    assert tables.code(text) == span
