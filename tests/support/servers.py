@@ -23,7 +23,7 @@ EAGER = ("--enforce-eager", *SMALL)
 NOBIND = {} if version("vllm").startswith("0.20.0") else {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 # Nor do they compile vLLM's sampling of log probabilities, which takes 8 s.
 UNBOUND = {**NOBIND, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
-SAMPLES = 30  # of the 500 clips; all of them are `make bench-full`, `make layouts` and `make models`
+SAMPLES = 30  # of the 500 clips; all of them are `make bench-full`
 # pico says no EOS within a clip: a text ends with its clip. Further clips that show it; none is among the 30.
 LATE = ("057", "154", "162", "499")
 MOST_LIVE = 8  # live sessions of the server `fast`
