@@ -80,8 +80,8 @@ def file() -> tuple[np.ndarray, list[dataset.Clip]]:
 
 @pytest.mark.slow
 def test_ten_minutes(url: str, file: tuple[np.ndarray, list[dataset.Clip]], alone: dict[str, Row]) -> None:
-    """The word error rate is that of the clips alone, within a point, which is a sentence at a cut (all 500 clips are
-    within 0.2 points: bench/results/speech-cpu.json). Words have their times in the file."""
+    """The word error rate is that of the clips alone, within a point, which is a sentence at a cut. Words have their
+    times in the file."""
     samples, chosen = file
     assert len(samples) / RATE > FILE_S - 30
     granularities = {"timestamp_granularities[]": "word"}
