@@ -39,7 +39,7 @@ class Speech(NamedTuple):
 
     url: str
     log: Path
-    pid: int  # of the API process
+    process: engine.Engine
     voice: str = "casual_male"
 
     def say(self, text: str = "Good morning.", timeout_s: float = 300, **fields: Any) -> requests.Response:
@@ -73,7 +73,7 @@ def serving(
             config, directory, port, log, *on_cpu, *flags, command=command, model=".", environment=ENVIRONMENT
         ) as process,
     ):
-        yield Speech(f"http://127.0.0.1:{port}", log, process.pid)
+        yield Speech(f"http://127.0.0.1:{port}", log, process)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import os
 import re
 import signal
 import time
@@ -135,9 +134,9 @@ def test_sigterm_lets_a_request_finish(tiny: Path, tmp_path: Path) -> None:
     with serving(tiny, tmp_path / "server.log") as server, ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.say, max_new_tokens=100)
         time.sleep(1)
-        os.kill(server.pid, signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
         answer = running.result()
-        assert psutil.Process(server.pid).wait(120) == 0
+        assert server.process.wait(120) == 0
     assert answer.status_code == 200
     assert samples(answer.content) > 0
 
@@ -147,10 +146,8 @@ def test_sigterm_lets_a_request_finish(tiny: Path, tmp_path: Path) -> None:
 def test_a_killed_stage_ends_the_server(tiny: Path, tmp_path: Path, stage: int) -> None:
     """A restart is what helps: the container's policy does it."""
     with serving(tiny, tmp_path / "server.log") as server:
-        process = psutil.Process(server.pid)
-        (engine,) = (
-            child for child in process.children(recursive=True) if f"stage{stage}" in " ".join(child.cmdline())
-        )
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        (engine,) = (child for child in children if f"stage{stage}" in " ".join(child.cmdline()))
         engine.kill()
-        assert process.wait(120) == 1
+        assert server.process.wait(120) == 1
     assert "the engine has lost a stage, so the server stops" in server.log.read_text()

@@ -7,7 +7,6 @@ the last one ends it.
 import base64
 import io
 import json
-import os
 import shutil
 import signal
 import time
@@ -17,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import requests
 import soundfile
@@ -192,12 +190,11 @@ def test_the_benchmark(vox: Speech, tmp_path: Path) -> None:
 
 def test_sigterm_lets_a_request_finish(vox: Speech) -> None:
     """The last test: it ends the server."""
-    process = psutil.Process(vox.pid)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(vox.say, max_new_tokens=150)
         time.sleep(1)
-        os.kill(vox.pid, signal.SIGTERM)
+        vox.process.send_signal(signal.SIGTERM)
         answer = running.result()
-        assert process.wait(WAIT_S) == 0
+        assert vox.process.wait(WAIT_S) == 0
     assert len(samples(answer.content)) == 150 * TOKEN * SAMPLE_BYTES
     assert [line for line in vox.log.read_text().splitlines() if "Traceback" in line] == []
