@@ -18,7 +18,7 @@ LACKS = {
         "Model Runner V2: the host needs longer to prepare a step",
         "full CUDA graphs of vLLM's own Voxtral Realtime model, and that model on a CPU",
         "fewer drafts with many requests (num_speculative_tokens_per_batch_size): with 64 in flight, drafts are slower",
-        "150 live sessions with a P99 of the lag within 160 ms: on an H200 it was 171 ms",
+        "150 live sessions with a P99 of the lag within 160 ms",
         "right texts on Hopper GPUs with the default attention: set attention_backend: TRITON_ATTN",
         "data_parallel_size above 1",
     ),
