@@ -47,14 +47,14 @@ def turns_of(client: OpenAiClient) -> list[tuple[str, str, float]]:
 
 
 def test_a_refused_client_leaves_nothing_and_is_refused_once() -> None:
-    """Its append has more than one slice of audio: the others begin no session."""
+    """The audio that waits behind its first append begins no other session."""
 
     async def run() -> None:
         engine = FakeEngine(most=0)
         live = service(engine)
         client = OpenAiClient(live)
         client.configure(turn_detection=None)
-        client.speak(noise(20), 640_000)
+        client.speak(noise(1))
         client.send(f"{INPUT}.commit")
         assert await client.gone() == (1013, client.events[-1]["error"]["message"])
         assert client.types() == ["session.created", "session.updated", "error"]
