@@ -11,7 +11,7 @@ A room is a folder whose code runs in one kind of process with one set of depend
   logs        every vLLM process: the log as lines of JSON. Called by the guard for what a line says of its request
   checkpoint  what a directory of weights holds; standard library. Called by `engine` and `check`
   check       `voxtral-serve check`, before a start
-  deploy      a container's probes, `ready` and `drain`: standard library, no other room
+  deploy      a container's probes, `ready` and `drain`: urllib3, no other room
   client      `voxtral-serve transcribe`, on any machine: no vLLM. Of `transcript`, the writer of subtitles only
   batch       `voxtral-serve batch`: archives through Ray Data. It sends files as `client` does, to its own servers
   prove       `voxtral-serve prove`: the acceptance run of a server, as its clients see it, and its reports

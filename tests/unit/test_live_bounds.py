@@ -15,6 +15,7 @@ from guarding import guarded, handshaken, status_of
 from livefakes import RATE, FakeClient, FakeEngine, OpenAiClient, noise, service, tokens_of
 
 from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.live import commands
 from voxtral_serve.guard.live import service as services
 from voxtral_serve.guard.live.events import EventError, parsed, settings
 from voxtral_serve.guard.live.handshake import UndecidedCodec
@@ -350,6 +351,22 @@ def allocated(most: int) -> Iterator[None]:
     finally:
         tracemalloc.stop()
     assert peak < most
+
+
+def test_audio_before_its_text_takes_no_more_memory_than_its_bytes() -> None:
+    """Appends of one sample: as objects of their own they would take some twenty times as much."""
+
+    async def run() -> None:
+        client = FakeClient(service(FakeEngine()))
+        append = commands.Append(bytes(2))
+        with allocated(3 * 100_000):
+            for _ in range(50_000):
+                await client.socket.conversation.run(append)
+        assert client.socket.conversation.early_bytes == 100_000
+        client.leave()
+        await client.gone()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("place", ["x", "session", "event_id", "model"])

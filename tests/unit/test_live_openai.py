@@ -46,6 +46,41 @@ def turns_of(client: OpenAiClient) -> list[tuple[str, str, float]]:
     return [(each["item_id"], each["transcript"], each["usage"]["seconds"]) for each in client.of(f"{TEXT}.completed")]
 
 
+def test_a_refused_client_leaves_nothing_and_is_refused_once() -> None:
+    """The audio that waits behind its first append begins no other session."""
+
+    async def run() -> None:
+        engine = FakeEngine(most=0)
+        live = service(engine)
+        client = OpenAiClient(live)
+        client.configure(turn_detection=None)
+        client.speak(noise(1))
+        client.send(f"{INPUT}.commit")
+        assert await client.gone() == (1013, client.events[-1]["error"]["message"])
+        assert client.types() == ["session.created", "session.updated", "error"]
+        await live.link.delivered()
+        opened = [message for call in engine.calls for message in call if message[0] == "open"]
+        assert len(opened) == 1
+        assert (live.link.sessions, live.link.on_refused) == (set(), {})
+
+    asyncio.run(run())
+
+
+def test_a_client_of_the_beta_form_begins_no_session() -> None:
+    """Also with audio before its first update."""
+
+    async def run() -> None:
+        engine = FakeEngine()
+        client = FakeClient(service(engine), lambda context: UndecidedCodec(context, is_beta=True))
+        client.speak(noise(1))
+        client.send("transcription_session.update", session={})
+        assert (await client.gone() or (0, ""))[0] == 1008
+        assert client.events[-1]["error"]["code"] == "beta_api_shape_disabled"
+        assert engine.calls == []
+
+    asyncio.run(run())
+
+
 def test_a_client_that_commits() -> None:
     """Deltas come before the commit; each text is that of its audio, and no sample is in two."""
 

@@ -91,13 +91,13 @@ class Texts(Conversation):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._early: list[bytes] = []
+        self._early = bytearray()  # no list: appends of a sample take many times their bytes
         self._ends_early = False  # whether the next text ends with the audio that waits
 
     def take_early(self) -> bytes:
         """The audio that waits. `early_bytes` goes on counting it."""
-        early = b"".join(self._early)
-        self._early = []
+        early = bytes(self._early)
+        self._early = bytearray()
         return early
 
     async def run(self, command: Command) -> None:
@@ -143,7 +143,7 @@ class Texts(Conversation):
                 f"expected at most {MOST_EARLY}, and fewer on a busy server",
                 "invalid_audio",
             )
-        self._early.append(audio)
+        self._early += audio
         self.early_bytes += len(audio)
 
     async def _begin(self) -> None:

@@ -16,7 +16,7 @@ from voxtral_serve.units import MIB
 
 SETTINGS_BYTES = MIB  # of the JSON of `session`
 FIELDS = 100  # of one object in it: pydantic makes an error of each that is unknown
-LONGEST_VALUE = 4096  # bytes of the JSON of `model`, `final` or `event_id`
+LONGEST_VALUE = 4096  # bytes of the JSON of `model` or `final`
 Name = Annotated[str, StringConstraints(max_length=200)]
 Names = Annotated[list[Name], Field(max_length=100)]
 

@@ -265,6 +265,7 @@ class LiveSocket:
             return
         if isinstance(command, commands.Close):
             self.stop(command.ending)
+            await asyncio.sleep(0)  # the task is cancelled here: no other command is run
             return
         early_bytes = self.conversation.early_bytes
         if isinstance(command, commands.End):
@@ -305,12 +306,10 @@ class LiveSocket:
         session.allowed = self._allowed
         try:
             await session.begin()
-        except EngineGoneError:
-            self.stop(DEAD)
-            return False
         except LinkError as error:
             words = f"{error}: this server has no place for another live session, try again later"
-            self.stop(Ending(REFUSED, LATER, words, FULL))
+            self.stop(DEAD if isinstance(error, EngineGoneError) else Ending(REFUSED, LATER, words, FULL))
+            await asyncio.sleep(0)  # the task is cancelled here: no other session is begun for the rest of the audio
             return False
         self._writer = asyncio.get_running_loop().create_task(self._write(session))
         return True
