@@ -1,6 +1,6 @@
 """Clients that try to end, stall or fill a server. Each takes the server's address and works until it is told to stop.
 
-tests/server/test_hostile.py runs each of them beside a good client, tools/soak.py all of them among its own.
+tests/server/test_hostile.py runs each of them beside a good client, tests/support/soak.py all of them among its own.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """Which module of this repository imports which. Read with `ast`: nothing is imported. Imports inside functions count.
 
-tests/unit/test_house.py holds the rules; tools/rooms_picture.py draws the rooms.
+tests/unit/test_house.py holds the rules.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """What strangers send to a server: audio of every kind, damaged and lying files, and requests that are wrong.
 
 `inputs()` makes them from one clip; each says what must come of it. tests/server/test_bad_inputs.py sends each of them
-to a real server, and tools/soak.py mixes them into a long run.
+to a real server, and tests/support/soak.py mixes them into a long run.
 """
 
 import base64
