@@ -127,13 +127,13 @@ def of_load(
 # ---- Words and characters
 
 
-def wer(rows: Sequence[Row], language: str | None = None) -> dict[str, Any]:
+def wer(rows: Sequence[Row]) -> dict[str, Any]:
     """Corpus word error rate with its interval and counts, over one row per clip, including failed ones.
 
     `rows` must be in the order of the run: another order gives another interval for the same transcripts.
     """
-    errors = [scoring.word_errors(row.reference, row.text, language) for row in rows]
-    return {**scoring.rate(errors, "words"), "normalizer": scoring.normalizer_name(language)}
+    errors = [scoring.word_errors(row.reference, row.text) for row in rows]
+    return {**scoring.rate(errors, "words"), "normalizer": scoring.normalizer_name()}
 
 
 def quality(rows: Sequence[Row], language: str | None = None) -> dict[str, Any]:

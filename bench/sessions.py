@@ -64,7 +64,7 @@ class Together:
 
 
 class Place:
-    """One session's part in it: what bench.realtime asks of `others`."""
+    """One session's part in it: a bench.realtime.Place."""
 
     def __init__(self, together: Together, offset_s: float) -> None:
         self._together, self._offset_s = together, offset_s

@@ -107,9 +107,9 @@ def figures(
 ) -> dict[str, Any]:
     """The figures of a row; null if not measured. `load` is from the client's summary.json, `sessions` are its rows.
 
-    `lag_ms`, `lag_in_audio_ms`: P50 and P99 over all tokens with a known lag (bench/lag.py), and over those that do not
-    need the end of the audio. `final_ms`: from the end of a session's audio to its final text. `fell_behind`: sessions
-    with a lag above 500 ms in their last 5 s, or without text for part of their audio.
+    `lag_ms`, `lag_in_audio_ms`: P50 and P99 over all tokens with a known lag (bench/measure/lag.py), and over those
+    that do not need the end of the audio. `final_ms`: from the end of a session's audio to its final text.
+    `fell_behind`: sessions with a lag above 500 ms in their last 5 s, or without text for part of their audio.
     `joules_per_audio_second`: energy of the whole GPU from the first start to the last text / seconds of audio, live
     and uploaded. `upload_rtfx`: seconds of audio of `uploads` that ended in this time / its seconds. `host_bytes`:
     resident bytes of the server's processes at the end; a shared page counts in each process. `client_*`: CPU seconds

@@ -10,14 +10,12 @@ from typing import ClassVar
 class StartPlan:
     """How servers are started.
 
-    together  start all servers at once
     cache     directory of the servers' caches; null for a temporary one
     logs      directory of the servers' logs; null for a temporary one
     command   the command to run as `vllm`
     steps     have each server write a timeline of its engine's steps (bench/gpu/steps.py)
     """
 
-    together: bool
     cache: Path | None
     logs: Path | None
     command: tuple[str, ...]

@@ -100,7 +100,7 @@ class Measurement:
         """Start servers at the same time and stop them, for their compiled graphs and kernels."""
         self._must_end(FILL_S, f"the first start of {', '.join(names)}")
         self.clock.say(f"filling the caches of {', '.join(names)}")
-        plan = StartPlan(True, self.plan.work / "cache", self.plan.logs, self.plan.command)
+        plan = StartPlan(self.plan.work / "cache", self.plan.logs, self.plan.command)
         with contextlib.ExitStack() as up:
             places = Path(up.enter_context(tempfile.TemporaryDirectory()))
             servers.start({name: self.configs[name] for name in names}, plan, model, places, up, self.clock)
@@ -120,7 +120,7 @@ class Measurement:
             longest_s = START_S[servers.filled(cache, name)] + group[0].seconds
             self._must_end(longest_s, f"the start of {name} with {group[0].row}")
             cores = up.enter_context(live.cores(self.plan.cores if isinstance(group[0], Sessions) else 0))
-            start = StartPlan(True, cache, self.plan.logs, self.plan.command, steps=self.plan.steps)
+            start = StartPlan(cache, self.plan.logs, self.plan.command, steps=self.plan.steps)
             ready, failures = servers.start({name: self.configs[name]}, start, model, places, up, self.clock)
             os.sched_setaffinity(0, cores)  # of this thread and of all threads and processes that it starts later
             if name in failures:

@@ -117,25 +117,24 @@ def start(
     up: contextlib.ExitStack,
     clock: Clock,
 ) -> tuple[dict[str, Server], dict[str, str]]:
-    """Start a server for each config. Returns (servers that are up, reasons of the failed ones), both by name.
+    """Start a server for each config, all at once. Returns (servers that are up, reasons of the failed ones), by name.
 
     `model` is the directory of the checkpoint, `places` one for temporary files. Closing `up` ends the servers."""
     gpus = Gpus()
-    apart = not plan.together or len(configs) == 1
     waiting: dict[str, tuple[Server, Future[str | None]]] = {}
-    with ThreadPoolExecutor(len(configs)) as pool:
-        for name, content in configs.items():
-            started = _start(name, content, plan, model, places, up, gpus)
-            waiting[name] = started.server, pool.submit(_wait, started, gpus, apart, clock)
-            if not plan.together:
-                waiting[name][1].result()
     servers, failures = {}, {}
-    for name, (server, future) in waiting.items():
-        if error := future.result():
-            failures[name] = error
-            clock.say(f"{name} did not start: {error}")
-        else:
-            servers[name] = server
+    # After Ctrl-C the servers end first: the pool waits until they are up, or have ended.
+    with ThreadPoolExecutor(len(configs)) as pool, contextlib.ExitStack() as starting:
+        for name, content in configs.items():
+            started = _start(name, content, plan, model, places, starting, gpus)
+            waiting[name] = started.server, pool.submit(_wait, started, gpus, len(configs) == 1, clock)
+        for name, (server, future) in waiting.items():
+            if error := future.result():
+                failures[name] = error
+                clock.say(f"{name} did not start: {error}")
+            else:
+                servers[name] = server
+        up.enter_context(starting.pop_all())
     return servers, failures
 
 

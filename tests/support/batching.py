@@ -84,11 +84,9 @@ def engines(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_for(
-    condition: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path, timeout_s: float = 1800
-) -> None:
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path) -> None:
     """Until the condition holds, while the process runs."""
-    until = time.monotonic() + timeout_s
+    until = time.monotonic() + 1800
     while not condition():
         assert process.poll() is None, f"the command ended with status {process.returncode}: {log.read_text()}"
         assert time.monotonic() < until

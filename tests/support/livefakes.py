@@ -288,8 +288,8 @@ class OpenAiClient(FakeClient):
     def types(self) -> list[str]:
         return [event["type"] for event in self.events]
 
-    async def settled(self, pcm: bytes, piece: int = 2560) -> None:
-        self.speak(pcm, piece)
+    async def settled(self, pcm: bytes) -> None:
+        self.speak(pcm)
         self.send("input_audio_buffer.clear", event_id="settled")
         await self.until("cleared")
 

@@ -81,9 +81,9 @@ class Proxy:
         return [json.loads(line) for line in (self.folder / "access.log").read_text().splitlines()]
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], within_s: float = 60) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
     """Raises ChildProcessError if the process ends, TimeoutError if nothing listens in time."""
-    until = time.monotonic() + within_s
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         if process.poll() is not None:
             raise ChildProcessError(f"it ended with status {process.returncode}: {process.communicate()[1]!r}")

@@ -1,9 +1,13 @@
 """bench gpu: tokens of a clip, configs, figures, the plan of a report; whole calls against a fake vLLM."""
 
+import contextlib
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from fakevllm import Vllm, wait_until
 from mistral_common.protocol.transcription.request import StreamingMode, TranscriptionRequest
 from mistral_common.tokens.tokenizers.audio import Audio
 from mistral_common.tokens.tokenizers.base import SpecialTokens
@@ -21,9 +26,10 @@ from safetensors import safe_open
 
 from bench import BenchError, dataset
 from bench.answers import Row
-from bench.gpu import checkpoint, measure, readings, report, rows
+from bench.gpu import checkpoint, measure, readings, report, rows, servers
+from bench.gpu.clock import Clock
 from bench.gpu.command import main
-from bench.gpu.plan import Uploads
+from bench.gpu.plan import StartPlan, Uploads
 from bench.gpu.report import together
 from bench.gpu.servers import Server
 from bench.gpu.tasks import task_of
@@ -534,3 +540,20 @@ def check(result: dict[str, Any]) -> None:
         if row["kind"] == "start":
             assert row["start_s"] > 0
     assert result["machine"].keys() >= {"gpu", "gpu_uuid", "boot_id", "gpu_driver", "cpu", "libraries", "git_commit"}
+
+
+def test_ctrl_c_during_a_start_does_not_wait_for_it(tmp_path: Path) -> None:
+    vllm = Vllm(tmp_path)
+    vllm.does(hangs=True)
+
+    def interrupt() -> None:
+        wait_until(lambda: len(vllm.calls()) == 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    config, plan = rows.config("fast"), StartPlan(None, None, (str(vllm.python.with_name("vllm")),))
+    sender = threading.Thread(target=interrupt)
+    with contextlib.ExitStack() as up, pytest.raises(KeyboardInterrupt):
+        sender.start()
+        servers.start({"fast": config}, plan, vllm.directory, tmp_path, up, Clock())
+    sender.join()
+    assert vllm.left() == set()

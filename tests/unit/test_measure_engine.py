@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from fakeserver import MODEL
 from fakevllm import DEATH, Vllm, wait_until
 from places import ROOT
 
-from bench.measure import engine
+from bench.measure import engine, leash
 from bench.measure.errors import MeasureError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -145,6 +146,34 @@ def test_the_server_ends_with_a_launcher_that_is_killed(vllm: Vllm, deaf: str | 
     launcher.kill()
     wait_until(lambda: not vllm.left())
     launcher.communicate()
+
+
+@pytest.mark.parametrize("dies", [None, "at once"])
+def test_the_server_ends_with_a_launcher_that_ended_before_it_was_told_of_the_server(
+    vllm: Vllm, dies: str | None
+) -> None:
+    """Nobody reads the process id or the exit status, nor waits for the server."""
+    vllm.does(**({"dies": dies} if dies else {}))
+    read, write = os.pipe()
+    os.close(read)
+    command = [str(vllm.python.with_name("vllm")), "--port", str(vllm.port)]
+    with vllm.log.open("wb") as log:
+        leashed = subprocess.Popen(
+            [sys.executable, "-P", leash.__file__, str(write), "1", *command],
+            cwd=vllm.directory,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(write,),
+        )
+    os.close(write)
+    leashed.wait()
+    wait_until(lambda: len(vllm.calls()) == 1)
+    assert leashed.stdin
+    leashed.stdin.close()
+    wait_until(lambda: not vllm.left())
+    assert "BrokenPipeError" not in vllm.log.read_text()
 
 
 def test_the_child_of_a_server_that_is_killed_ends_with_it(vllm: Vllm) -> None:

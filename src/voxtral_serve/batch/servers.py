@@ -1,17 +1,17 @@
 """The servers that a worker sends audio to: an engine of its own, or servers that are up."""
 
 import contextlib
-import io
 import secrets
 import tempfile
 import threading
 import time
-import wave
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import requests
+import soundfile
 
 from voxtral_serve.batch.job import JobError
 from voxtral_serve.client.errors import RequestError
@@ -19,6 +19,7 @@ from voxtral_serve.client.server import Server
 from voxtral_serve.measure import log as logs
 from voxtral_serve.measure.engine import Engine, free_port
 from voxtral_serve.measure.errors import MeasureError
+from voxtral_serve.measure.sound import RATE_HZ
 
 RESTARTS = 3  # of an engine that dies, until it has transcribed something
 SICK_S = 120.0  # after which an engine that runs but does not answer is ended
@@ -156,24 +157,15 @@ class Given:
 def health(server: Server) -> int | None:
     """The status of GET /health, None without an answer."""
     try:
-        with requests.Session() as session:
-            session.trust_env = server.proxied
-            return session.get(f"{server.url}/health", timeout=HEALTH_S).status_code
+        return server.http.get("/health", HEALTH_S).status_code
     except requests.RequestException:
         return None
 
 
 def times(server: Server, model: str, language: str | None) -> tuple[str, ...]:
     """The times that the server gives, found with a second of silence. Raises JobError if it gives none."""
-    content = io.BytesIO()
-    with wave.open(content, "wb") as audio:
-        audio.setnchannels(1)
-        audio.setsampwidth(2)
-        audio.setframerate(16000)
-        audio.writeframes(bytes(2 * 16000))
     with tempfile.NamedTemporaryFile(suffix=".wav") as file:
-        file.write(content.getvalue())
-        file.flush()
+        soundfile.write(file.name, np.zeros(RATE_HZ, np.int16), RATE_HZ)
         for each in TIMES:
             try:
                 server.transcribe(Path(file.name), model, "verbose_json", language, each)

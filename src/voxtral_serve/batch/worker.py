@@ -20,11 +20,11 @@ from voxtral_serve.batch.job import JobError
 from voxtral_serve.batch.servers import Given, OwnEngine, Servers, times
 from voxtral_serve.client.errors import GoneError, RequestError, UsageError
 from voxtral_serve.client.server import Server
+from voxtral_serve.measure.upload import RESENT
 from voxtral_serve.transcript.subtitles import Segment, srt, vtt
 
 OF_ONE_FILE = (400, 413, 415, 422)  # statuses that say that a server does not take this audio
 OF_ALL_FILES = (401, 403, 404)  # a wrong key or model
-BUSY = (429, 502, 503, 504)
 TRIES = 3  # with other errors of a server that works
 
 
@@ -147,7 +147,7 @@ class Worker:
                     raise JobError(f"{server.url} refuses: {error}") from None
                 if self.servers.lost(server) or isinstance(error, GoneError):
                     pass  # another server may have this file, or this one once it is back
-                elif error.status in BUSY:
+                elif error.status in RESENT:
                     busy_since = busy_since or time.monotonic()
                     if time.monotonic() - busy_since > self.plan.patience_s:
                         raise JobError(f"{server.url} is busy since {self.plan.patience_s:.0f} s: {error}") from None

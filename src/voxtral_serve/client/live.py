@@ -119,12 +119,12 @@ class _Live:
         try:
             with connect(
                 f"{events.address(self.server.url)}?intent=transcription",
-                additional_headers=self.server.headers,
+                additional_headers=self.server.http.headers,
                 compression=None,  # base64 of sound hardly shrinks
                 open_timeout=CONNECT_S,
                 close_timeout=1,
                 ping_timeout=PING_TIMEOUT_S,
-                proxy=True if self.server.proxied else None,
+                proxy=True if self.server.http.proxied else None,
             ) as socket:
                 self._talk(socket)
         except InvalidStatus as error:

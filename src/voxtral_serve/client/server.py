@@ -53,15 +53,6 @@ class Server:
     def url(self) -> str:
         return self.http.url
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return self.http.headers
-
-    @property
-    def proxied(self) -> bool:
-        """Whether a proxy of the environment is used."""
-        return self.http.proxied
-
     def model(self) -> str:
         """The first model that the server lists."""
         request = requests.Request("GET", f"{self.url}/v1/models")

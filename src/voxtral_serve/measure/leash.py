@@ -34,15 +34,21 @@ def main() -> None:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    os.write(reports, f"{process.pid}\n".encode())
+    report(reports, process.pid)
     while process.poll() is None and not select.select([0], [], [], POLL_S)[0]:
         pass
     if process.returncode is None:
         end_session(process, grace_s)
-        os.write(reports, f"{process.wait()}\n".encode())
+        report(reports, process.wait())
     else:
-        os.write(reports, f"{process.returncode}\n".encode())
+        report(reports, process.returncode)
         end_session(process, grace_s)
+
+
+def report(reports: int, number: int) -> None:
+    """Write a line to the parent. One that has ended, which closes the pipe, must not end this process as well."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(reports, f"{number}\n".encode())
 
 
 def end_session(process: "subprocess.Popen[bytes]", grace_s: float) -> None:

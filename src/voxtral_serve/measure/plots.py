@@ -121,21 +121,6 @@ def by_level(
     return _with_legend(picture, list(lines) if len(lines) > 1 else [])
 
 
-def logarithmic(lines: Mapping[str, Sequence[tuple[float, float]]], x_unit: str, y_unit: str) -> Element:
-    """Lines with a dot for each point, on two logarithmic axes; each line has its name at its end. An SVG element."""
-    every = [point for line in lines.values() for point in line]
-    x, x_ticks = _logarithmic(min(at for at, _ in every), max(at for at, _ in every), LEFT, WIDTH - 90)
-    y, y_ticks = _logarithmic(min(high for _, high in every), max(high for _, high in every), HEIGHT - BOTTOM, TOP)
-    picture = _frame(x, x_ticks, y, y_ticks, x_unit, y_unit)
-    for number, (name, line) in enumerate(lines.items()):
-        picture.append(_path([(x(at), y(value)) for at, value in line], number))
-        for at, value in line:
-            picture.append(_dot(x(at), y(value), number, f"{name}, {_told(at)} {x_unit}: {_told(value)} {y_unit}"))
-        last = line[-1]
-        picture.append(tag("text", name, x=x(last[0]) + 6, y=y(last[1]) - 5, class_=f"named {_colour(number)}"))
-    return picture
-
-
 def bars(groups: Sequence[dict[str, Any]]) -> Element:
     """A bar for the error rate of each group of clips, {"from_s", "to_s", "clips", "wer"}."""
     x = _linear(-0.5, len(groups) - 0.5, LEFT, WIDTH - RIGHT)

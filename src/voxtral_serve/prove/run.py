@@ -115,7 +115,7 @@ def _need_vllm() -> None:
 def is_local(url: str) -> bool:
     from voxtral_serve.client.server import Server
 
-    return not Server(url, None).proxied
+    return not Server(url, None).http.proxied
 
 
 def check(state: Run) -> Result:
