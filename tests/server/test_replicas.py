@@ -448,7 +448,7 @@ def test_two_real_servers_lose_no_upload_when_one_is_killed(
             for thread in threads:
                 thread.start()
             time.sleep(1)
-            one.process.kill()
+            one.process.send_signal(signal.SIGKILL)
             for thread in threads:
                 thread.join()
             assert [answer.status_code for _, answer in answers] == [200] * 16
