@@ -552,8 +552,12 @@ def test_ctrl_c_during_a_start_does_not_wait_for_it(tmp_path: Path) -> None:
 
     config, plan = rows.config("fast"), StartPlan(None, None, (str(vllm.python.with_name("vllm")),))
     sender = threading.Thread(target=interrupt)
-    with contextlib.ExitStack() as up, pytest.raises(KeyboardInterrupt):
-        sender.start()
-        servers.start({"fast": config}, plan, vllm.directory, tmp_path, up, Clock())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with contextlib.ExitStack() as up, pytest.raises(KeyboardInterrupt):
+            sender.start()
+            servers.start({"fast": config}, plan, vllm.directory, tmp_path, up, Clock())
+    finally:
+        signal.signal(signal.SIGINT, before)
     sender.join()
     assert vllm.left() == set()
