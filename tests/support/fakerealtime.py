@@ -145,15 +145,14 @@ class FakeTurns:
 
     Each block of 80 ms that holds `number` says `words[number]`; a block of zeros after a word ends a turn, whose
     segment lasts from its first word's block to its last. Connection number i is cut after `cuts[i]` seconds of audio,
-    or gets the error event of code `refuses[i]` in place of session.created. The turns of the numbers `fails`, counted
-    over all connections from 1, fail. Without `segments` there are none.
+    or gets the error event of code `refuses[i]` in place of session.created. Of its turns, number `fails[i]` (from 1)
+    fails. Without `segments` there are none.
     """
 
     words: Mapping[int, str] = field(default_factory=dict)
     cuts: Mapping[int, float] = field(default_factory=dict)
     refuses: Mapping[int, str] = field(default_factory=dict)
-    fails: Sequence[int] = ()
-    completed: int = 0
+    fails: Mapping[int, int] = field(default_factory=dict)
     segments: bool = True
     sessions: list[Session] = field(default_factory=list)
 
@@ -182,7 +181,7 @@ class FakeTurns:
                 socket.close(1013)
                 return
             say(socket, "session.created", session={"type": "transcription"})
-            hearing = _Hearing(self, socket)
+            hearing = _Hearing(self, socket, self.fails.get(number))
             for message in socket:
                 event = json.loads(message)
                 session.kinds.append(event["type"])
@@ -204,8 +203,8 @@ class FakeTurns:
 class _Hearing:
     """The turns of one connection of FakeTurns."""
 
-    def __init__(self, server: FakeTurns, socket: ServerConnection) -> None:
-        self.server, self.socket = server, socket
+    def __init__(self, server: FakeTurns, socket: ServerConnection, fails: int | None) -> None:
+        self.server, self.socket, self.fails = server, socket, fails
         self.heard = self.turns = 0  # blocks; turns that were begun
         self.words: list[str] = []
         self.begin = self.end = 0  # blocks
@@ -236,8 +235,7 @@ class _Hearing:
     def complete(self) -> None:
         text, self.words = "".join(self.words), []
         self.say("input_audio_buffer.committed")
-        self.server.completed += 1
-        if self.server.completed in self.server.fails:
+        if self.turns == self.fails:
             self.say("conversation.item.input_audio_transcription.failed", error={"message": "it failed"})
             return
         if self.server.segments:

@@ -132,7 +132,7 @@ def test_a_connection_that_is_cut(page: Page, cut_s: float) -> None:
 
 
 def test_a_turn_that_fails_is_sent_again(page: Page) -> None:
-    with FakeTurns(WORDS, fails=[2, 3]) as server:
+    with FakeTurns(WORDS, fails={0: 2, 1: 1}) as server:
         assert turns(session(page, server)) == TURNS
     assert len(server.sessions) == 3
 

@@ -266,7 +266,7 @@ def test_a_turn_that_fails_is_sent_again(
     tmp_path: Path, speech: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
-    with FakeTurns(WORDS, fails=[2, 3]) as server:
+    with FakeTurns(WORDS, fails={0: 2, 1: 1}) as server:
         assert live.run(LiveJob(speech, server.url, "srt", tmp_path / "out", False, None, None)) == 0
     out, err = capsys.readouterr()
     assert (out, (tmp_path / "out/speech.srt").read_text()) == (TEXT, SRT)
