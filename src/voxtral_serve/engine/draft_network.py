@@ -1,0 +1,144 @@
+"""The drafter that hears: a small network which guesses the token of every position from the audio rows alone.
+
+All audio rows of an uploaded clip exist before its first token is decoded. Row i of a clip is added to the input of
+position i, from which the language model makes token i + 1. The network reads the rows in both directions and guesses
+token i + 1 for each row i at once; the language model verifies the guesses, so the text stays its own.
+
+It is trained by `voxtral-serve draft train` and kept in `draft/head.safetensors` beside the checkpoint. The file has no
+embeddings: the output layer multiplies with rows of the language model's own, those of `tokens`.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+FORMAT = "voxtral-serve draft 1"
+FILE = Path("draft") / "head.safetensors"  # below the checkpoint's directory
+CHIRP_S = 2.0
+
+
+class HeadError(ValueError):
+    """A file of a drafter cannot be used."""
+
+
+class Block(nn.Module):
+    """A depthwise convolution over time and a feed-forward layer, with a residual connection."""
+
+    def __init__(self, width: int, kernel: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.conv = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, hidden: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+        """hidden [clips, rows, width], inside [clips, rows, 1] -> [clips, rows, width]."""
+        mixed = self.conv((self.norm(hidden) * inside).transpose(1, 2)).transpose(1, 2)
+        return hidden + self.down(F.gelu(self.up(mixed)))
+
+
+class HeadNetwork(nn.Module):
+    """Audio rows of clips -> features that are multiplied with token embeddings."""
+
+    def __init__(self, dim: int, width: int, blocks: int, kernel: int, tokens: int) -> None:
+        """dim: of the language model. tokens: how many the output layer knows."""
+        super().__init__()
+        self.norm_in = nn.LayerNorm(dim)
+        self.project_in = nn.Linear(dim, width)
+        self.blocks = nn.ModuleList(Block(width, kernel) for _ in range(blocks))
+        self.norm_out = nn.LayerNorm(width)
+        self.project_out = nn.Linear(width, dim)
+        self.bias = nn.Parameter(torch.zeros(tokens))
+
+    def forward(self, rows: torch.Tensor, lengths: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """rows [clips, rows, dim] of clips with lengths [clips], embeddings [tokens, dim] -> logits [clips, rows, tokens].
+
+        Rows past a clip's length have no effect on those before it.
+        """
+        inside = (torch.arange(rows.shape[1], device=rows.device) < lengths[:, None])[..., None].to(rows.dtype)
+        hidden = self.project_in(self.norm_in(rows))
+        for block in self.blocks:
+            hidden = block(hidden, inside)
+        return F.linear(self.project_out(self.norm_out(hidden)), embeddings, self.bias)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A trained drafter, as its file has it.
+
+    tokens          int64 [n]: ids of the tokens that it can guess, ascending
+    vocabulary      size of the language model's
+    delay           token positions of the delay that it was trained with
+    tokenizer       SHA-256 of tekken.json
+    prompt          token positions of the prompt: row `prompt` - 1 guesses the first token
+    survival        share of the steps of held-out clips in which drafts 1 to j were all right, for j from 1 on
+    hours           of audio that it was trained on
+    chirp           float32 [rows, dim]: the model's audio rows of `chirp()`, by which a checkpoint is recognised
+    """
+
+    network: HeadNetwork
+    tokens: torch.Tensor
+    vocabulary: int
+    delay: int
+    tokenizer: str
+    prompt: int
+    survival: Sequence[float]
+    hours: float
+    chirp: torch.Tensor
+    shape: dict[str, int] = field(default_factory=dict)  # dim, width, blocks, kernel
+
+    def write(self, path: Path) -> None:
+        """Write the file as a whole or not at all. Weights are stored as float16."""
+        tensors = {f"network.{name}": value.half() for name, value in self.network.state_dict().items()}
+        tensors |= {"tokens": self.tokens.to(torch.int32), "chirp": self.chirp.half()}
+        numbers = {"vocabulary": self.vocabulary, "delay": self.delay, "prompt": self.prompt, "hours": self.hours}
+        facts = numbers | {"tokenizer": self.tokenizer, "survival": [*self.survival], "shape": self.shape}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        save_file(contiguous, partial, {"format": FORMAT, "facts": json.dumps(facts)})
+        partial.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> "Head":
+        """Raises HeadError for a file that is no drafter of this format."""
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise HeadError(f"{path} has format {metadata.get('format')!r}: expected {FORMAT!r}")
+                facts = json.loads(metadata["facts"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            network = HeadNetwork(**facts["shape"], tokens=len(tensors["tokens"]))
+            weights = {name.removeprefix("network."): value.float() for name, value in tensors.items() if "." in name}
+            network.load_state_dict(weights)
+            return cls(
+                network, tensors["tokens"].long(), facts["vocabulary"], facts["delay"], facts["tokenizer"],
+                facts["prompt"], facts["survival"], facts["hours"], tensors["chirp"].float(), facts["shape"],
+            )  # fmt: skip
+        except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
+            raise HeadError(
+                f"{path} cannot be read as a drafter ({type(error).__name__}: {error}): expected a file that "
+                "`voxtral-serve draft train` wrote. Train it again, or remove it"
+            ) from error
+
+
+def chirp(rate_hz: int) -> np.ndarray:
+    """A tone that rises from 100 to 4,000 Hz in CHIRP_S seconds: float32 samples, the same on every machine."""
+    seconds = np.arange(int(CHIRP_S * rate_hz)) / rate_hz
+    phase = 2 * np.pi * (100 * seconds + (4000 - 100) / (2 * CHIRP_S) * seconds**2)
+    return np.rint(0.5 * np.sin(phase) * 32767).astype(np.float32) / np.float32(32768)
+
+
+def tokenizer_hash(tekken: Path) -> str:
+    """SHA-256 of tekken.json, in hexadecimal."""
+    return hashlib.sha256(tekken.read_bytes()).hexdigest()
