@@ -60,7 +60,7 @@ class HeadNetwork(nn.Module):
         self.bias = nn.Parameter(torch.zeros(tokens))
 
     def forward(self, rows: torch.Tensor, lengths: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
-        """rows [clips, rows, dim] of clips with lengths [clips], embeddings [tokens, dim] -> logits [clips, rows, tokens].
+        """rows [clips, rows, dim], lengths [clips], embeddings [tokens, dim] -> logits [clips, rows, tokens].
 
         Rows past a clip's length have no effect on those before it.
         """
