@@ -1,5 +1,5 @@
-"""The name by which configs ask for speculation: `model: voxtral_serve.drafter.PadDrafter`."""
+"""The names by which configs ask for speculation: `model: voxtral_serve.drafter.Drafter`, or `PadDrafter`."""
 
-from voxtral_serve.engine.drafter import PadDrafter
+from voxtral_serve.engine.drafter import Drafter, PadDrafter
 
-__all__ = ["PadDrafter"]
+__all__ = ["Drafter", "PadDrafter"]

@@ -10,9 +10,11 @@ embeddings: the output layer multiplies with rows of the language model's own, t
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +60,8 @@ class HeadNetwork(nn.Module):
         self.norm_out = nn.LayerNorm(width)
         self.project_out = nn.Linear(width, dim)
         self.bias = nn.Parameter(torch.zeros(tokens))
+        self.gap = kernel // 2  # rows that one convolution sees on each side
+        self.reach = blocks * self.gap  # rows that the guess of a row depends on, on each side
 
     def forward(self, rows: torch.Tensor, lengths: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """rows [clips, rows, dim], lengths [clips], embeddings [tokens, dim] -> logits [clips, rows, tokens].
@@ -65,10 +69,19 @@ class HeadNetwork(nn.Module):
         Rows past a clip's length have no effect on those before it.
         """
         inside = (torch.arange(rows.shape[1], device=rows.device) < lengths[:, None])[..., None].to(rows.dtype)
+        return F.linear(self.features(rows, inside), embeddings, self.bias)
+
+    def features(self, rows: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+        """rows [clips, rows, dim], inside [clips, rows, 1] -> [clips, rows, dim], to multiply with token embeddings.
+
+        `inside` is 1 for rows of a clip and 0 for others. With `gap` of these between them, several clips may follow
+        one another as one: none has an effect on another.
+        """
         hidden = self.project_in(self.norm_in(rows))
         for block in self.blocks:
             hidden = block(hidden, inside)
-        return F.linear(self.project_out(self.norm_out(hidden)), embeddings, self.bias)
+        features: torch.Tensor = self.project_out(self.norm_out(hidden))
+        return features
 
 
 @dataclass(frozen=True)
@@ -111,25 +124,44 @@ class Head:
     @classmethod
     def read(cls, path: Path) -> "Head":
         """Raises HeadError for a file that is no drafter of this format."""
-        try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise HeadError(f"{path} has format {metadata.get('format')!r}: expected {FORMAT!r}")
-                facts = json.loads(metadata["facts"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        with _opened(path) as (file, facts):
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             network = HeadNetwork(**facts["shape"], tokens=len(tensors["tokens"]))
             weights = {name.removeprefix("network."): value.float() for name, value in tensors.items() if "." in name}
             network.load_state_dict(weights)
+            tokens = tensors["tokens"].long()
+            if not ((tokens >= 0) & (tokens < facts["vocabulary"])).all():
+                raise HeadError(f"{path} guesses tokens outside of its vocabulary of {facts['vocabulary']}")
             return cls(
-                network, tensors["tokens"].long(), facts["vocabulary"], facts["delay"], facts["tokenizer"],
+                network, tokens, facts["vocabulary"], facts["delay"], facts["tokenizer"],
                 facts["prompt"], facts["survival"], facts["hours"], tensors["chirp"].float(), facts["shape"],
             )  # fmt: skip
-        except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
-            raise HeadError(
-                f"{path} cannot be read as a drafter ({type(error).__name__}: {error}): expected a file that "
-                "`voxtral-serve draft train` wrote. Train it again, or remove it"
-            ) from error
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What the file of a drafter says of it, without its tensors: the fields of Head that are neither tensor nor
+    network.
+
+    Raises HeadError for a file that is no drafter of this format.
+    """
+    with _opened(path) as (_, facts):
+        return {name: facts[name] for name in ("vocabulary", "delay", "tokenizer", "survival", "hours", "shape")}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """(the open file, what it says of its drafter). Raises HeadError, also for errors inside the `with` block."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise HeadError(f"{path} has format {metadata.get('format')!r}: expected {FORMAT!r}")
+            yield file, json.loads(metadata["facts"])
+    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
+        raise HeadError(
+            f"{path} cannot be read as a drafter ({type(error).__name__}: {error}): expected a file that "
+            "`voxtral-serve draft train` wrote. Train it again, or remove it"
+        ) from error
 
 
 def chirp(rate_hz: int) -> np.ndarray:

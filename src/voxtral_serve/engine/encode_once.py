@@ -38,6 +38,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.sequence import IntermediateTensors
 from vllm.tokenizers import cached_tokenizer_from_config
 
+from voxtral_serve.engine import draft_network, drafter
 from voxtral_serve.engine.audio_rows import AudioRows
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.config import live_sessions
@@ -140,6 +141,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.live: LiveEncoder | None = None
         if sessions:
             self.live = LiveEncoder(self.whisper_encoder, self.project, self.audio_rows, shape, sessions)
+        self.drafts = drafter.draft_tokens(vllm_config, self.audio_rows)
         self.is_prepared = False  # whether the encoders are
 
     def embed_multimodal(self, **kwargs: object) -> list[torch.Tensor]:
@@ -182,7 +184,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.delay = self.settle_delay(self.audio_rows.pool.device)
 
     def prepare(self) -> None:
-        """Encode the left padding and capture the encoders' CUDA graphs.
+        """Encode the left padding, compare the drafter with the weights, and capture the CUDA graphs of both.
 
         It is part of the first run, because that is the profiling run in which vLLM measures how much memory is left
         for the KV cache. With a fixed KV cache size, vLLM encodes no audio in that run, so `forward` does it.
@@ -190,7 +192,17 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.whisper_encoder.prepare(self.project, self.downsample_factor)
         if self.live is not None:
             self.live.prepare()
+        if self.drafts is not None:
+            graphs = self.whisper_encoder.use_graphs and self.audio_rows.pool.is_cuda
+            self.drafts.prepare(self.language_model.model.embed_input_ids, self.rows_of_chirp(), graphs)
         self.is_prepared = True
+
+    def rows_of_chirp(self) -> torch.Tensor:
+        """The audio rows [n, LM dim] of draft_network.chirp as an uploaded clip."""
+        audio = self.tokenizer.instruct.audio_encoder
+        rate = audio.audio_config.sampling_rate
+        clip = audio.encode_audio(Audio(draft_network.chirp(rate), rate, format="wav")).audio.audio_array
+        return self.embed_multimodal(audio_arrays=[torch.from_numpy(clip).to(self.audio_rows.pool.device)])[0]
 
     def settle_delay(self, device: torch.device) -> torch.Tensor:
         """Replace the decoder layers' projections of the delay by their outputs, which do not depend on the text.

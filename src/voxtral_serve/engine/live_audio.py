@@ -28,12 +28,14 @@ class LivePart(NamedTuple):
     samples: int16, from LOOK_BACK before row `max(first, left - 1)` to LOOK_AHEAD after the last row. The rows before
     that one are the same for every session; the array is empty where only those are needed.
     delay: of the session, in token positions.
+    last: whether these rows complete the session, whose audio has ended.
     """
 
     first: int
     rows: int
     samples: np.ndarray
     delay: int
+    last: bool = False
 
 
 class LiveStep(NamedTuple):
@@ -41,10 +43,12 @@ class LiveStep(NamedTuple):
 
     parts: by request id.
     preempted: requests that were preempted since the last step that had tokens; vLLM's own field has those of one step.
+    pads: whether the worker drafts pads although it has a drafter.
     """
 
     parts: Mapping[str, LivePart] = {}
     preempted: Set[str] = frozenset()
+    pads: bool = False
 
 
 def step_of(scheduled: Any) -> LiveStep:

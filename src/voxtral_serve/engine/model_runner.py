@@ -19,6 +19,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from voxtral_serve import shims
 from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
+from voxtral_serve.engine.draft_stream import DraftTokens
 from voxtral_serve.engine.live_audio import LivePart, step_of
 from voxtral_serve.engine.live_encoder import LiveEncoder
 
@@ -26,11 +27,13 @@ from voxtral_serve.engine.live_encoder import LiveEncoder
 class Slots:
     """The slots of requests. Model Runner V1 has no fixed numbers for requests: they change between steps."""
 
-    def __init__(self, rows: AudioRows, live: LiveEncoder | None = None) -> None:
-        self.rows, self.live = rows, live
+    def __init__(self, rows: AudioRows, live: LiveEncoder | None = None, drafts: DraftTokens | None = None) -> None:
+        self.rows, self.live, self.drafts = rows, live, drafts
         self.of: dict[str, int] = {}
         self.free = list(range(rows.slots))
         self.numbers = np.zeros(0, np.int64)  # slots of the tokens of a step
+        self.batch: list[int] = []  # slots of the requests of a step
+        self.scheduled: Any = None  # vLLM's SchedulerOutput of a step
 
     def begin_step(self, runner: Any, scheduled: Any) -> None:
         """Free the slots of ended requests, fill those of new and resumed ones, and set the slot of each token."""
@@ -47,12 +50,12 @@ class Slots:
             self._begin(request, clips, step.parts.get(request))
         if self.live is not None and step.parts:
             self.rows.faults |= self.live.encode(step.parts)
+            if self.drafts is not None:
+                self.drafts.begin_tails(step.parts, self.live.slot_of, self.of)
         batch = runner.input_batch.req_ids
         self.rows.faults |= {request: NO_AUDIO for request in batch if request not in self.of}
-        numbers = np.repeat(
-            [self.of.get(request, self.rows.slots) for request in batch],
-            [scheduled.num_scheduled_tokens[request] for request in batch],
-        )
+        self.scheduled, self.batch = scheduled, [self.of.get(request, self.rows.slots) for request in batch]
+        numbers = np.repeat(self.batch, [scheduled.num_scheduled_tokens[request] for request in batch])
         if not np.array_equal(numbers, self.numbers):  # most steps have the same requests as the step before
             self.numbers = numbers
             host = torch.from_numpy(numbers)
@@ -67,8 +70,12 @@ class Slots:
                 return
             self.of[request] = self.free.pop()
         slot = self.of[request]
+        if self.drafts is not None:
+            self.drafts.clear(slot)
         for clip in clips:
             self.rows.put(slot, clip)
+            if self.drafts is not None:
+                self.drafts.begin(slot, len(clip))
         if part is not None:
             assert self.live is not None
             if (live_slot := self.live.begin(request)) is not None:
@@ -96,7 +103,8 @@ class AudioRowsRunner:
 
     @cached_property
     def slots(self) -> Slots:
-        return Slots(self.get_model().audio_rows, self.get_model().live)
+        model = self.get_model()
+        return Slots(model.audio_rows, model.live, model.drafts)
 
     def _prepare_inputs(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Start the encoder before vLLM prepares the inputs: the GPU encodes while the host prepares."""

@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
 from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
+from voxtral_serve.engine.draft_stream import DraftTokens
 from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.live_encoder import LiveEncoder
 
@@ -24,6 +25,7 @@ class RowsState(DefaultModelState):
         super().__init__(*args, **kwargs)
         self.rows: AudioRows = self.model.audio_rows
         self.live: LiveEncoder | None = self.model.live
+        self.drafts: DraftTokens | None = self.model.drafts
         self.parts: Mapping[str, LivePart] = {}  # live audio of this step; the worker sets it
         self.begun: list[tuple[int, str]] = []
 
@@ -43,6 +45,8 @@ class RowsState(DefaultModelState):
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called when a request starts, or restarts after preemption. Its clip is encoded in the same step."""
         request, part = new_req_data.req_id, self.parts.get(new_req_data.req_id)
+        if self.drafts is not None:
+            self.drafts.clear(req_index)
         if part is not None:
             assert self.live is not None
             if (live_slot := self.live.begin(request)) is not None:
@@ -71,10 +75,15 @@ class RowsState(DefaultModelState):
         # Those that `encode_ahead` has not: an output that vLLM has freed since, or a step that the worker did not see.
         self.execute_mm_encoder(scheduled_encoder_inputs)
         for slot, clip in self.begun:
-            self.rows.put(slot, self.encoder_cache.encoder_outputs[clip])
+            rows = self.encoder_cache.encoder_outputs[clip]
+            self.rows.put(slot, rows)
+            if self.drafts is not None:
+                self.drafts.begin(slot, len(rows))
         self.begun.clear()
         if self.live is not None and self.parts:
             self.rows.faults |= self.live.encode(self.parts)
+            if self.drafts is not None:
+                self.drafts.begin_tails(self.parts, self.live.slot_of, req_states.req_id_to_index)
         tokens, slots = input_batch.num_tokens, self.rows.slot[: input_batch.num_tokens]
         if tokens == input_batch.num_reqs:
             slots.copy_(input_batch.idx_mapping)

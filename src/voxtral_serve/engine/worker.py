@@ -27,8 +27,8 @@ class EncodeOnceWorker:
         self.step_probe = steps.probe_of(self)
         super().init_device()  # type: ignore[misc]
         if getattr(self.vllm_config, "use_v2_model_runner", False):
-            if drafter.drafts_pads(self.vllm_config):
-                draft_pads(self.model_runner)
+            if drafter.is_ours(self.vllm_config):
+                replace_speculator(self.model_runner)
             return
         from voxtral_serve.engine import model_runner
 
@@ -37,6 +37,7 @@ class EncodeOnceWorker:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         self.model_runner.get_model().weights_loaded()
+        connect_drafter(self.model_runner)
 
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
@@ -51,7 +52,10 @@ class EncodeOnceWorker:
     def execute_model(self, scheduler_output: Any) -> Any:
         state = getattr(self.model_runner, "model_state", None)
         if state is not None:
-            state.parts = step_of(scheduler_output).parts
+            step = step_of(scheduler_output)
+            state.parts = step.parts
+            if drafter.is_ours(self.vllm_config):
+                self.model_runner.speculator.only_pads = step.pads
             state.encode_ahead(scheduler_output)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
@@ -80,8 +84,8 @@ class GpuWorker(EncodeOnceWorker, Worker):
     pass
 
 
-def draft_pads(runner: Any) -> None:
-    """Replace the n-gram search, which Model Runner V2 makes for `method: ngram_gpu`, by the drafter of pads.
+def replace_speculator(runner: Any) -> None:
+    """Replace the n-gram search, which Model Runner V2 makes for `method: ngram_gpu`, by the drafter of the config.
 
     Raises PatchError if the runner has another speculator.
     """
@@ -89,6 +93,17 @@ def draft_pads(runner: Any) -> None:
     if speculator != "NgramGPUSpeculator":
         raise shims.PatchError(
             f"vllm {shims.installed('vllm')}: the speculator of Model Runner V2 is {speculator}, expected "
-            f"NgramGPUSpeculator (pads are drafted in its place). {shims.ADVICE}"
+            f"NgramGPUSpeculator (voxtral-serve drafts in its place). {shims.ADVICE}"
         )
-    runner.speculator = drafter.pad_speculator(runner.vllm_config, runner.device)
+    runner.speculator = drafter.speculator(runner.vllm_config, runner.device, runner.req_states)
+
+
+def connect_drafter(runner: Any) -> None:
+    """Let the drafter of the config, if there is one, reach the guesses of the model that was loaded, and in Model
+    Runner V1 the slots of the requests."""
+    if not drafter.is_ours(runner.vllm_config):
+        return
+    if getattr(runner.vllm_config, "use_v2_model_runner", False):
+        runner.speculator.tokens = runner.get_model().drafts
+    elif isinstance(runner.drafter, drafter.Drafter):  # in 0.20.0 it is the class of ngram_pads
+        runner.drafter.slots = runner.slots

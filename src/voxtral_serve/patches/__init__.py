@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from voxtral_serve import shims
 from voxtral_serve.patches.clip_end import ClipEnd
 from voxtral_serve.patches.config_hooks import ConfigHooks, ConfigParsers
+from voxtral_serve.patches.draft_method import DraftMethod
 from voxtral_serve.patches.drain import ApiProcessDrain
 from voxtral_serve.patches.live_audio import LiveAudio
 from voxtral_serve.patches.live_server import (
@@ -29,7 +30,7 @@ from voxtral_serve.patches.step_graphs import StepGraphs
 
 # Every start needs these two: they find out which patches a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
-RECORDS = (*ALWAYS, ClipEnd(), NgramPads(), ApiProcessDrain(), LiveAudio(), StepGraphs())
+RECORDS = (*ALWAYS, ClipEnd(), DraftMethod(), NgramPads(), ApiProcessDrain(), LiveAudio(), StepGraphs())
 SERVER_RECORDS = (*(FileLimit(), GracefulStop(), HeaderLimit(), ConnectionHeaders(), ClientWatch(), NoCompression()),)
 
 

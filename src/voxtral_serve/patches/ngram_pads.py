@@ -62,7 +62,7 @@ def pads_or_ngrams(stock: Any) -> type:
         def __init__(self, vllm_config: Any, device: Any, runner: Any = None) -> None:
             from voxtral_serve.engine import drafter
 
-            if not drafter.drafts_pads(vllm_config):
+            if not drafter.is_ours(vllm_config):
                 super().__init__(vllm_config, device, runner)
                 return
             import torch
