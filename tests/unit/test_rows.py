@@ -124,8 +124,8 @@ def test_a_clip_in_the_slot_of_a_session_that_has_ended_has_its_own_delay(live_r
 class Runner:
     """What Slots reads of vLLM's runner, and steps as its scheduler tells of them."""
 
-    def __init__(self, held: AudioRows) -> None:
-        self.slots = Slots(held)
+    def __init__(self, held: AudioRows, drafts: Any = None) -> None:
+        self.slots = Slots(held, drafts=drafts)
         self.requests: dict[str, Any] = {}
         self.encoder_cache: dict[str, torch.Tensor] = {}
         self.input_batch = SimpleNamespace(req_ids=[])
@@ -256,14 +256,36 @@ def test_requests_that_were_preempted_in_steps_without_tokens(runner: Runner) ->
     assert runner.slots.rows.faults == {}
 
 
+def test_the_drafter_hears_of_each_clip_when_it_begins_and_begins_again(held: AudioRows) -> None:
+    told: list[Any] = []
+    drafts = SimpleNamespace(
+        clear=lambda slot: told.append(("clear", slot)), begin=lambda slot, rows: told.append((slot, rows))
+    )
+    runner = Runner(held, drafts)
+    begun(runner, "a", "b")
+    slots = dict(runner.slots.of)
+    assert told == [("clear", slots["a"]), (slots["a"], LENGTH), ("clear", slots["b"]), (slots["b"], LENGTH)]
+    told.clear()
+    runner.step({"b": 1}, preempted=("a",))
+    assert told == []
+    runner.step({"b": 1, "a": 3}, resumed=("a",))
+    assert told == [("clear", runner.slots.of["a"]), (runner.slots.of["a"], LENGTH)]
+    runner.begin("text", None)
+    runner.step({"text": 1, "b": 1}, new=("text",))
+    assert runner.slots.batch == [SLOTS, slots["b"]]  # the first reads the slot that has pads only
+
+
 def test_a_sessions_slot_has_its_ring_and_its_delay_also_after_preemption(live_rows: AudioRows) -> None:
     begun, encoded = list[str](), list[Any]()
     live: Any = SimpleNamespace(
         begin=lambda name: begun.append(name) or 1,
         encode=lambda parts: encoded.append(parts) or {},
         end=lambda name: begun.remove(name),
+        slot_of={"session": 1},
     )
-    slots = Slots(live_rows, live)
+    tails: list[Any] = []
+    drafts: Any = SimpleNamespace(clear=lambda slot: tails.append(slot), begin_tails=lambda *given: tails.append(given))
+    slots = Slots(live_rows, live, drafts)
     runner = SimpleNamespace(
         requests={"session": SimpleNamespace(mm_features=[])}, input_batch=SimpleNamespace(req_ids=["session"])
     )
@@ -288,6 +310,9 @@ def test_a_sessions_slot_has_its_ring_and_its_delay_also_after_preemption(live_r
     live_rows.put(slot, filled(1))  # an upload takes the place
     assert step((), {"session"}, set(), 2) == [30] * 2
     assert (begun, len(encoded)) == (["session"], 2)
+    (again,) = slots.of.values()
+    assert tails[::2] == [slot, again]  # pads until the tail is guessed
+    assert tails[1][1:] == (live.slot_of, slots.of) and tails[3][0] is encoded[1]
 
 
 # Model Runner V1 with them
@@ -300,7 +325,7 @@ def test_the_model_gets_token_ids_and_its_rows_are_put_before() -> None:
         supports_mm_inputs = True
 
         def get_model(self) -> Any:
-            return SimpleNamespace(audio_rows="rows", live=None)
+            return SimpleNamespace(audio_rows="rows", live=None, drafts=None)
 
         def _execute_mm_encoder(self, scheduler_output: Any) -> None:
             calls.append("encoder")

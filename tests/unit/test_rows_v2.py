@@ -1,4 +1,4 @@
-"""What the encode-once model does in vLLM's Model Runner V2, which itself needs a GPU: its rows, and drafted pads.
+"""What the encode-once model does in vLLM's Model Runner V2, which itself needs a GPU: its rows, and drafts.
 
 vLLM's own classes, without their set-up; the batches are made by hand.
 """
@@ -6,6 +6,7 @@ vLLM's own classes, without their set-up; the batches are made by hand.
 from types import SimpleNamespace
 from typing import Any
 
+import drafting
 import numpy as np
 import pytest
 import torch
@@ -24,7 +25,7 @@ from voxtral_serve import shims
 from voxtral_serve.engine import drafter
 from voxtral_serve.engine.audio_rows import NO_AUDIO
 from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
-from voxtral_serve.engine.live_audio import LivePart
+from voxtral_serve.engine.live_audio import STEP, LivePart, LiveStep
 from voxtral_serve.engine.model_state import RowsState
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
@@ -42,7 +43,7 @@ def state() -> Any:
         put_nothing=lambda slot: put.update({slot: "zeros"}),
         faults={},
     )
-    state.live, state.parts = None, {}
+    state.live, state.drafts, state.parts = None, None, {}
     state.vllm_config = SimpleNamespace(lora_config=None, ec_transfer_config=None)
     state.begun = []
     state.encoder_cache = SimpleNamespace(encoder_outputs={})
@@ -188,7 +189,7 @@ def test_nothing_stands_in_for_embeddings(state: Any) -> None:
     assert state.prepare_dummy_inputs(2, 4) == {}
 
 
-# ---- Drafted pads
+# ---- Drafts
 
 
 def config(model: str | None, drafts: int = 5) -> Any:
@@ -208,10 +209,20 @@ class Device:
 
     def __init__(self, vllm_config: Any, speculator: Any) -> None:
         self.vllm_config = vllm_config
-        self.made = SimpleNamespace(vllm_config=vllm_config, device=torch.device("cpu"), speculator=speculator)
+        self.made = SimpleNamespace(
+            vllm_config=vllm_config,
+            device=torch.device("cpu"),
+            speculator=speculator,
+            req_states=SimpleNamespace(
+                total_len=SimpleNamespace(gpu=torch.zeros(drafting.SLOTS, dtype=torch.int32)), req_id_to_index={}
+            ),
+        )
 
     def init_device(self) -> None:
         self.model_runner = self.made
+
+    def load_model(self) -> None:
+        pass
 
     def execute_model(self, scheduler_output: Any) -> str:
         return "executed"
@@ -238,6 +249,71 @@ def test_pads_are_drafted_where_the_config_names_them() -> None:
     fewer = speculator.propose(three, num_speculative_tokens=2)
     fewer[:, 2:] = -1  # as the runner does
     assert speculator.propose(three).tolist() == [[PAD] * 5] * 3
+
+
+def drafting_worker(drafts: Any) -> Any:
+    """A worker whose model has these drafts."""
+    worker = OurDevice(config("voxtral_serve.drafter.Drafter", drafting.DRAFTS), NgramGPUSpeculator())
+    worker.init_device()
+    worker.made.get_model = lambda: SimpleNamespace(drafts=drafts, weights_loaded=lambda: None)
+    worker.load_model()
+    return worker
+
+
+def test_without_a_drafter_of_the_checkpoint_they_are_pads() -> None:
+    speculator = drafting_worker(None).model_runner.speculator
+    assert speculator.propose(SimpleNamespace(num_reqs=2)).tolist() == [[PAD] * drafting.DRAFTS] * 2
+
+
+def test_the_guesses_that_follow_the_tokens_of_each_request(state: Any) -> None:
+    worker = drafting_worker(drafts := drafting.made())
+    speculator, lengths = worker.model_runner.speculator, worker.made.req_states.total_len.gpu
+    state.drafts, state.rows = drafts, drafts.rows
+    rows = {"a": torch.randn(60, drafting.DIM), "b": torch.randn(90, drafting.DIM)}
+    for slot, name in ((3, "a"), (1, "b")):
+        state.add_request(slot, request(name))
+        lengths[slot] = 39
+    both = batch((1, 39), (3, 39))
+    slots_after(state, rows, both)
+    pending = [*drafts.waiting]
+    none = speculator.propose(both, num_speculative_tokens=0)
+    assert none.shape == (2, drafting.DRAFTS) and [*drafts.waiting] == pending  # the network has not run
+    alone = {name: drafting.alone(drafts, of) for name, of in rows.items()}
+    got = speculator.propose(both, "metadata")
+    assert got.dtype == torch.int64
+    assert got.tolist() == [alone["b"][38 : 38 + drafting.DRAFTS], alone["a"][38 : 38 + drafting.DRAFTS]]
+    got[:, 2:] = -1  # as the runner does where fewer are used
+    lengths += 2
+    got = speculator.propose(batch((3, 6)), num_speculative_tokens=5)
+    assert got.tolist() == [alone["a"][40 : 40 + drafting.DRAFTS]]
+
+
+def test_the_scheduler_may_want_pads(state: Any) -> None:
+    worker = drafting_worker(drafts := drafting.made())
+    speculator = worker.model_runner.speculator
+    worker.model_runner.model_state = state
+    state.encode_ahead = lambda step: None
+    state.drafts, state.rows = drafts, drafts.rows
+    state.add_request(0, request("a"))
+    one = batch((0, 39))
+    worker.made.req_states.total_len.gpu[0] = 39
+    slots_after(state, {"a": (rows := torch.randn(60, drafting.DIM))}, one)
+    worker.execute_model(SimpleNamespace(**{STEP: LiveStep(pads=True)}))
+    assert speculator.propose(one).tolist() == [[PAD] * drafting.DRAFTS]
+    assert [*drafts.waiting] == [0]
+    worker.execute_model(SimpleNamespace())
+    assert speculator.propose(one).tolist() == [drafting.alone(drafts, rows)[38 : 38 + drafting.DRAFTS]]
+
+
+def test_the_tail_of_a_session_is_guessed_in_the_step_of_its_last_part(state: Any) -> None:
+    told: list[Any] = []
+    state.drafts = SimpleNamespace(clear=told.append, begin_tails=lambda *given: told.append(given))
+    state.live = SimpleNamespace(begin=len, encode=lambda parts: {}, slot_of={"abc": 3})
+    state.rows.put_live = lambda *place: None
+    state.parts = {"abc": LivePart(0, 63, np.zeros(0, np.int16), 30, True)}
+    state.add_request(5, SimpleNamespace(req_id="abc", mm_features=[]))
+    state.prepare_inputs_embeds({}, batch((5, 30)), SimpleNamespace(req_id_to_index={"abc": 5}))
+    assert told == [5, (state.parts, {"abc": 3}, {"abc": 5})]
 
 
 @pytest.mark.parametrize("model", ["another.Drafter", None])
