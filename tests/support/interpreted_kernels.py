@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from triton.backends.nvidia.driver import CudaDriver
 
+from voxtral_serve.engine.draft_stream import _gather, gathered
 from voxtral_serve.engine.packed_attention import packed_attention
 from voxtral_serve.engine.paged_attention import paged_attention
 from voxtral_serve.engine.ring_attention import _kernel, gathered_attention
@@ -47,6 +48,8 @@ PAGED = (
     (50, ((1, 40), (1, 130), (20, 139)), False, 0, 4),
 )
 PAGE = 16
+# drafts, tokens that the request in each slot has, slots of a step's requests
+DRAFTS = ((15, (0, 39, 700, 5), (3, 1, 0)), (1, (7, 3), (1,)), (4, (600, 601), (0, 1)))
 # window, requests as above
 BACKEND = (
     (None, ((1, 1), (1, 64), (1, 200))),
@@ -168,9 +171,18 @@ def backend(window: int | None, requests: tuple[tuple[int, int], ...]) -> float:
     return (outs[0] - outs[1]).abs().max().item()
 
 
+def drafts(count: int, lengths: tuple[int, ...], slots: tuple[int, ...]) -> float:
+    tokens = torch.randint(131072, (len(lengths) + 1, 600), dtype=torch.int32)
+    out, last = torch.full((len(slots), count), -1), len(lengths) - 1
+    given = (tokens, torch.tensor(slots, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), out)
+    _gather[(len(slots),)](*given, last, tokens.shape[1], count, block=16)
+    expected = gathered(tokens, given[1].long(), given[2][given[1].long()].long(), count)
+    return (out - expected).abs().max().item()
+
+
 def main() -> None:
     torch.manual_seed(0)
-    for run, cases in ((packed, PACKED), (ring, RINGS), (paged, PAGED), (backend, BACKEND)):
+    for run, cases in ((packed, PACKED), (ring, RINGS), (paged, PAGED), (backend, BACKEND), (drafts, DRAFTS)):
         for case in cases:
             print(json.dumps({"case": f"{run.__name__} {case}", "error": run(*case)}), flush=True)
 

@@ -489,13 +489,17 @@ def test_an_engine_on_a_gpu_computes_with_one_thread(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    worker = OurDevice(SimpleNamespace(use_v2_model_runner=True, speculative_config=None), SimpleNamespace())
+    prepared: list[int] = []
+    model = SimpleNamespace(prepare=lambda: prepared.append(1))
+    runner = SimpleNamespace(get_model=lambda: model)
+    worker = OurDevice(SimpleNamespace(use_v2_model_runner=True, speculative_config=None), runner)
     worker.device_config = SimpleNamespace(device_type=device)
     worker.init_device()
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         assert worker.compile_or_warm_up_model() == 3
+        assert prepared == [1]  # a model that does not fit its drafter ends the start
         assert torch.get_num_threads() == after
     finally:
         torch.set_num_threads(before)

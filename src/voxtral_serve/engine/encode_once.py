@@ -183,12 +183,15 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         """The worker calls it when vLLM has loaded the weights, before the first run. vLLM itself has no such call."""
         self.delay = self.settle_delay(self.audio_rows.pool.device)
 
+    @torch.inference_mode()
     def prepare(self) -> None:
-        """Encode the left padding, compare the drafter with the weights, and capture the CUDA graphs of both.
+        """Encode the left padding, compare the drafter with the weights, and capture the CUDA graphs of both, once.
 
         It is part of the first run, because that is the profiling run in which vLLM measures how much memory is left
         for the KV cache. With a fixed KV cache size, vLLM encodes no audio in that run, so `forward` does it.
         """
+        if self.is_prepared:
+            return
         self.whisper_encoder.prepare(self.project, self.downsample_factor)
         if self.live is not None:
             self.live.prepare()

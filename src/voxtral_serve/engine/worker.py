@@ -41,6 +41,7 @@ class EncodeOnceWorker:
 
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
+        self.model_runner.get_model().prepare()  # where vLLM has run nothing, as on a CPU
         if self.device_config.device_type == "cuda" and "OMP_NUM_THREADS" not in os.environ:
             # As vLLM 0.32.0 does. With 0.20.0, PyTorch shared the copy of a clip into pinned memory between several
             # threads, and it took 5 ms on a busy server.
