@@ -72,6 +72,7 @@ class RowsState(DefaultModelState):
         self.execute_mm_encoder(scheduled_encoder_inputs)
         for slot, clip in self.begun:
             self.rows.put(slot, self.encoder_cache.encoder_outputs[clip])
+            self.rows.keep(clip, self.encoder_cache.encoder_outputs[clip])
         self.begun.clear()
         if self.live is not None and self.parts:
             self.rows.faults |= self.live.encode(self.parts)

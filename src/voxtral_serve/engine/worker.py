@@ -4,7 +4,10 @@ vLLM's option `worker_cls` names it. The config hook of the model sets the optio
 """
 
 import copy
+import ctypes
 import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,8 @@ from vllm.v1.worker.gpu_worker import Worker
 from voxtral_serve import shims
 from voxtral_serve.engine import drafter, steps
 from voxtral_serve.engine.live_audio import FAULTS, step_of
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class EncodeOnceWorker:
@@ -63,6 +68,19 @@ class EncodeOnceWorker:
             return output
         faults, rows.faults = rows.faults, {}
         return with_faults(output, faults)
+
+    def keep_rows(self) -> None:
+        """`voxtral-serve draft train` calls it: keep the audio rows of all clips from now on.
+
+        This process then ends with the one that started it: vLLM's would outlive a SIGKILL, with the GPU's memory.
+        """
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        self.model_runner.get_model().audio_rows.kept = {}
+
+    def write_rows(self, path: str, clips: list[str]) -> list[int]:
+        """Write the kept rows of these clips to a file (`AudioRows.write`). Returns the number of rows of each clip."""
+        written: list[int] = self.model_runner.get_model().audio_rows.write(Path(path), clips)
+        return written
 
 
 def with_faults(output: Any, faults: dict[str, str]) -> Any:
