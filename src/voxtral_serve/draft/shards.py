@@ -120,8 +120,12 @@ class Shards:
         count = self.counts.get(recording)
         return count is not None and all(f"{recording}-{number}" in self.keys for number in range(count))
 
-    def remove(self) -> None:
+    def close(self) -> None:
+        """Let another process use the folder."""
         self._lock.close()
+
+    def remove(self) -> None:
+        self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -77,8 +77,8 @@ class AudioRows(nn.Module):
     def write(self, path: Path, clips: Sequence[str]) -> list[int]:
         """Write the kept rows of these clips to a file, one clip after the other, and drop them.
 
-        The file is written as a whole or not at all: safetensors with `rows`, bfloat16 [rows of all clips, dim]. Returns
-        the number of rows of each clip. Raises KeyError for a clip that was not encoded since `kept` was set.
+        The file has `rows`, bfloat16 [rows of all clips, dim], and is written as a whole or not at all. Returns the
+        number of rows of each clip. Raises KeyError for a clip that was not encoded since `kept` was set.
         """
         kept = self.kept or {}
         rows = [kept[clip] for clip in clips]
