@@ -338,8 +338,9 @@ def _draft(call: Call) -> int:
     given, command = call.given, call.parser
     if given.hours is not None and not given.hours > 0:
         command.error(f"--hours {given.hours}: must be more than 0")
-    # vLLM's own warnings would hide the progress, and its workers read this before they start.
+    # Their warnings would hide the progress. They are read when vLLM is imported, also in its processes.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         from voxtral_serve.draft.run import run as train
     except ImportError as error:

@@ -379,7 +379,7 @@ def test_a_checkpoint_is_read_without_an_engine() -> None:
     model = Model.read(PICO)
     assert (model.dim, model.vocabulary, model.pad, model.shape.delay, model.shape.prompt) == (256, 5200, 32, 6, 39)
     assert model.rows_bytes(10.0, 1) == (125 + 50) * 256 * 2
-    assert model.embeddings([32, 33]).shape == (2, 256)
+    assert model.embeddings(torch.tensor([32, 33])).shape == (2, 256)
 
 
 def ten_minutes(folder: Path) -> Path:

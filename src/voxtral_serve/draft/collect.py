@@ -1,5 +1,6 @@
 """The first stage: vLLM transcribes the recordings, and their audio rows and tokens go into shards."""
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -105,7 +106,7 @@ def collect(
     transcriber: Transcriber, shards: Shards, recordings: Sequence[Recording], held_out: frozenset[str]
 ) -> None:
     """Fill the shards. The worker keeps the rows of all clips from here on."""
-    transcriber.llm.collective_rpc("keep_rows")
+    transcriber.llm.collective_rpc("keep_rows", args=(os.getpid(),))
     started = time.monotonic()
     collection = Collection(transcriber, shards, held_out)
     collection.run(recordings)

@@ -1,7 +1,6 @@
 """The engine of `voxtral-serve draft train`: vLLM's offline LLM with the encode-once model, as the server has it."""
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,6 +45,7 @@ def options(checkpoint: Path, words: Sequence[str]) -> dict[str, Any]:
         "max_model_len": POSITIONS,
         "max_num_batched_tokens": 2048,
         "mm_processor_cache_gb": 0,
+        "use_tqdm_on_load": False,
         "disable_log_stats": False,  # the counters of drafts
     }
     if current_platform.is_cpu():
@@ -60,7 +60,6 @@ def options(checkpoint: Path, words: Sequence[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def running(arguments: dict[str, Any]) -> Iterator[LLM]:
     """A vllm.LLM, which ends with the block. Raises DraftError if it does not start."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
         llm = LLM(**arguments)
     except Exception as error:

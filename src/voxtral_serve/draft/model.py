@@ -1,7 +1,6 @@
 """What a job needs to know of a checkpoint, without its engine."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,8 +61,8 @@ class Model(NamedTuple):
         audio = seconds * self.shape.rate_hz / self.shape.samples
         return round((audio + clips * (self.shape.left + self.shape.right + 1)) * self.dim * 2)
 
-    def embeddings(self, tokens: Sequence[int]) -> torch.Tensor:
-        """float32 [tokens, dim]: the language model's input embeddings of these tokens."""
+    def embeddings(self, tokens: torch.Tensor) -> torch.Tensor:
+        """float32 [tokens, dim]: the language model's input embeddings of these token ids."""
         tensor = self.checkpoint.tensors[EMBEDDINGS]
         if tensor.dtype not in TYPES:
             raise DraftError(f"the token embeddings have type {tensor.dtype}: expected one of {', '.join(TYPES)}")
@@ -71,5 +70,5 @@ class Model(NamedTuple):
             with safe_open(path, "pt") as file:
                 if tensor.stored_as in file.keys():  # noqa: SIM118 (not a dict)
                     whole: torch.Tensor = file.get_tensor(tensor.stored_as)
-                    return whole[torch.tensor(tokens)].float()
+                    return whole[tokens].float()
         raise DraftError(f"{self.checkpoint.directory} lacks {tensor.stored_as}")

@@ -4,9 +4,10 @@ vLLM's option `worker_cls` names it. The config hook of the model sets the optio
 """
 
 import copy
-import ctypes
 import os
+import select
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from vllm.v1.worker.gpu_worker import Worker
 from voxtral_serve import shims
 from voxtral_serve.engine import drafter, steps
 from voxtral_serve.engine.live_audio import FAULTS, step_of
-
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class EncodeOnceWorker:
@@ -69,18 +68,28 @@ class EncodeOnceWorker:
         faults, rows.faults = rows.faults, {}
         return with_faults(output, faults)
 
-    def keep_rows(self) -> None:
-        """`voxtral-serve draft train` calls it: keep the audio rows of all clips from now on.
+    def keep_rows(self, caller: int) -> None:
+        """Keep the audio rows of all clips from now on, for `voxtral-serve draft train`, whose process id is `caller`.
 
-        This process then ends with the one that started it: vLLM's would outlive a SIGKILL, with the GPU's memory.
+        The engine ends with that process: vLLM's would outlive a SIGKILL, and with it the GPU's memory.
         """
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         self.model_runner.get_model().audio_rows.kept = {}
+        threading.Thread(target=end_with, args=(caller, os.getppid()), daemon=True).start()
 
     def write_rows(self, path: str, clips: list[str]) -> list[int]:
         """Write the kept rows of these clips to a file (`AudioRows.write`). Returns the number of rows of each clip."""
         written: list[int] = self.model_runner.get_model().audio_rows.write(Path(path), clips)
         return written
+
+
+def end_with(caller: int, parent: int) -> None:
+    """Wait for the end of a process, and end this one; also its parent, the engine, if a worker has its own process."""
+    ended = select.poll()
+    ended.register(os.pidfd_open(caller), select.POLLIN)
+    ended.poll()
+    if parent != caller:
+        os.kill(parent, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def with_faults(output: Any, faults: dict[str, str]) -> Any:
