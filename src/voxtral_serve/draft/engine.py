@@ -114,7 +114,7 @@ class Transcriber:
 class Alone(NamedTuple):
     """Times of clips that the engine has alone.
 
-    clip_ms    median of a clip
+    clip_ms    mean of a clip
     begin_ms   mean until a clip's first token
     step_ms    mean of a step after that
     steps      of all clips after their first tokens
@@ -148,7 +148,7 @@ def alone(transcriber: Transcriber, clips: Sequence[np.ndarray], drafts: bool) -
         tokens += len(made) - 1
     steps = _verified(transcriber.llm) - before if drafts else tokens
     step_ms = (sum(whole) - sum(begin)) / max(1, steps)
-    return Alone(float(np.median(whole)), float(np.mean(begin)), step_ms, steps, len(clips))
+    return Alone(float(np.mean(whole)), float(np.mean(begin)), step_ms, steps, len(clips))
 
 
 def _verified(llm: LLM) -> int:
