@@ -54,7 +54,9 @@ class UploadTiming:
         self._engine: EngineTimes | None = None
 
     def end(self, stage: str) -> None:
-        """The stage ends now; it ends once, and `text` after all others."""
+        """The stage ends now; it ends once, and `text` after all others. Speech that ends so was waited for."""
+        if stage == "speech":
+            self._beside_s = None
         if self._engine is not None and stage == "text":
             self._ends |= self._of_engine(self._engine) | {"steps": self._engine.last}
             self._engine = None
