@@ -8,7 +8,7 @@ renderer, and `generate`.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from voxtral_serve.audio.level import raised
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
 from voxtral_serve.guard.pieces import ClipPieces
+from voxtral_serve.guard.timing import EngineTimes
 from voxtral_serve.patches.live_server import log
 from voxtral_serve.transcript.logprobs import chosen_logprobs
 
@@ -30,12 +31,14 @@ class PieceChunk(NamedTuple):
     tokens         ids of the new tokens
     logprobs       one for each token; empty unless the request asks for them
     prompt_tokens  tokens of the piece's prompt in its first chunk, and 0 in later ones
+    times          of the engine; None if vLLM does not measure them
     """
 
     text: str
     tokens: list[int]
     logprobs: list[float]
     prompt_tokens: int
+    times: EngineTimes | None
 
 
 class SpeechTask(NamedTuple):
@@ -125,15 +128,17 @@ class Transcriber:
         """What stands between the texts of two pieces: nothing in a language without blanks."""
         return "" if language in self.tasks[task].model.no_space_languages else " "
 
+    @contextlib.asynccontextmanager
     async def chunks(
         self, request: TranscriptRequest, audio: ClipPieces, language: str | None, request_id: str
-    ) -> AsyncGenerator[tuple[int, PieceChunk], None]:
-        """Yield (number of the piece, chunk) in the clip's order, of AT_ONCE pieces at a time.
+    ) -> AsyncIterator[AsyncGenerator[tuple[int, PieceChunk], None]]:
+        """Ask the engine for the pieces of a clip, if it has speech, AT_ONCE at a time, to the end of the block.
 
-        A request that is not streamed has one chunk for each piece. Closing the generator ends the requests in the
-        engine. Raises RefusedError for what vLLM refuses or the engine gives up.
+        Gives (number of the piece, chunk) in the clip's order; a request that is not streamed has one chunk for each
+        piece. The iteration raises RefusedError for what vLLM refuses or the engine gives up.
         """
-        queues: list[asyncio.Queue[PieceChunk | Exception | None]] = [asyncio.Queue() for _ in audio.pieces]
+        count = 0 if audio.silent else len(audio.pieces)
+        queues: list[asyncio.Queue[PieceChunk | Exception | None]] = [asyncio.Queue() for _ in range(count)]
         room = asyncio.Semaphore(AT_ONCE)
 
         async def run(number: int) -> None:
@@ -146,13 +151,17 @@ class Transcriber:
             except Exception as error:
                 queues[number].put_nowait(error)
 
-        tasks = [asyncio.create_task(run(number)) for number in range(len(queues))]
-        try:
+        async def made() -> AsyncGenerator[tuple[int, PieceChunk], None]:
             for number, queue in enumerate(queues):
                 while (chunk := await queue.get()) is not None:
                     if isinstance(chunk, Exception):
                         raise chunk
                     yield number, chunk
+
+        tasks = [asyncio.create_task(run(number)) for number in range(count)]
+        try:
+            async with contextlib.aclosing(made()) as chunks:
+                yield chunks
         finally:
             for task in tasks:
                 task.cancel()
@@ -175,7 +184,8 @@ class Transcriber:
                     prompt_tokens += len(output.prompt_token_ids or ())
                 logprobs = chosen_logprobs(answer) if request.logprobs else []
                 text = clean(answer.text, answer.finish_reason is not None)
-                yield PieceChunk(text, list(answer.token_ids), logprobs, prompt_tokens or 0)
+                times = EngineTimes.of_output(output)
+                yield PieceChunk(text, list(answer.token_ids), logprobs, prompt_tokens or 0, times)
                 prompt_tokens = None
 
     def _prompt(self, request: TranscriptRequest, audio: ClipPieces, number: int, language: str | None) -> Any:
