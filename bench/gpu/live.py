@@ -22,7 +22,7 @@ from bench.answers import Row
 from bench.dataset import Clip
 from bench.gpu import rows, tasks
 from bench.gpu.meanwhile import Samples, Uploads
-from bench.gpu.measure import memory
+from bench.gpu.measure import gained, memory
 from bench.gpu.plan import Sessions
 from bench.gpu.readings import MemoryWatch, processes
 from bench.gpu.servers import Server
@@ -74,6 +74,7 @@ def measure(
     watch = MemoryWatch(gpus, lambda: processes(server.pid))
     watch.start()
     uploads = Uploads(server.client, clips, item.uploads) if item.uploads else None
+    before = server.counters()
     try:
         _run_client(item, server, out, warm_up)
     finally:
@@ -84,7 +85,12 @@ def measure(
         watch.stop()
     (load,) = json.loads((out / results.SUMMARY).read_bytes())["loads"]
     sessions = results.read_rows(out / results.ROWS)
-    return {**figures(item, load, sessions, uploads.rows if uploads else [], samples), **memory(server, watch, gpus)}
+    return {
+        **figures(item, load, sessions, uploads.rows if uploads else [], samples),
+        **memory(server, watch, gpus),
+        "acceptance": rows.acceptance_of(server.config),
+        **rows.drafts(gained(before, server.counters())),
+    }
 
 
 def _run_client(item: Sessions, server: Server, out: Path, warm_up: int) -> None:

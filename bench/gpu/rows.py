@@ -16,6 +16,7 @@ NAME:KEY=VALUE  any of these with a change of its config. VALUE is YAML; null me
             changes with colons. With gpu_memory_utilization, the size of the KV cache is not set
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,11 @@ PADS = {
     }
 }
 PAD_RATES = (0.339, 0.269, 0.201, 0.144, 0.104)  # of pico's drafts of pads: bench/results/drafts-cpu.json
+
+
+# vLLM's counters: steps of a request with drafts, their drafts, and those that were accepted
+GENERATED = "generation_tokens"
+DRAFTED, DRAFTS, ACCEPTED = (f"spec_decode_num_{what}" for what in ("drafts", "draft_tokens", "accepted_tokens"))
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,8 @@ def head_rates(path: Path, drafts: int) -> list[float]:
     """
     try:
         with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, path.stat().st_size)))
         survival = json.loads(header["__metadata__"]["facts"])["survival"]
     except OSError as error:
         raise BenchError(f"cannot read {path} ({error.strerror}): make it with `voxtral-serve draft train`") from None
@@ -265,6 +272,26 @@ def acceptance_of(content: Mapping[str, Any]) -> list[float] | None:
 
 
 # ---- Figures
+
+
+def drafts(counted: Mapping[str, float]) -> dict[str, Any]:
+    """The figures of drafts, of what vLLM's counters have gained; null without drafts.
+
+    `draft_steps`: steps with drafts, of all requests. `accepted_drafts`: accepted ones / drafts. `tokens_per_step`: of
+    a request, in a step with drafts. `survival`: share of these steps that accepted the drafts up to each position.
+    The drafts after a clip's last token count, too.
+    """
+    steps = counted.get(DRAFTED)
+    if not steps:
+        return {**dict.fromkeys(("accepted_drafts", "tokens_per_step", "survival")), "draft_steps": steps}
+    places = itertools.takewhile(counted.__contains__, (f"{ACCEPTED} {place}" for place in itertools.count()))
+    accepted = counted.get(ACCEPTED, 0.0)
+    return {
+        "accepted_drafts": accepted / counted[DRAFTS] if counted.get(DRAFTS) else None,
+        "tokens_per_step": 1 + accepted / steps,
+        "survival": [counted[place] / steps for place in places],
+        "draft_steps": steps,
+    }
 
 
 def figures(

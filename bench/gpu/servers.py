@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError, prometheus
 from bench.client import Client
+from bench.gpu import rows
 from bench.gpu.clock import Clock
 from bench.gpu.plan import StartPlan
 from bench.gpu.readings import MemoryWatch, in_use, processes
@@ -30,6 +31,8 @@ CACHES = (
     "CUDA_CACHE_PATH",
     "FLASHINFER_WORKSPACE_BASE",
 )
+COUNTERS = (rows.GENERATED, rows.DRAFTED, rows.DRAFTS, rows.ACCEPTED)
+BY_POSITION = f"{rows.ACCEPTED}_per_pos"
 STEPS = "VOXTRAL_SERVE_STEPS"  # of voxtral-serve: the file that bench/gpu/steps.py reads
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -70,13 +73,21 @@ class Server:
         self.client = Client(self.url, timeout_s=1800)
         self.client.model = self.config["served_model_name"]
 
-    def counter(self, name: str) -> float | None:
-        """A counter of vLLM's /metrics; null if it is missing."""
+    def counters(self) -> dict[str, float]:
+        """The counters of vLLM's /metrics that a row needs, by their names without prefix; those that are missing are
+        not in it. Those of drafts by position have names such as `accepted 0`."""
         try:
             text = engine.get(f"{self.url}/metrics", timeout_s=10).text
         except OSError:  # the base class of all errors of requests
-            return None
-        return prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")
+            return {}
+        found: dict[str, float] = {}
+        for name in COUNTERS:
+            if (value := prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")) is not None:
+                found[name] = value
+        for sample in prometheus.samples(text, f"vllm:{BY_POSITION}_total"):
+            name = f"{rows.ACCEPTED} {sample.labels['position']}"
+            found[name] = found.get(name, 0.0) + sample.value
+        return found
 
 
 @dataclass(frozen=True)
