@@ -64,7 +64,7 @@ def _add_check(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         "check",
         help="report whether vLLM can serve a checkpoint on this machine, and how much memory that takes",
-        usage="voxtral-serve check [--gate] [--config FILE] [MODEL_DIR] [OPTION OF VLLM SERVE ...]",
+        usage="voxtral-serve check [--gate] [--gpu GIB] [--config FILE] [MODEL_DIR] [OPTION OF VLLM SERVE ...]",
         description="Report whether `vllm serve` would start with these arguments. Starts no engine.",
         allow_abbrev=False,
     )
@@ -75,6 +75,8 @@ def _add_check(commands: Any) -> argparse.ArgumentParser:
         help="also require a free port, and an API key or `api_key: none`, as the container does; print problems only, "
         "one line each, on stderr",
     )
+    gpu = "compute for a GPU with so much memory, in GiB as nvidia-smi has it: 22.5 for an L4, 15 for a GPU of 16 GB"
+    command.add_argument("--gpu", type=float, metavar="GIB", help=gpu)
     return command
 
 
@@ -84,13 +86,16 @@ def _check(call: Call) -> int:
         call.parser.error("write `--config FILE`: vLLM ignores `--config=FILE`")
     if given.gate and serve and not serve[0].startswith("-") and words[words.index("--gate") + 1] != serve[0]:
         call.parser.error(f"{serve[0]} must come before --config; otherwise vLLM uses the config's model")
+    if given.gpu is not None and (given.gate or not 1 <= given.gpu <= 1024):
+        call.parser.error(f"--gpu {given.gpu:g}: expected 1 to 1024 GiB, and no --gate, which is for this machine")
     # Warnings of vLLM and PyTorch are for a server's log.
     logging.disable(logging.WARNING)
     # Importing vLLM makes millions of objects that stay: looking for garbage among them takes 2 s of 9.
     gc.disable()
-    from voxtral_serve.check import check_all
+    from voxtral_serve.check import check_all, other_gpu
 
-    report = check_all(given.config, None, serve, given.gate)
+    device = None if given.gpu is None else other_gpu(given.gpu)
+    report = check_all(given.config, None, serve, given.gate, device)
     if given.gate:
         print("\n".join(report.refusals() or [f"voxtral-serve: {report.verdict()}"]), file=sys.stderr)
     else:

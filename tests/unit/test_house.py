@@ -109,6 +109,11 @@ HOUSE = {
     "bench": Rule("It measures any server from outside.", ("mistral_layout",), never=MODEL_LIBRARIES),
     "pico": Rule("The independent reference of the model.", ("mistral_layout",), never=("vllm",)),
     "bench.gpu.kernels": Rule("It times the engine's kernels.", ("voxtral_serve", "bench", "mistral_layout")),
+    "bench.gpu.head": Rule(
+        "Its drafters are those of the engine, and their rows those of the reference.",
+        ("bench", "pico", "voxtral_serve.engine.draft_network", "mistral_layout"),
+        never=("vllm",),
+    ),
     "bench.gpu.speech_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "mistral_layout"), never=("vllm",)),
     "bench.gpu.voxcpm2_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "voxtral_serve.check")),
     "pico.evaluate": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
