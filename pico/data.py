@@ -116,8 +116,11 @@ def shard(clips: list[Clip], tokenizer: TextTokenizer) -> dict[str, np.ndarray]:
     }
 
 
-def _write_shard(args: tuple[Path, int, int, float, Path | None]) -> float:
-    """Without `tekken`, a folder of WAV files."""
+def write_shard(args: tuple[Path, int, int, float, Path | None]) -> float:
+    """Write a shard (directory, number, seed, hours, tekken.json): a file, or a folder of WAV files without the last.
+
+    Returns its hours. One that exists is kept.
+    """
     out, index, seed, hours, tekken = args
     path = shard_path(out, index) if tekken else shard_path(out, index).with_suffix("")
     if not path.exists():
@@ -148,7 +151,7 @@ def main() -> None:
     n = max(1, round(args.hours / args.shard_hours))
     jobs = [(args.out, i, args.seed, args.shard_hours, None if args.wav else args.tekken) for i in range(n)]
     with ProcessPoolExecutor(args.workers) as pool:
-        hours = sum(pool.map(_write_shard, jobs))
+        hours = sum(pool.map(write_shard, jobs))
     print(json.dumps({"hours": round(hours, 2), "shards": n}))
 
 

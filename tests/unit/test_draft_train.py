@@ -10,9 +10,10 @@ import soundfile
 import torch
 from places import PICO
 from safetensors.torch import save_file
+from vllm.config import CUDAGraphMode
 
 from voxtral_serve import cli
-from voxtral_serve.draft import recordings, run
+from voxtral_serve.draft import engine, recordings, run
 from voxtral_serve.draft.job import DraftError, Training, TrainJob
 from voxtral_serve.draft.model import Model
 from voxtral_serve.draft.recordings import Ending, Piece, Reader, Recording
@@ -419,6 +420,20 @@ def test_what_is_refused(
     assert run.run(TrainJob(**values)) == (2 if words else 0)  # type: ignore[arg-type]
     if words:
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_options_of_the_engine(on_gpu: bool) -> None:
+    """As vLLM's own parser reads them; those of the command line precede."""
+    made = engine.options(PICO, ("--max-num-seqs", "8", "--gpu-memory-utilization", "0.5"), on_gpu)
+    assert made["model"] == str(PICO) and made["hf_overrides"] == {"architectures": ["VoxtralRealtimeEncodeOnce"]}
+    assert (made["max_num_seqs"], made["gpu_memory_utilization"], made["max_model_len"]) == (8, 0.5, engine.POSITIONS)
+    assert (made["attention_backend"] == "CUSTOM") is on_gpu
+    assert (made["compilation_config"].cudagraph_mode == CUDAGraphMode.FULL) is on_gpu
+    assert made["enforce_eager"] is not on_gpu
+    drafted = engine.with_drafts(made, Path("head"))
+    assert drafted["additional_config"] == {"draft_head": str(Path("head").absolute())}
+    assert drafted["speculative_config"] == {"model": engine.DRAFTER, "num_speculative_tokens": 15}
 
 
 def test_too_little_space_is_found_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,17 +1,16 @@
 """The engine of `voxtral-serve draft train`: vLLM's offline LLM with the encode-once model, as the server has it."""
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from vllm import LLM, SamplingParams
 from vllm.config.speech_to_text import SpeechToTextParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from voxtral_serve.draft.job import DraftError
@@ -21,7 +20,6 @@ from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
 from voxtral_serve.engine.session import SessionShape
 
 POSITIONS = 512  # of the longest clip, 37 s; longer recordings are cut
-AT_ONCE = 256
 DRAFTER = "voxtral_serve.drafter.Drafter"
 # As profiles/fast.yaml has them, with fewer sizes, because the start waits for each.
 GRAPHS = {
@@ -29,32 +27,28 @@ GRAPHS = {
     "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512],
     "compile_sizes": [1],
 }
+OPTIONS = {
+    "hf-overrides": {"architectures": [names.ENCODE_ONCE]},
+    "max-model-len": POSITIONS,
+    "max-num-batched-tokens": 2048,
+    "mm-processor-cache-gb": 0,
+}
+ON_GPU = {"max-num-seqs": 256, "dtype": "bfloat16", "attention-backend": "CUSTOM", "compilation-config": GRAPHS}
+# In float32 the tokens do not depend on what is computed together; bfloat16 is slow on most CPUs.
+ON_CPU = {"max-num-seqs": 16, "dtype": "float32"}
 
 
-def options(checkpoint: Path, words: Sequence[str]) -> dict[str, Any]:
+def options(checkpoint: Path, words: Sequence[str], on_gpu: bool) -> dict[str, Any]:
     """Arguments of vllm.LLM. `words` are options of `vllm serve`, which precede those that are set here.
 
     Raises SystemExit(2), as vLLM's parser does, for options that it does not know.
     """
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="voxtral-serve draft train ... --"))
-    defaults = vars(parser.parse_args([]))
-    given = {name: value for name, value in vars(parser.parse_args(list(words))).items() if value != defaults[name]}
-    ours: dict[str, Any] = {
-        "model": str(checkpoint),
-        "hf_overrides": {"architectures": [names.ENCODE_ONCE]},
-        "max_model_len": POSITIONS,
-        "max_num_batched_tokens": 2048,
-        "mm_processor_cache_gb": 0,
-        "use_tqdm_on_load": False,
-        "disable_log_stats": False,  # the counters of drafts
-    }
-    if current_platform.is_cpu():
-        # In float32 the tokens do not depend on what is computed together; bfloat16 is slow on most CPUs.
-        ours |= {"max_num_seqs": 16, "dtype": "float32", "enforce_eager": True}
-    else:
-        ours |= {"max_num_seqs": AT_ONCE, "dtype": "bfloat16", "attention_backend": "CUSTOM"}
-        ours["compilation_config"] = GRAPHS
-    return ours | given
+    ours = ["--model", str(checkpoint), "--no-use-tqdm-on-load", *([] if on_gpu else ["--enforce-eager"])]
+    for name, value in (OPTIONS | (ON_GPU if on_gpu else ON_CPU)).items():
+        ours += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    arguments = EngineArgs.from_cli_args(parser.parse_args([*ours, *words]))
+    return vars(arguments) | {"disable_log_stats": False}  # it counts drafts
 
 
 @contextlib.contextmanager
@@ -68,13 +62,6 @@ def running(arguments: dict[str, Any]) -> Iterator[LLM]:
         yield llm
     finally:
         llm.llm_engine.engine_core.shutdown()
-
-
-class Request(NamedTuple):
-    """A clip that the engine transcribes. `positions`: token positions of the clip, prompt included."""
-
-    prompt: dict[str, Any]
-    positions: int
 
 
 class Transcriber:
@@ -164,9 +151,3 @@ def with_drafts(arguments: dict[str, Any], head: Path) -> dict[str, Any]:
         "speculative_config": {"model": DRAFTER, "num_speculative_tokens": DRAFTS[-1]},
         "additional_config": {"draft_head": str(head.absolute())},
     }
-
-
-def free_gpu() -> None:
-    """Give the memory of the training back, which the next engine needs."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

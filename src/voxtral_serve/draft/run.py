@@ -56,7 +56,7 @@ class Job:
         if self.out.exists() and not job.replace and not self._kept(SCORES).exists():
             raise DraftError(f"{self.out} exists: pass --replace to train another one, or --out FILE")
         self.train, self.held_out = self._recordings()
-        self.arguments = engine.options(job.checkpoint, job.arguments)
+        self.arguments = engine.options(job.checkpoint, job.arguments, current_platform.is_cuda_alike())
 
     def _kept(self, name: str) -> Path:
         return self.work / name
