@@ -111,17 +111,16 @@ def test_what_follows_changes_nothing_of_the_first_frames(
     detector: speech.Detector, clips: list[dataset.Clip], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a clip has speech in its first frames alone only if it has among the others, too."""
+    model, seen = detector._model.audio_forward, list[np.ndarray]()
+
+    def forward(samples: np.ndarray) -> np.ndarray:
+        seen.append(model(samples))
+        return np.zeros(1)
+
+    monkeypatch.setattr(detector._model, "audio_forward", forward)
     for clip in map(read, clips[:5]):
-        seen: list[np.ndarray] = []
-
-        def forward(samples: np.ndarray, seen: list[np.ndarray] = seen) -> np.ndarray:
-            seen.append(model(samples))
-            return np.zeros(1)
-
-        model = detector._model.audio_forward
-        with monkeypatch.context() as patched:
-            patched.setattr(detector._model, "audio_forward", forward)
-            assert not detector.speaks(clip)
+        seen.clear()
+        assert not detector.speaks(clip)
         first, more = seen[:2]
         assert len(first) == speech.FIRST_FRAMES < len(more)
         assert np.array_equal(first, more[: len(first)])
