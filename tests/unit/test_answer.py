@@ -25,7 +25,6 @@ from voxtral_serve.transcript.formats import AnswerFormat
 
 RATE = 16000
 PIECES = 20
-SEARCH_S, SEARCHED = 0.1, "searched"
 
 
 def refused() -> Exception:
@@ -76,14 +75,8 @@ def engine(failing: int | None = None, error: Any = None, step_s: float = 0.02) 
     )
 
 
-def run(
-    client: EngineClient, asked: Upload, gone_after: float | None = None, heard: ClipPieces | None = None
-) -> list[Any]:
-    """What the client is sent. Raises RefusedError and GoneError.
-
-    `heard` is what the search for speech finds SEARCH_S after the engine was asked; SEARCHED then stands among what is
-    sent. With None, the search was over before.
-    """
+def run(client: EngineClient, asked: Upload, gone_after: float | None = None) -> list[Any]:
+    """What the client is sent. Raises RefusedError and GoneError."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -94,18 +87,13 @@ def run(
         return {"type": "http.disconnect"}
 
     async def whole() -> None:
-        before, loop = asyncio.all_tasks(), asyncio.get_running_loop()
-        search = loop.create_future()
-        if heard is None:
-            search.set_result(asked.audio)
-        else:
-            loop.call_later(SEARCH_S, lambda: (sent.append(SEARCHED), search.set_result(heard)))
+        before = asyncio.all_tasks()
         try:
             async with connected(receive):
                 made = transcriber(client)
                 language = made.check(asked.request)
                 timing = UploadTiming(time.monotonic())
-                sent.extend(await answered(made, *asked, search, language, None, "abc", send, timing))
+                sent.extend(await answered(made, *asked, language, None, "abc", send, timing))
         finally:
             await asyncio.sleep(0)  # in which those that were told to end do
             assert asyncio.all_tasks() == before
@@ -229,28 +217,6 @@ def test_silence_has_no_text_and_costs_the_engine_nothing(form: str, expected: b
     (done,) = data(run(client, upload(streamed=True, silent=True))[1:])
     assert done["text"] == "" and done["usage"]["total_tokens"] == 0
     assert client.ids == []
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_what_the_engine_writes_while_speech_is_searched_for_is_kept_until_then(streamed: bool) -> None:
-    client, asked = engine(step_s=0), upload(streamed)
-    searched, *sent = run(client, asked, heard=asked.audio)
-    assert searched == SEARCHED
-    assert data(sent[1:]) == data(run(engine(), asked)[1:])
-
-
-@pytest.mark.parametrize("failing", [None, 0], ids=["", "and the engine fails"])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_silence_is_found_while_the_engine_works(streamed: bool, failing: int | None) -> None:
-    """The answer is that of a search before, and the engine is told to stop."""
-    client = engine(failing, step_s=0 if failing == 0 else 60)
-    silent = upload(streamed, silent=True)
-    asked = silent._replace(audio=silent.audio._replace(silent=False))
-    searched, *sent = run(client, asked, heard=silent.audio)
-    assert searched == SEARCHED
-    assert sent == run(engine(), silent)
-    assert client.ids == ["abc"] and client.running == 0
-    assert client.dropped == 1
 
 
 def test_only_values_that_are_named_reach_the_engine() -> None:

@@ -3,9 +3,10 @@
 It is one body or a stream of events, made of the chunks of the clip's pieces, which come in order.
 """
 
+import contextlib
 import json
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from voxtral_serve.guard.asgi import Message, Send
@@ -26,7 +27,6 @@ async def answered(
     transcriber: Transcriber,
     request: TranscriptRequest,
     audio: ClipPieces,
-    search: Awaitable[ClipPieces],
     language: str | None,
     stream: TokenStream | None,
     request_id: str,
@@ -35,8 +35,6 @@ async def answered(
 ) -> list[Message]:
     """Transcribe an upload; a streamed answer is sent as its text comes. Returns the messages that end the answer.
 
-    audio     what the engine gets at once
-    search    the same pieces, once speech was searched for: without any, the engine's text is not waited for
     language  that of the prompt; None for the model to detect it, if it needs one
     stream    how to read the model's tokens; None for a model whose tokens have no times
 
@@ -46,25 +44,22 @@ async def answered(
     if language is None and not audio.silent:
         language = await transcriber.language_of(audio, task, request_id)
     form = request.form._replace(separator=transcriber.separator(language, task))
-    async with transcriber.chunks(request, audio, language, request_id) as chunks:
-        audio = await search
-        answer = Answer(request, audio, form, stream)
-        writer = EventWriter(answer, send) if request.streamed else None
-        if audio.silent:
-            timing.end("speech")
-            return answer.messages() if writer is None else await writer.end()
-        try:
-            async for number, chunk in chunks:
-                timing.add(chunk.times)
-                if writer is None:
-                    answer.add(number, chunk)
-                else:
-                    await writer.add(number, chunk)
-            return answer.messages() if writer is None else await writer.end()
-        except RefusedError as error:
-            if writer is None or not writer.started:
-                raise
-            return writer.failed(error)
+    answer = Answer(request, audio, form, stream)
+    writer = EventWriter(answer, send) if request.streamed else None
+    try:
+        if not audio.silent:
+            async with contextlib.aclosing(transcriber.chunks(request, audio, language, request_id)) as chunks:
+                async for number, chunk in chunks:
+                    timing.add(chunk.times)
+                    if writer is None:
+                        answer.add(number, chunk)
+                    else:
+                        await writer.add(number, chunk)
+        return answer.messages() if writer is None else await writer.end()
+    except RefusedError as error:
+        if writer is None or not writer.started:
+            raise
+        return writer.failed(error)
 
 
 def naming(ignored: Sequence[str], send: Send) -> Send:

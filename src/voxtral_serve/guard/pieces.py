@@ -19,7 +19,7 @@ class ClipPieces(NamedTuple):
     """A clip and its pieces, in order.
 
     voiced  for each piece, the voiced frames of audio.level if words need times, else None
-    silent  whether the clip has no speech: its one piece is not transcribed
+    silent  whether the clip has no speech: its one piece is not sent to the model
     """
 
     clip: Clip
@@ -32,16 +32,10 @@ class ClipPieces(NamedTuple):
         return _within(self.clip, self.pieces[number])
 
 
-def whole(clip: Clip, rules: Rules) -> ClipPieces | None:
-    """What a model whose tokens have times gets of a clip in which `split` finds speech. None for a clip that it cuts,
-    and for other models."""
-    return ClipPieces(clip, (_whole(clip),), (None,), False) if rules.timed and not _is_long(clip, rules) else None
-
-
 def split(clip: Clip, response_format: str, rules: Rules, detector: Detector) -> ClipPieces:
     """The pieces of a clip for an answer in `response_format`."""
     with_times = response_format in WITH_TIMES
-    pieces, silent = _pieces(clip, rules, with_times and not rules.timed, detector)
+    pieces, silent = _pieces(clip, rules.piece_s, with_times and not rules.timed, detector)
     return ClipPieces(
         clip,
         tuple(pieces),
@@ -52,23 +46,15 @@ def split(clip: Clip, response_format: str, rules: Rules, detector: Detector) ->
     )
 
 
-def _pieces(clip: Clip, rules: Rules, by_segment: bool, detector: Detector) -> tuple[list[Piece], bool]:
+def _pieces(clip: Clip, piece_s: Fraction, by_segment: bool, detector: Detector) -> tuple[list[Piece], bool]:
     """(pieces, whether there is no speech in the clip)"""
+    whole = Piece(0.0, clip.seconds, (0.0, clip.seconds))
     silent = [Piece(0.0, clip.seconds, (0.0, 0.0))]
-    if not _is_long(clip, rules) and not by_segment:
-        return ([_whole(clip)], False) if detector.speaks(clip) else (silent, True)
-    most = min(rules.piece_s, SEGMENT_S if by_segment else PIECE_S)
+    if len(clip.samples) <= piece_s * clip.rate and not by_segment:
+        return ([whole], False) if detector.speaks(clip) else (silent, True)
+    most = min(piece_s, SEGMENT_S if by_segment else PIECE_S)
     pieces = detector.pieces(clip, float(most))
     return (pieces, False) if pieces else (silent, True)
-
-
-def _whole(clip: Clip) -> Piece:
-    return Piece(0.0, clip.seconds, (0.0, clip.seconds))
-
-
-def _is_long(clip: Clip, rules: Rules) -> bool:
-    """Whether the model cannot take the clip in one request."""
-    return len(clip.samples) > rules.piece_s * clip.rate
 
 
 def _within(clip: Clip, piece: Piece) -> Clip:

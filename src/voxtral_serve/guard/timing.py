@@ -1,23 +1,22 @@
 """Where the milliseconds of an upload go: the header Server-Timing of its answer, and `timing_ms` in the log.
 
 The tools of a browser show the header (https://www.w3.org/TR/server-timing/). Each stage begins where the one before it
-ends, except `speech` with the description BESIDE: the engine works meanwhile.
+ends, so they add up. docs/pages/monitoring.md has a table of STAGES.
 """
 
 import time
 from typing import Any, NamedTuple
 
 HEADER = b"server-timing"
-BESIDE = "beside"
 STAGES = {
     "receive": "the body arrives",
     "decode": "the form is read, and a process decodes the audio",
-    "speech": "speech is searched for, and a long clip is cut at pauses",
+    "speech": "the audio is searched for speech; a long clip is cut at pauses",
     "prompt": "the samples go to vLLM's engine",
     "queue": "they wait for the engine's next step",
     "encoder": "the audio is encoded and the prompt computed, to the first token",
     "steps": "the other tokens",
-    "engine": "instead of these four, if vLLM does not measure them (`disable_log_stats`)",
+    "engine": "instead of the last four, if vLLM does not measure them (`disable_log_stats`)",
     "text": "the last tokens come from the engine, and the answer is written",
 }
 
@@ -36,7 +35,7 @@ class EngineTimes(NamedTuple):
     @classmethod
     def of_output(cls, output: Any) -> "EngineTimes | None":
         """From vLLM's RequestOutput. None if vLLM does not measure them."""
-        stats = getattr(output, "metrics", None)
+        stats = output.metrics
         return stats and cls(stats.queued_ts, stats.scheduled_ts, stats.first_token_ts, stats.last_token_ts)
 
 
@@ -50,26 +49,19 @@ class UploadTiming:
         """`start`: when the upload began, in seconds of time.monotonic()."""
         self._start = start
         self._ends: dict[str, float] = {}  # of the stages that have ended, in order
-        self._beside_s: float | None = None
         self._engine: EngineTimes | None = None
 
     def end(self, stage: str) -> None:
-        """The stage ends now; it ends once, and `text` after all others. Speech that ends so was waited for."""
-        if stage == "speech":
-            self._beside_s = None
+        """The stage ends now; `text` after all others."""
         if self._engine is not None and stage == "text":
             self._ends |= self._of_engine(self._engine) | {"steps": self._engine.last}
             self._engine = None
-        self._ends.setdefault(stage, time.monotonic())
-
-    def searched_beside(self, seconds: float) -> None:
-        """Speech was searched for so long while the engine worked."""
-        self._beside_s = seconds
+        self._ends[stage] = time.monotonic()
 
     def add(self, times: EngineTimes | None) -> None:
         """Take the times of an output of the engine, as far as vLLM measures them."""
         if times is None:
-            self._ends["engine"] = time.monotonic()
+            self.end("engine")
             return
         queued, begun, first, last = zip(self._engine or times, times, strict=True)
         self._engine = EngineTimes(min(queued), min(begun), min(first), max(last))
@@ -78,16 +70,13 @@ class UploadTiming:
         """The stages that have ended, in order. A streamed answer begins before its `steps` have."""
         ends = self._ends | ({} if self._engine is None else self._of_engine(self._engine))
         starts = (self._start, *ends.values())
-        spent = {stage: end - start for (stage, end), start in zip(ends.items(), starts, strict=False)}
-        if self._beside_s is not None:
-            spent["speech"] = self._beside_s
-        return {stage: round(1000 * spent[stage], 2) for stage in STAGES if stage in spent}
+        return {
+            stage: round(1000 * (end - start), 2) for (stage, end), start in zip(ends.items(), starts, strict=False)
+        }
 
     def header(self) -> bytes:
         """The value of Server-Timing."""
-        beside = {} if self._beside_s is None else {"speech": f";desc={BESIDE}"}
-        spent = self.milliseconds().items()
-        return ", ".join(f"{stage}{beside.get(stage, '')};dur={spent_ms:g}" for stage, spent_ms in spent).encode()
+        return ", ".join(f"{stage};dur={spent_ms:g}" for stage, spent_ms in self.milliseconds().items()).encode()
 
     @staticmethod
     def _of_engine(times: EngineTimes) -> dict[str, float]:

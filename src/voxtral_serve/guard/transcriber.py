@@ -8,7 +8,7 @@ renderer, and `generate`.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -128,17 +128,15 @@ class Transcriber:
         """What stands between the texts of two pieces: nothing in a language without blanks."""
         return "" if language in self.tasks[task].model.no_space_languages else " "
 
-    @contextlib.asynccontextmanager
     async def chunks(
         self, request: TranscriptRequest, audio: ClipPieces, language: str | None, request_id: str
-    ) -> AsyncIterator[AsyncGenerator[tuple[int, PieceChunk], None]]:
-        """Ask the engine for the pieces of a clip, if it has speech, AT_ONCE at a time, to the end of the block.
+    ) -> AsyncGenerator[tuple[int, PieceChunk], None]:
+        """Yield (number of the piece, chunk) in the clip's order, of AT_ONCE pieces at a time.
 
-        Gives (number of the piece, chunk) in the clip's order; a request that is not streamed has one chunk for each
-        piece. The iteration raises RefusedError for what vLLM refuses or the engine gives up.
+        A request that is not streamed has one chunk for each piece. Closing the generator ends the requests in the
+        engine. Raises RefusedError for what vLLM refuses or the engine gives up.
         """
-        count = 0 if audio.silent else len(audio.pieces)
-        queues: list[asyncio.Queue[PieceChunk | Exception | None]] = [asyncio.Queue() for _ in range(count)]
+        queues: list[asyncio.Queue[PieceChunk | Exception | None]] = [asyncio.Queue() for _ in audio.pieces]
         room = asyncio.Semaphore(AT_ONCE)
 
         async def run(number: int) -> None:
@@ -151,17 +149,13 @@ class Transcriber:
             except Exception as error:
                 queues[number].put_nowait(error)
 
-        async def made() -> AsyncGenerator[tuple[int, PieceChunk], None]:
+        tasks = [asyncio.create_task(run(number)) for number in range(len(queues))]
+        try:
             for number, queue in enumerate(queues):
                 while (chunk := await queue.get()) is not None:
                     if isinstance(chunk, Exception):
                         raise chunk
                     yield number, chunk
-
-        tasks = [asyncio.create_task(run(number)) for number in range(count)]
-        try:
-            async with contextlib.aclosing(made()) as chunks:
-                yield chunks
         finally:
             for task in tasks:
                 task.cancel()

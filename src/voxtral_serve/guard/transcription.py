@@ -29,9 +29,6 @@ KEYLESS = frozenset({"/health", "/load", "/metrics", "/ping", "/version"})
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*sorted(KEYLESS), MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
 TASKS = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
 CHAT = "/v1/chat/completions"
-# Requests in flight in this process up to which the engine begins while speech is searched for, which takes 5 to 10 ms.
-# With more requests, these matter less than the engine's time that a silent clip would take from the others.
-FEW = 2
 METHODS = READ | {SERVER: ("GET",)} | dict.fromkeys((*TASKS, CHAT), ("POST",))
 
 
@@ -221,27 +218,14 @@ class TranscriptionRequest(Request):
         language = facts.transcriber.check(request)
         clip = await facts.decoders.decode(file, facts.rules.bounds, facts.rules.rate, "file", held)
         self.timing.end("decode")
-        audio, search = await self._searched(clip, request, facts)
-        await self._accept(facts, clip.seconds, "upload")
-        return await answered(
-            facts.transcriber, request, audio, search, language, facts.stream, self.id, self.send, self.timing
-        )
-
-    async def _searched(
-        self, clip: Clip, request: fields.TranscriptRequest, facts: ServerFacts
-    ) -> tuple[pieces.ClipPieces, asyncio.Future[pieces.ClipPieces]]:
-        """(the pieces that the engine may have, what becomes of them once speech was searched for)"""
-        begun = time.monotonic()
-        search = asyncio.get_running_loop().run_in_executor(
+        audio = await asyncio.get_running_loop().run_in_executor(
             self.guard.threads, pieces.split, clip, request.form.name, facts.rules, facts.detector
         )
-        audio = pieces.whole(clip, facts.rules) if self.guard.in_flight <= FEW else None
-        if audio is None:
-            audio = await search
-            self.timing.end("speech")
-        else:
-            search.add_done_callback(lambda _: self.timing.searched_beside(time.monotonic() - begun))
-        return audio, search
+        self.timing.end("speech")
+        await self._accept(facts, clip.seconds, "upload")
+        return await answered(
+            facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing
+        )
 
     async def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
         """Count the audio before vLLM gets it. Raises RefusedError if the key has not so much left."""
