@@ -283,8 +283,8 @@ def gpus(reports: Reports) -> str:
         measured = (content for content in reports.all() if name in content["machine"]["gpu"][0])
         rtfx = max((row.get("rtfx") or 0 for content in measured for row in content["rows"]), default=0)
         lines.append((name, *sessions, *bounds, figure(rtfx) if rtfx else "not measured"))
-    heads = ("GPU", "live sessions of 90 s, at most", "of 11 minutes and more", "ms a step, at least")
-    heads += (f"s for a clip of {CLIP_S} s alone, at least", "with drafts", "RTFx, at most", "RTFx, measured")
+    heads = ["GPU", "live sessions of 90 s, at most", "of 11 minutes and more", "ms a step, at least"]
+    heads += [f"s for a clip of {CLIP_S} s alone, at least", "with drafts", "RTFx, at most", "RTFx, measured"]
     return f"{markdown(heads, lines)}\n\nMeasured: {reports.source()}"
 
 
