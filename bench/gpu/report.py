@@ -206,8 +206,8 @@ def together(configs: Mapping[str, Mapping[str, Any]], memory: int) -> list[list
 
 
 def _short(row: Mapping[str, Any]) -> str:
-    shown = ("failed", "p50_ms", "rtfx", "lag_ms", "final_ms", "fell_behind", "joules_per_audio_second")
-    shown += ("tokens_per_step", "start_s")
+    shown = ["failed", "p50_ms", "rtfx", "lag_ms", "final_ms", "fell_behind", "joules_per_audio_second"]
+    shown += ["tokens_per_step", "start_s"]
     return "  ".join(f"{name} {row[name]}" for name in shown if name in row)
 
 

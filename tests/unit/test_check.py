@@ -722,7 +722,7 @@ def documented(gpu: str) -> tuple[float, list[str]]:
     """The command of `check` that a bullet of gpus.md has for a GPU: its --gpu, and its options of vLLM."""
     page = (ROOT / "docs/pages/gpus.md").read_text(encoding="utf-8")
     command = page.partition(f"**{gpu}")[2].partition("```\n")[2].partition("```")[0].replace("\\\n", "")
-    name, check, flag, gib, config, file, directory, *words = shlex.split(command)
+    name, check, flag, gib, config, file, _, *words = shlex.split(command)
     assert [name, check, flag, config, file] == [*("voxtral-serve", "check", "--gpu", "--config", "profiles/fast.yaml")]
     return float(gib), words
 
