@@ -289,18 +289,16 @@ def test_requests_that_were_preempted_in_steps_without_tokens(runner: Runner) ->
 
 def test_the_drafter_hears_of_each_clip_when_it_begins_and_begins_again(held: AudioRows) -> None:
     told: list[Any] = []
-    drafts = SimpleNamespace(
-        clear=lambda slot: told.append(("clear", slot)), begin=lambda slot, rows: told.append((slot, rows))
-    )
+    drafts = SimpleNamespace(begin=lambda slot, rows: told.append((slot, rows)))
     runner = Runner(held, drafts)
     begun(runner, "a", "b")
     slots = dict(runner.slots.of)
-    assert told == [("clear", slots["a"]), (slots["a"], LENGTH), ("clear", slots["b"]), (slots["b"], LENGTH)]
+    assert told == [(slots["a"], LENGTH), (slots["b"], LENGTH)]
     told.clear()
     runner.step({"b": 1}, preempted=("a",))
     assert told == []
     runner.step({"b": 1, "a": 3}, resumed=("a",))
-    assert told == [("clear", runner.slots.of["a"]), (runner.slots.of["a"], LENGTH)]
+    assert told == [(runner.slots.of["a"], LENGTH)]
     runner.begin("text", None)
     runner.step({"text": 1, "b": 1}, new=("text",))
     assert runner.slots.batch == [SLOTS, slots["b"]]  # the first reads the slot that has pads only

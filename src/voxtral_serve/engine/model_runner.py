@@ -73,7 +73,7 @@ class Slots:
                 return
             self.of[request] = self.free.pop()
         slot = self.of[request]
-        if self.drafts is not None:
+        if self.drafts is not None and not clips:
             self.drafts.clear(slot)
         for clip in clips:
             self.rows.put(slot, clip)

@@ -45,7 +45,7 @@ class RowsState(DefaultModelState):
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called when a request starts, or restarts after preemption. Its clip is encoded in the same step."""
         request, part = new_req_data.req_id, self.parts.get(new_req_data.req_id)
-        if self.drafts is not None:
+        if self.drafts is not None and not new_req_data.mm_features:
             self.drafts.clear(req_index)
         if part is not None:
             assert self.live is not None
