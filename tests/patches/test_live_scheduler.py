@@ -18,7 +18,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from pico import model
 from voxtral_serve.engine.live_audio import FAULTS, step_of
-from voxtral_serve.engine.live_scheduler import live_scheduler
+from voxtral_serve.engine.scheduler import scheduler as scheduler_of
 from voxtral_serve.engine.session import OPTION, SESSION
 
 MOST = 2  # sessions
@@ -51,7 +51,7 @@ class Engine:
     """A scheduler, and what vLLM's EngineCore does with it: `step` is one pass of its loop."""
 
     def __init__(self, config: Any, cache: KVCacheConfig) -> None:
-        self.scheduler: Any = live_scheduler(
+        self.scheduler: Any = scheduler_of(
             vllm_config=config,
             kv_cache_config=cache,
             structured_output_manager=StructuredOutputManager(config),

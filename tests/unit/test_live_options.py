@@ -9,7 +9,7 @@ from voxtral_serve import shims
 from voxtral_serve.engine import config
 from voxtral_serve.engine.clip_length import clip_positions
 
-SCHEDULER = "voxtral_serve.engine.live_scheduler.live_scheduler"
+SCHEDULER = "voxtral_serve.engine.scheduler.scheduler"
 LENGTH = 512
 
 

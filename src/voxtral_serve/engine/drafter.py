@@ -35,6 +35,8 @@ NAME = "voxtral_serve.drafter.PadDrafter"  # as configs write it
 V1 = shims.installed("vllm") == "0.20.0"
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
 
 
@@ -42,6 +44,16 @@ def streaming_pad(vllm_config: VllmConfig) -> int:
     """The id of [STREAMING_PAD] in the served checkpoint's tokenizer."""
     tokenizer: Any = cached_tokenizer_from_config(vllm_config.model_config)
     return int(tokenizer.instruct.audio_encoder.streaming_pad)
+
+
+def is_ours(vllm_config: VllmConfig) -> bool:
+    """Whether `speculative_config.model` names a drafter of this package."""
+    return drafts_pads(vllm_config)
+
+
+def head_file(vllm_config: VllmConfig) -> "Path | None":
+    """The file of the head that drafts; None if pads are drafted."""
+    return None
 
 
 def drafts_pads(vllm_config: VllmConfig) -> bool:
