@@ -53,7 +53,7 @@ class DraftWatch:
         self.counts = sorted({*schedule[1:]} - {0})
         self.right = [START] * max(self.counts, default=0) if head else []
         self.of_head = self._of_head()  # tokens of a request in a step, by number of drafts
-        self.of_pads = dict.fromkeys(self.counts, 2.0)  # pico's, with five
+        self.of_pads = {count: min(1 + 0.34 * count, 2.0) for count in self.counts}  # about pico's
         self.steps = 0
         self.reported, self.other, self.patience = "", 0, PATIENCE
 

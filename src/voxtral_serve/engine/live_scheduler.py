@@ -15,6 +15,7 @@ ends before their tokens (`_bound`), and their rows are old ones of the session'
 """
 
 import time
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from vllm.logger import init_logger
@@ -192,17 +193,18 @@ class LiveSessions:
         setattr(output, STEP, step_of(output)._replace(parts=parts, preempted=self.untold))
         if output.num_scheduled_tokens:
             self.untold = set()
-        self._drop_drafts()
+        self._drop_drafts(output.num_scheduled_tokens)
         return output
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
-        self._drop_drafts()
+        self._drop_drafts(draft_token_ids.req_ids)
 
-    def _drop_drafts(self) -> None:
+    def _drop_drafts(self, request_ids: Iterable[str]) -> None:
         """Leave no drafts for the next step to sessions whose rows are not all encoded. The drafter knows one delay."""
-        for request_id, audio in self.audio_of.items():
-            if not (audio.is_encoded and audio.shape.delay == self.shape.delay):
+        for request_id in request_ids:
+            audio = self.audio_of.get(request_id)
+            if audio is not None and not (audio.is_encoded and audio.shape.delay == self.shape.delay):
                 self.requests[request_id].spec_token_ids = []
 
     def _schedule(self, *args: Any, **kwargs: Any) -> Any:
