@@ -207,16 +207,16 @@ def _choose_graphs(vllm_config: VllmConfig) -> None:
     """With `cudagraph_mode: FULL`, steps that only decode need graphs beside those for any step, or they are slower
     than with FULL_AND_PIECEWISE: a patch adds them to Model Runner V2, model_runner.py to V1.
 
-    With drafts, no step of vLLM 0.20.0 has one token, and it refuses to start with a compile size that its graphs do
-    not have. Elsewhere a step of a live session has one.
+    With drafts, Model Runner V1 has graphs of several tokens for each request only, and refuses to start with a compile
+    size that its graphs do not have. In V2, a step of a live session, or one without drafts, may have one token.
     """
-    sizes = vllm_config.compilation_config.compile_sizes
-    if drafter.V1 and vllm_config.speculative_config is not None and sizes and 1 in sizes:
-        logger.info("compile_sizes without 1: with speculative_config, no step has one token")
+    sizes, v2 = vllm_config.compilation_config.compile_sizes, getattr(vllm_config, "use_v2_model_runner", False)
+    if vllm_config.speculative_config is not None and not v2 and sizes and 1 in sizes:
+        logger.info("compile_sizes without 1: with speculative_config, Model Runner V1 has no graph of one token")
         vllm_config.compilation_config.compile_sizes = [size for size in sizes if size != 1]
     if vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.FULL or not current_platform.is_cuda_alike():
         return
-    if getattr(vllm_config, "use_v2_model_runner", False):
+    if v2:
         shims.require("step_graphs")
 
 

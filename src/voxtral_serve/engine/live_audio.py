@@ -28,7 +28,7 @@ class LivePart(NamedTuple):
     samples: int16, from LOOK_BACK before row `max(first, left - 1)` to LOOK_AHEAD after the last row. The rows before
     that one are the same for every session; the array is empty where only those are needed.
     delay: of the session, in token positions.
-    last: whether the session has ended and these are its last rows. Its tail can be drafted then.
+    last: whether these rows complete the session, whose audio has ended.
     """
 
     first: int
@@ -43,7 +43,7 @@ class LiveStep(NamedTuple):
 
     parts: by request id.
     preempted: requests that were preempted since the last step that had tokens; vLLM's own field has those of one step.
-    pads: whether the drafts after this step are pads, and not the head's.
+    pads: whether the worker drafts pads although it has a drafter.
     """
 
     parts: Mapping[str, LivePart] = {}
