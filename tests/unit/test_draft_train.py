@@ -316,7 +316,7 @@ def test_the_learning_rate() -> None:
     assert rates[49:] == sorted(rates[49:], reverse=True)
 
 
-SMALL = Training(width=16, blocks=1, kernel=3, passes=1, least_steps=150, batch_rows=100, learning_rate=1e-2)
+SMALL = Training(width=16, blocks=1, kernel=3, passes=37.5, batch_rows=100, learning_rate=1e-2)
 
 
 def trainer(shards: Shards, state: Path, training: Training = SMALL) -> tuple[Trainer, Corpus, torch.Tensor]:
@@ -367,10 +367,10 @@ def test_a_state_of_another_network_is_not_used(tmp_path: Path, monkeypatch: pyt
     shards = filled(tmp_path / "a")
     monkeypatch.setattr("voxtral_serve.draft.training.SAVE_S", -1.0)
     trainer(shards, tmp_path / "state.pt")[0].run(lambda *_: None)
-    wider = Training(**(vars(SMALL) | {"width": 24, "least_steps": 20}))
+    wider = Training(**(vars(SMALL) | {"width": 24, "passes": 5}))
     made = trainer(shards, tmp_path / "state.pt", wider)[0]
     made.run(lambda *_: None)
-    assert made.step == 20
+    assert made.step == 20 == made.steps
 
 
 # ---- The job
