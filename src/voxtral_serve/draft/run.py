@@ -140,6 +140,7 @@ class Job:
         device = torch.device(current_platform.device_type)
         corpus = Corpus(self.shards, tokens, self.model.shape.prompt, device)
         scores = [self._pads(held_out, measured)]
+        self._log(scores[0])
         for part in PARTS:
             entries = first(train, total_s / part)
             hours = sum(entry.seconds for entry in entries) / 3600
