@@ -501,6 +501,12 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
             cli.run([*words[:7], *wrong])
 
 
+def test_a_vllm_without_drafters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(run, "V1", True)
+    assert run.run(TrainJob((Path("clips"),), PICO)) == 2
+    assert "vLLM 0.20.0 is installed, which uses no drafter" in capsys.readouterr().err
+
+
 def test_without_vllm(tmp_path: Path) -> None:
     """A process in which vllm cannot be imported."""
     hidden = "import sys; sys.modules['vllm'] = None; from voxtral_serve import cli; sys.exit(cli.run(sys.argv[1:]))"

@@ -23,6 +23,7 @@ from voxtral_serve.draft.scoring import DRAFTS, score, walk
 from voxtral_serve.draft.shards import Entry, Shards, check_space, read_json, write_json
 from voxtral_serve.draft.training import Corpus, Trainer, right, seen_tokens
 from voxtral_serve.engine.draft_network import FILE, Head, chirp
+from voxtral_serve.engine.drafter import V1
 
 LEAST_S = 600.0  # of audio to train on
 PARTS = (8, 4, 2, 1)  # the table has a line for the N-th part of the audio
@@ -51,6 +52,8 @@ class Job:
 
     def __init__(self, job: TrainJob) -> None:
         self.job = job
+        if V1:
+            raise DraftError("vLLM 0.20.0 is installed, which uses no drafter: expected 0.32.0 or later")
         self.model = Model.read(job.checkpoint)
         self.out = job.out or job.checkpoint / FILE
         self.work = job.work or self.out.parent / "work"
