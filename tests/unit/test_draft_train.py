@@ -1,7 +1,9 @@
 """`voxtral-serve draft train` without an engine: recordings, shards, training, scores, and what is refused."""
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from voxtral_serve.draft.report import Line, duration, table
 from voxtral_serve.draft.scoring import DRAFTS, score, walk
 from voxtral_serve.draft.shards import Entry, Shards, check_space
 from voxtral_serve.draft.training import IGNORED, Corpus, Trainer, batches, rate, right, seen_tokens
-from voxtral_serve.engine.draft_network import HeadNetwork
+from voxtral_serve.engine.draft_network import Head, HeadNetwork
 
 RATE = recordings.RATE_HZ
 PROMPT = 3
@@ -316,7 +318,9 @@ def test_the_learning_rate() -> None:
     assert rates[49:] == sorted(rates[49:], reverse=True)
 
 
-SMALL = Training(width=16, blocks=1, kernel=3, passes=1, least_steps=150, batch_rows=100, learning_rate=1e-2)
+SMALL = Training(width=16, blocks=1, kernel=3, passes=37.5, batch_rows=100, learning_rate=1e-2)
+
+QUICK = replace(SMALL, passes=12, batch_rows=500)
 
 
 def trainer(shards: Shards, state: Path, training: Training = SMALL) -> tuple[Trainer, Corpus, torch.Tensor]:
@@ -367,10 +371,10 @@ def test_a_state_of_another_network_is_not_used(tmp_path: Path, monkeypatch: pyt
     shards = filled(tmp_path / "a")
     monkeypatch.setattr("voxtral_serve.draft.training.SAVE_S", -1.0)
     trainer(shards, tmp_path / "state.pt")[0].run(lambda *_: None)
-    wider = Training(**(vars(SMALL) | {"width": 24, "least_steps": 20}))
+    wider = replace(SMALL, width=24, passes=5)
     made = trainer(shards, tmp_path / "state.pt", wider)[0]
     made.run(lambda *_: None)
-    assert made.step == 20
+    assert made.step == 20 == made.steps
 
 
 # ---- The job
@@ -422,6 +426,47 @@ def test_what_is_refused(
         assert words in capsys.readouterr().err
 
 
+def test_parts_are_trained_and_the_drafter_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All after the engine, on rows that say their tokens."""
+    job = run.Job(TrainJob((ten_minutes(tmp_path / "clips"),), PICO, tmp_path / "d/head.safetensors", training=QUICK))
+    monkeypatch.setattr(run, "LEAST_S", 3.0)
+    job.shards = Shards(tmp_path / "d/work", {})
+    rng, code = np.random.default_rng(0), torch.randn(40, 256).bfloat16()
+    made, rows = [], []
+    for number in range(24):
+        tokens = rng.integers(32, 40, 30).tolist()
+        rows.append(torch.cat([torch.zeros(38, 256).bfloat16(), code[tokens]]))
+        made.append((f"{number:03d}-0", number % 6 == 0, 1.0, 68, tokens))
+    save_file({"rows": torch.cat(rows)}, job.shards.path())
+    job.shards.add(made, {})
+    save_file({"rows": torch.ones(74, 256)}, tmp_path / "d/work/chirp.rows")
+    job._train(["000-0", "006-0"])
+
+    head = Head.read(tmp_path / "d/head.safetensors")
+    assert head.tokens.tolist() == list(range(32, 40)) and head.hours == pytest.approx(20 / 3600, abs=1e-3)
+    assert (head.vocabulary, head.delay, head.prompt, head.tokenizer) == (5200, 6, 39, job.model.tokenizer)
+    assert torch.equal(head.chirp, torch.ones(74, 256))
+    lines = json.loads((tmp_path / "d/work/scores.json").read_text())["lines"]
+    assert [line["name"] for line in lines] == ["pads", *(f"{count / 3600:.2f} h" for count in (3, 5, 10, 20))]
+    assert lines[0]["right"] < 0.3 < 0.9 < lines[-1]["right"] and lines[-1]["survival"] == list(head.survival)
+    assert lines[0]["steps"] > 20 > lines[-1]["steps"]
+
+    for name, step_ms in (("without", 9.0), ("with", 10.0)):
+        times = {"clip_ms": 300.0, "begin_ms": 40.0, "step_ms": step_ms, "steps": 60, "clips": 2}
+        (tmp_path / f"d/work/{name}.json").write_text(json.dumps(times))
+    capsys.readouterr()
+    job._end()
+    told = capsys.readouterr().out.splitlines()
+    assert told[2].split()[-1] == told[-2].split()[-1] == "300"
+    assert told[3].split()[-2:] == [f"{40 + 10 * lines[0]['steps']:.0f}", "computed"]
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["head.safetensors", "training.jsonl"]
+    logged = [json.loads(line) for line in (tmp_path / "d/training.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in logged if "name" in line] == [line["name"] for line in lines]
+    assert {line["alone"] for line in logged if "alone" in line} == {"without", "with"}
+
+
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_the_options_of_the_engine(on_gpu: bool) -> None:
     """As vLLM's own parser reads them; those of the command line precede."""
@@ -454,6 +499,12 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     for wrong in (["--hours", "0"], ["--hours", "nan"], ["--unknown"]):
         with pytest.raises(SystemExit):
             cli.run([*words[:7], *wrong])
+
+
+def test_a_vllm_without_drafters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(run, "V1", True)
+    assert run.run(TrainJob((Path("clips"),), PICO)) == 2
+    assert "vLLM 0.20.0 is installed, which uses no drafter" in capsys.readouterr().err
 
 
 def test_without_vllm(tmp_path: Path) -> None:

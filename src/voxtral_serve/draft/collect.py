@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from functools import cache
 
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.client.text import shown
@@ -21,6 +22,7 @@ def longest_s(shape: SessionShape) -> float:
     return (POSITIONS - shape.left - shape.right) * shape.samples / shape.rate_hz
 
 
+@cache
 def detector() -> Detector | None:
     """The server's speech detector; None, with a line that says so, where its package is not installed."""
     try:

@@ -13,15 +13,14 @@ class Training:
     """How the network is built and trained. docs/pages/drafts.md has what else was tried.
 
     width, blocks, kernel  of engine.draft_network.HeadNetwork
-    passes                 over all rows, at least; few hours get more, so that there are `least_steps`
-    batch_rows             rows of a batch on a GPU and, since small batches need fewer rows in all, on a CPU
+    passes                 over all rows
+    batch_rows             rows of a batch with their padding, at most
     """
 
     width: int = 512
     blocks: int = 6
     kernel: int = 7
     passes: float = 10
-    least_steps: int = 1500
     batch_rows: int = 8192
     learning_rate: float = 2e-3
 

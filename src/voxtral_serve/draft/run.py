@@ -23,13 +23,15 @@ from voxtral_serve.draft.scoring import DRAFTS, score, walk
 from voxtral_serve.draft.shards import Entry, Shards, check_space, read_json, write_json
 from voxtral_serve.draft.training import Corpus, Trainer, right, seen_tokens
 from voxtral_serve.engine.draft_network import FILE, Head, chirp
+from voxtral_serve.engine.drafter import V1
 
 LEAST_S = 600.0  # of audio to train on
 PARTS = (8, 4, 2, 1)  # the table has a line for the N-th part of the audio
 HELD_OUT_S = 7200.0  # of recordings that are held out, at most
 MEASURED = 12  # clips whose time is measured
 # In the work folder, beside the shards. LOG goes to the drafter's folder at the end.
-LOG, CHIRP, SCORES, WITHOUT, WITH = "training.jsonl", "chirp.rows", "scores.json", "without.json", "with.json"
+LOG, CHIRP, COLLECTED = "training.jsonl", "chirp.rows", "collected.json"
+SCORES, WITHOUT, WITH = "scores.json", "without.json", "with.json"
 
 
 def run(job: TrainJob) -> int:
@@ -50,6 +52,8 @@ class Job:
 
     def __init__(self, job: TrainJob) -> None:
         self.job = job
+        if V1:
+            raise DraftError("vLLM 0.20.0 is installed, which uses no drafter: expected 0.32.0 or later")
         self.model = Model.read(job.checkpoint)
         self.out = job.out or job.checkpoint / FILE
         self.work = job.work or self.out.parent / "work"
@@ -68,12 +72,10 @@ class Job:
             say(f"left out: {shown(path)}: {why}")
         if failed:
             say(f"{len(failed)} files cannot be read")
-        if self.job.held_out:
-            keys = {each.key for each in recordings.find(self.job.held_out)[0]}
-            held_out = [each for each in found if each.key in keys]
-        else:
-            held_out = hold_out(found)
-        train = recordings.take([each for each in found if each not in held_out], self.job.hours)
+        chosen = recordings.find(self.job.held_out)[0] if self.job.held_out else hold_out(found)
+        keys = {each.key for each in chosen}
+        held_out = [each for each in found if each.key in keys]
+        train = recordings.take([each for each in found if each.key not in keys], self.job.hours)
         seconds = sum(each.seconds for each in train)
         if seconds < LEAST_S:
             raise DraftError(
@@ -90,7 +92,8 @@ class Job:
         needed = self.model.rows_bytes(sum(each.seconds for each in every), clips)
         check_space(self.work, needed - sum(file.stat().st_size for file in self.work.glob("*.safetensors")))
         self.shards = Shards(self.work, self.model.identity())
-        if not self._kept(WITHOUT).exists() or not all(self.shards.complete(each.key) for each in every):
+        collected = self._kept(COLLECTED)
+        if not collected.exists() or not {each.key for each in every} <= {*read_json(collected)["recordings"]}:
             self._collect(every)
         measured = self._measured()
         if not self._kept(SCORES).exists():
@@ -100,7 +103,9 @@ class Job:
         self._end()
 
     def _collect(self, every: Sequence[Recording]) -> None:
-        """The shards, the rows of the chirp, and the time of clips without drafts."""
+        """The shards, the rows of the chirp, and the time of clips without drafts. What was trained on less is void."""
+        for path in (self._kept(SCORES), self._kept(WITH), *self.work.glob("state-*")):
+            path.unlink(missing_ok=True)
         say("starting vLLM")
         with engine.running(self.arguments) as llm:
             transcriber = engine.Transcriber(llm)
@@ -109,6 +114,7 @@ class Job:
             llm.collective_rpc("write_rows", args=(str(self._kept(CHIRP)), ["chirp"]))
             times = engine.alone(transcriber, [piece.samples for piece in self._measured()], drafts=False)
             write_json(self._kept(WITHOUT), times._asdict())
+        write_json(self._kept(COLLECTED), {"recordings": [each.key for each in every]})
 
     def _measured(self) -> list[Piece]:
         """Held-out clips whose time is measured; the same ones each time."""
@@ -137,6 +143,7 @@ class Job:
         device = torch.device(current_platform.device_type)
         corpus = Corpus(self.shards, tokens, self.model.shape.prompt, device)
         scores = [self._pads(held_out, measured)]
+        self._log(scores[0])
         for part in PARTS:
             entries = first(train, total_s / part)
             hours = sum(entry.seconds for entry in entries) / 3600

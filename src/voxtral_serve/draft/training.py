@@ -18,6 +18,7 @@ from voxtral_serve.engine.draft_network import HeadNetwork
 WARMUP = 0.05  # share of the steps
 LAST_RATE = 0.01  # of the learning rate, at the end of its cosine
 GROUP = 32  # batches whose clips are sorted together by length
+BATCHES, LEAST_ROWS = 64, 512  # of few hours, a pass has so many batches, unless they have fewer rows
 SAVE_S, REPORT_S = 30.0, 5.0
 IGNORED = -100  # target of a row that is not in the loss
 GPU_SHARE = 0.4  # of the free memory that rows may take; others stay in their files
@@ -94,6 +95,8 @@ class Trainer:
         """entries: the clips to train on. embeddings [tokens, dim], of the corpus' tokens."""
         self.corpus, self.entries, self.training, self.path = corpus, entries, training, state
         self.embeddings = embeddings.to(corpus.device)
+        if corpus.device.type == "cuda":
+            self.embeddings = self.embeddings.bfloat16()  # autocast would round it in each step
         torch.manual_seed(0)
         self.shape = {"dim": embeddings.shape[1], "width": training.width, "blocks": training.blocks}
         self.shape["kernel"] = training.kernel
@@ -101,12 +104,10 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.network.parameters(), training.learning_rate, fused=corpus.device.type == "cuda"
         )
-        a_pass = sum(1 for _ in batches(entries, self._batch_rows(), 0))
-        self.steps = max(training.least_steps, round(training.passes * a_pass))
+        total = sum(entry.rows for entry in entries)
+        self.batch_rows = min(training.batch_rows, max(LEAST_ROWS, total // BATCHES))
+        self.steps = round(training.passes * sum(1 for _ in batches(entries, self.batch_rows, 0)))
         self.step = 0
-
-    def _batch_rows(self) -> int:
-        return self.training.batch_rows
 
     def run(self, report: Callable[[int, int, float], None]) -> HeadNetwork:
         """Train to the end. `report` gets the step, the number of steps and the loss, every REPORT_S seconds."""
@@ -114,7 +115,7 @@ class Trainer:
         done = self.step  # steps of whole passes before this one
         saved = told = time.monotonic()
         for number in range(10**9):
-            numbered = list(batches(self.entries, self._batch_rows(), number))
+            numbered = list(batches(self.entries, self.batch_rows, number))
             if done >= len(numbered):
                 done -= len(numbered)
                 continue

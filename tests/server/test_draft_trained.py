@@ -27,7 +27,7 @@ from pathlib import Path
 from voxtral_serve.draft import collect, run
 from voxtral_serve.draft.job import Training, TrainJob
 collect.SHARD_S, run.LEAST_S, run.MEASURED = 30, 60, 3
-small = Training(width=64, blocks=1, passes=2, least_steps=60, batch_rows=1024, learning_rate=5e-3)
+small = Training(width=64, blocks=1, passes=8, learning_rate=5e-3)
 clips, out = map(Path, sys.argv[1:3])
 options = ("--gpu-memory-utilization", "0.3")
 sys.exit(run.run(TrainJob((clips,), Path(sys.argv[3]), out, arguments=options, training=small)))
