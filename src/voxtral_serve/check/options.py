@@ -110,7 +110,7 @@ def _unknown_speculation(speculative_config: Any) -> list[str]:
     """A problem for each unknown option of speculative_config. vLLM's parser does not check these; its engine does."""
     from vllm.config import SpeculativeConfig
 
-    if version("vllm") == WITHOUT_DRAFTER and (speculative_config or {}).get("model") == DRAFTER:
+    if shims.installed("vllm") == WITHOUT_DRAFTER and (speculative_config or {}).get("model") == DRAFTER:
         return []  # a patch leaves out the whole of it
     known = {field.name for field in fields(SpeculativeConfig)}
     return [
