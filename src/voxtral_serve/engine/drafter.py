@@ -165,8 +165,12 @@ class Drafter:
             drafts = [self.draft[:number]] * count
         else:
             self.tokens.run()
-            slots, positions = (torch.as_tensor(each[:count]).long() for each in (self.slots.batch, num_tokens_no_spec))
-            drafts = gathered(self.tokens.tokens, slots, positions, number).tolist()
+            tokens = self.tokens.tokens
+            slots, positions = (
+                torch.as_tensor(each[:count], dtype=torch.int64, device=tokens.device)
+                for each in (self.slots.batch, num_tokens_no_spec)
+            )
+            drafts = gathered(tokens, slots, positions, number).tolist()
         return [list(draft) if sampled else [] for sampled, draft in zip(sampled_token_ids, drafts, strict=True)]
 
 
