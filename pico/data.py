@@ -1,6 +1,7 @@
 """Generate clips of synthetic speech, each of one voice, with the times and tokens of their words.
 
     python -m pico.data OUT_DIR --hours 100 --seed 0      # shards of 30 minutes, one process per core
+    python -m pico.data OUT_DIR --hours 36 --wav          # the same clips as WAV files, for `voxtral-serve draft train`
 
 Existing shards are kept, so an interrupted run can be continued. pico.recordings joins clips to recordings and defines
 the target tokens.
@@ -16,6 +17,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import soundfile
 
 from mistral_layout.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from pico import sounds, speech, text
@@ -87,11 +89,16 @@ def not_speech(rng: np.random.Generator) -> Clip:
     return Clip(sounds.not_speech(rng, float(rng.uniform(*NOT_SPEECH_S)), kind), [], "")
 
 
-def shard(rng: np.random.Generator, hours: float, tokenizer: TextTokenizer) -> dict[str, np.ndarray]:
-    """The arrays of one shard: audio and words of all clips, concatenated. Times are in samples of the clip."""
+def training_clips(rng: np.random.Generator, hours: float) -> list[Clip]:
+    """The clips of one shard."""
     clips: list[Clip] = []
     while sum(len(c.audio) for c in clips) < hours * 3600 * SAMPLE_RATE:
         clips.append(not_speech(rng) if rng.random() < NOT_SPEECH_SHARE else clip(rng, speech.TRAIN_VOICES))
+    return clips
+
+
+def shard(clips: list[Clip], tokenizer: TextTokenizer) -> dict[str, np.ndarray]:
+    """The arrays of one shard: audio and words of all clips, concatenated. Times are in samples of the clip."""
     words = [word for c in clips for word in c.words]
     tokens = [tokenizer.encode(" " + word) for word, _, _ in words]
     return {
@@ -109,13 +116,23 @@ def shard(rng: np.random.Generator, hours: float, tokenizer: TextTokenizer) -> d
     }
 
 
-def _write_shard(args: tuple[Path, int, int, float, Path]) -> float:
+def write_shard(args: tuple[Path, int, int, float, Path | None]) -> float:
+    """Write a shard (directory, number, seed, hours, tekken.json): a file, or a folder of WAV files without the last.
+
+    Returns its hours. One that exists is kept.
+    """
     out, index, seed, hours, tekken = args
-    path = shard_path(out, index)
+    path = shard_path(out, index) if tekken else shard_path(out, index).with_suffix("")
     if not path.exists():
-        partial = path.with_suffix(".partial.npz")
-        arrays: dict[str, Any] = shard(np.random.default_rng([seed, index]), hours, TextTokenizer.from_file(tekken))
-        np.savez(partial, **arrays)
+        clips = training_clips(np.random.default_rng([seed, index]), hours)
+        partial = path.with_suffix(".partial.npz" if tekken else ".partial")
+        if tekken:
+            arrays: dict[str, Any] = shard(clips, TextTokenizer.from_file(tekken))
+            np.savez(partial, **arrays)
+        else:
+            partial.mkdir(exist_ok=True)
+            for number, each in enumerate(clips):
+                soundfile.write(partial / f"{number:03d}.wav", each.audio, SAMPLE_RATE, subtype="PCM_16")
         partial.rename(path)
     return hours
 
@@ -128,12 +145,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--tekken", type=Path, default=Path(__file__).parent / "checkpoint" / "tekken.json")
+    parser.add_argument("--wav", action="store_true", help="write each clip as a WAV file")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     n = max(1, round(args.hours / args.shard_hours))
-    jobs = [(args.out, i, args.seed, args.shard_hours, args.tekken) for i in range(n)]
+    jobs = [(args.out, i, args.seed, args.shard_hours, None if args.wav else args.tekken) for i in range(n)]
     with ProcessPoolExecutor(args.workers) as pool:
-        hours = sum(pool.map(_write_shard, jobs))
+        hours = sum(pool.map(write_shard, jobs))
     print(json.dumps({"hours": round(hours, 2), "shards": n}))
 
 

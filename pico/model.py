@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -232,3 +233,16 @@ def load(directory: Path, device: str = "cpu", dtype: torch.dtype = torch.float3
     if tensors:
         raise ValueError(f"{directory}/consolidated.safetensors has unknown tensors: {sorted(tensors)}")
     return model.to(device, dtype).eval()
+
+
+def load_audio(directory: Path) -> Voxtral:
+    """The model in `directory` with the float32 weights of its audio part alone, for `embed_audio`. The others are on
+    the device "meta" and take no memory."""
+    with torch.device("meta"):
+        model = Voxtral(Config.from_params(json.loads((directory / "params.json").read_text())))
+    with safe_open(directory / "consolidated.safetensors", "pt") as file:
+        for prefix in ("encoder", "audio_language_projection"):
+            part = getattr(model, prefix)
+            names = {name: _checkpoint_name(f"{prefix}.{name}") for name in part.state_dict()}
+            part.load_state_dict({name: file.get_tensor(held).float() for name, held in names.items()}, assign=True)
+    return model.eval()

@@ -20,8 +20,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.gpu.checkpoint import PARAMS
-from bench.gpu.rows import SESSION_BYTES
+from bench.gpu.rows import SESSION_BYTES, tokens
 from mistral_layout import tensors
+from mistral_layout.audio import SAMPLE_RATE
 from voxtral_serve.guard.chat import ChatFields
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.speech.fields import SpeechFields
@@ -36,12 +37,21 @@ NAMES = {
     "contest": "the contest's `vllm_config.yaml` (stock, eager)",
     "stock-full": "stock, full CUDA graphs",
     "fast": "`profiles/fast.yaml`",
-    "drafts": "`profiles/throughput.yaml` with drafts",
+    "fast-plain": "`profiles/fast.yaml` without drafts",
+    "drafts": "`profiles/throughput.yaml` with drafts of pads",
     "throughput": "`profiles/throughput.yaml`",
+    "throughput-plain": "`profiles/throughput.yaml` without drafts",
+    "useless": "`profiles/throughput.yaml` with a random drafter",
     "realtime": "`profiles/realtime.yaml`",
+    "realtime-plain": "`profiles/realtime.yaml` without drafts",
+    "pico": "pico with its drafter",
+    "pico-useless": "pico with a random drafter",
 }
-SPEED = ("contest@1", "stock-full@1", "fast@1", "drafts@1", "stock-full@64", "fast@64", "throughput@256")
+SPEED = ("contest@1", "stock-full@1", "fast@1", "stock-full@64", "fast@64", "throughput@256")
+CONTEST = SPEED[0]  # the only row that a report may lack
 LIVE = "realtime@150live"
+PLAIN = {"fast": "fast-plain", "throughput": "throughput-plain", "useless": "throughput-plain"}  # the same, no drafts
+CLIP_S = 10.6  # of audio: the mean clip of the benchmark
 HOURS, DOLLARS = 100_000, 3.0  # of an archive; for an hour of a GPU
 GB, MIB = 1e9, 2**20
 # Name -> bytes of memory, bytes a second, dense BF16 operations a second, by the maker's data sheet
@@ -54,7 +64,6 @@ GPUS = {
     "H200": (141 * GB, 4.8e12, 989e12),
 }
 SHARE = 0.9  # gpu_memory_utilization of the profiles
-OTHER_BYTES = 3.4 * GB  # audio rows of 64 clips, activations, CUDA graphs, the CUDA context: of an H200
 KV_BYTES = 104 * 2**10  # of a token
 TOKENS_S, FRAMES_S = 12.5, 50  # of the language model and of the encoder, for a second of audio
 WINDOW = 8192  # tokens of the language model's attention, full after 11 minutes
@@ -84,9 +93,14 @@ class Reports:
                 return found
         raise ValueError(f"{REPORT} has no row {name!r} without failures: run its `bench gpu report` again")
 
+    def has(self, name: str) -> bool:
+        return any(row["row"] == name for row in self.read(REPORT)["rows"])
+
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        """The rows of a kind, in their order. Raises ValueError if one of them had a failed request."""
-        return [self.row(row["row"]) for row in self.read(REPORT)["rows"] if row["kind"] == kind]
+        """The rows of a kind, by configuration. Raises ValueError if one of them had a failed request."""
+        rows = [row for row in self.read(REPORT)["rows"] if row["kind"] == kind]
+        servers = list(NAMES)
+        return [self.row(row["row"]) for row in sorted(rows, key=lambda row: servers.index(row["server"]))]
 
     def all(self) -> list[dict[str, Any]]:
         """The content of every file report-NAME.json."""
@@ -131,21 +145,26 @@ Table = Callable[[Reports], str]
 
 def speed(reports: Reports) -> str:
     lines = []
-    for row in map(reports.row, SPEED):
+    names = [name for name in SPEED if name != CONTEST or reports.has(name)]
+    for row in map(reports.row, names):
         cells = (figure(row["p50_ms"]), small(row["rtfx"]), small(row["joules_per_audio_second"]))
         lines.append((NAMES[row["server"]], str(row["in_flight"]), *cells))
     row = reports.row(LIVE)
     cells = (f"lag {pair(row['lag_ms'])} (P99)", "-", small(row["joules_per_audio_second"]))
     lines.append((f"{NAMES['realtime']}, live", f"{row['sessions']} sessions", *cells))
     heads = ("configuration", "requests at once", "P50 ms", "RTFx", "J per s of audio")
-    few, many = (reports.row(name)["clips"] for name in SPEED[:2])
-    note = f" The first row has {few} of the {many} clips of one request at a time." if few < many else ""
+    note = f" The first row has {reports.row(CONTEST)['clips']} clips." if CONTEST in names else ""
     return f"{markdown(heads, lines)}\n\n{reports.source()}{note}"
+
+
+def general(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of a configuration to serve. The others are about drafts alone."""
+    return row["server"] not in ("useless", "pico", "pico-useless")
 
 
 def uploads(reports: Reports) -> str:
     lines = []
-    for row in reports.rows("uploads"):
+    for row in filter(general, reports.rows("uploads")):
         cells = (figure(row["p50_ms"]), figure(row["p95_ms"]), small(row["rtfx"]))
         memory = row["peak_vram_bytes"] and row["peak_vram_bytes"] / GB
         more = (small(row["joules_per_audio_second"]), figure(memory, 1))
@@ -160,14 +179,14 @@ def live(reports: Reports) -> str:
         length = f"{figure(row['least_s'])} to {figure(row['most_s'])} s"
         times = [pair(row[name]) for name in ("lag_ms", "lag_in_audio_ms", "final_ms")]
         cells = (str(row["fell_behind"]), small(row["joules_per_audio_second"]))
-        lines.append((str(row["sessions"]), length, *times, *cells))
-    heads = ("sessions", "length", "lag ms: P50 / P99", "within the audio", "final text ms: P50 / P99", "fell behind")
-    return f"{markdown((*heads, 'J per s of audio'), lines)}\n\n{reports.source()}"
+        lines.append((NAMES[row["server"]], str(row["sessions"]), length, *times, *cells))
+    heads = ("configuration", "sessions", "length", "lag ms: P50 / P99", "within the audio", "final text ms: P50 / P99")
+    return f"{markdown((*heads, 'fell behind', 'J per s of audio'), lines)}\n\n{reports.source()}"
 
 
 def start(reports: Reports) -> str:
-    """Starts and memory by configuration. The rows of a server have its start; `fast@cold` is one with empty caches."""
-    rows = [*reports.rows("uploads"), *reports.rows("live"), *reports.rows("start")]
+    """Starts and memory by configuration. The rows of a server have its start."""
+    rows = [*filter(general, reports.rows("uploads")), *reports.rows("live")]
     lines = []
     for server in dict.fromkeys(row["server"] for row in rows):
         own = [row for row in rows if row["server"] == server]
@@ -176,6 +195,20 @@ def start(reports: Reports) -> str:
         seconds = [figure(starts.get(caches)) for caches in ("warm", "cold")]
         lines.append((NAMES[server], *seconds, figure(memory or None, 1)))
     heads = ("configuration", "start s, caches filled", "start s, caches empty", "peak GB")
+    return f"{markdown(heads, lines)}\n\n{reports.source()}"
+
+
+def drafts(reports: Reports) -> str:
+    """Each row with drafts beside that of the same load without, and those of pico, whose drafts are real."""
+    lines = []
+    for row in reports.rows("uploads"):
+        plain = f"{PLAIN.get(row['server'])}@{row['in_flight']}"
+        if row["server"].startswith("pico") or reports.has(plain):
+            without = reports.row(plain) if reports.has(plain) else {}
+            cells = [small(each.get(name)) for name in ("p50_ms", "rtfx") for each in (without, row)]
+            steps = figure(row.get("tokens_per_step"), 2)
+            lines.append((NAMES[row["server"]], str(row["in_flight"]), steps, *cells))
+    heads = ("configuration", "in flight", "tokens a step", "P50 ms without drafts", "with", "RTFx without", "with")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 
 
@@ -214,27 +247,45 @@ def speech(reports: Reports) -> str:
     return markdown((*heads, "s of audio per s", "wait rate", "J per s of audio"), lines)
 
 
-def gpus(reports: Reports) -> str:
-    """What fits on each GPU and the bounds of its speed, and what was measured on some."""
+def others(reports: Reports) -> float:
+    """Bytes of `fast.yaml` on the report's GPU beside weights, sessions and KV cache: audio rows, graphs and so on."""
+    config = reports.read(REPORT)["configs"]["fast"]["config"]
+    sessions = config["additional_config"]["max_live_sessions"] * SESSION_BYTES
+    peak: float = reports.row("fast@64")["peak_vram_bytes"]
+    return peak - config["kv_cache_memory_bytes"] - sessions - 2 * sum(sizes())
+
+
+def sizes() -> tuple[int, int]:
+    """Parameters of the encoder and of the language model."""
     shapes = tensors.shapes(PARAMS)
     encoder = sum(math.prod(shape) for name, shape in shapes.items() if "whisper" in name or "projection" in name)
-    language = sum(math.prod(shape) for shape in shapes.values()) - encoder
+    return encoder, sum(math.prod(shape) for shape in shapes.values()) - encoder
+
+
+def gpus(reports: Reports) -> str:
+    """What fits on each GPU and the bounds of its speed, and what was measured on some."""
+    encoder, language = sizes()
     weights = 2 * (encoder + language)
     operations = 2 * (language * TOKENS_S + encoder * FRAMES_S)  # for a second of audio
+    accepted, beside = reports.row("fast@1").get("acceptance"), others(reports)
+    steps = tokens(round(CLIP_S * SAMPLE_RATE))  # without drafts
     lines = []
     for name, (memory, bandwidth, arithmetic) in GPUS.items():
-        room = SHARE * memory - weights - OTHER_BYTES
+        room = SHARE * memory - weights - beside
         sessions = []
         for age_s in (90, 660):
             cache = KV_BYTES * min(WINDOW, PROMPT + age_s * TOKENS_S)
             by_time = (0.08 * bandwidth - weights) / (SESSION_BYTES + cache)
             sessions.append(figure(math.floor(max(0, min(room / (SESSION_BYTES + cache), by_time)))))
-        bounds = (figure(1000 * 2 * language / bandwidth, 1), figure(arithmetic / operations))
+        step_s = 2 * language / bandwidth
+        clips = (figure(steps * step_s, 2), figure(accepted and steps * step_s / (1 + sum(accepted)), 2))
+        bounds = (figure(1000 * step_s, 1), *clips, figure(arithmetic / operations))
         measured = (content for content in reports.all() if name in content["machine"]["gpu"][0])
         rtfx = max((row.get("rtfx") or 0 for content in measured for row in content["rows"]), default=0)
         lines.append((name, *sessions, *bounds, figure(rtfx) if rtfx else "not measured"))
-    heads = ("GPU", "live sessions of 90 s, at most", "of 11 minutes and more", "ms a token, at least")
-    return f"{markdown((*heads, 'RTFx, at most', 'RTFx, measured'), lines)}\n\nMeasured: {reports.source()}"
+    heads = ["GPU", "live sessions of 90 s, at most", "of 11 minutes and more", "ms a step, at least"]
+    heads += [f"s for a clip of {CLIP_S} s alone, at least", "with drafts", "RTFx, at most", "RTFx, measured"]
+    return f"{markdown(heads, lines)}\n\nMeasured: {reports.source()}"
 
 
 def patches(_: Reports) -> str:
@@ -263,6 +314,7 @@ def fields(model: type[BaseModel], inherited: bool = True) -> Table:
 PAGES: dict[str, dict[str, Table]] = {
     "README.md": {"speed": speed},
     "docs/pages/performance.md": {"uploads": uploads, "live": live, "start": start},
+    "docs/pages/drafts.md": {"drafts": drafts},
     "docs/pages/gpus.md": {"gpus": gpus},
     "docs/pages/batch.md": {"archive": archive},
     "docs/pages/index.md": {"summary": summary},

@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str]) -> GpuPlan:
         model=flags.model,
         kv_gib=flags.kv,
         changes=dict(flags.changes),
-        acceptance=tuple(flags.acceptance) or None,
+        acceptance=() if flags.model and flags.acceptance is None else flags.acceptance,
         cores=flags.client_cores,
         command=tuple(shlex.split(flags.command)),
         steps=getattr(flags, "steps", False),
@@ -51,7 +51,7 @@ def _chosen(parser: argparse.ArgumentParser, items: Sequence[Item], only: Sequen
     words = {word: {item.row for item in items if word in (item.row, item.server, item.kind)} for word in only}
     if unknown := [word for word, named in words.items() if not named]:
         known = ", ".join(item.row for item in items)
-        parser.error(f"--only {unknown[0]!r}: expected a server, `uploads`, `live`, `start`, or one of {known}")
+        parser.error(f"--only {unknown[0]!r}: expected a server, `uploads`, `live`, or one of {known}")
     return frozenset().union(*words.values()) if words else frozenset(item.row for item in items)
 
 
@@ -63,7 +63,7 @@ def _report_items(parser: argparse.ArgumentParser, flags: argparse.Namespace) ->
             item = dataclasses.replace(item, clips=min(item.clips, flags.most_clips))
         if isinstance(item, Sessions) and flags.most_sessions:
             item = dataclasses.replace(item, sessions=min(item.sessions, flags.most_sessions))
-        if isinstance(item, Sessions):
+        if isinstance(item, Sessions) and flags.seconds:
             item = dataclasses.replace(item, least_s=flags.seconds[0], most_s=flags.seconds[1])
         items.append(item)
     return tuple({item.row: item for item in items}.values())
@@ -98,7 +98,8 @@ def _add_report(commands: Any) -> None:
     add = report.add_argument
     add("--most-clips", type=int, metavar="N", help="at most so many clips a row, for a rehearsal")
     add("--most-sessions", type=int, metavar="N", help="at most so many live sessions, for a rehearsal")
-    _add_seconds(add)
+    seconds = "seconds of audio of a live session, in place of those of the row"
+    add("--seconds", type=_between, metavar="LEAST-MOST", help=seconds)
     _add_common(add)
 
 
@@ -120,15 +121,11 @@ def _add_live(commands: Any) -> None:
     add = commands.add_parser("live", help="live sessions, with or without uploads beside them").add_argument
     add("--servers", type=_words, default=["realtime"], metavar="NAME,...", help="as for `run` (default: realtime)")
     add("--sessions", type=_whole, required=True, metavar="N,...", help="sessions at the same time")
-    _add_seconds(add)
+    text = "seconds of audio of a live session, drawn between these (30-60)"
+    add("--seconds", type=_between, default=(30.0, 60.0), metavar="LEAST-MOST", help=text)
     add("--age", type=float, default=0.0, metavar="S", help="seconds of audio sent before, faster than speech (0)")
     add("--uploads", type=int, default=0, metavar="N", help="clips in flight during the sessions (0)")
     _add_common(add)
-
-
-def _add_seconds(add: Any) -> None:
-    text = "seconds of audio of a live session, drawn between these (30-60)"
-    add("--seconds", type=_between, default=(30.0, 60.0), metavar="LEAST-MOST", help=text)
 
 
 def _add_common(add: Any) -> None:
@@ -144,12 +141,12 @@ def _add_common(add: Any) -> None:
     add("--work", type=Path, metavar="DIR", help="checkpoint and caches of the servers (default: OUT with .work)")
     add("--logs", type=Path, metavar="DIR", help="keep the servers' logs")
     add("--results", type=Path, metavar="DIR", help="keep the results of the client of live sessions")
-    add("--model", type=Path, metavar="DIR", help="checkpoint (default: of full size, with random weights)")
+    add("--model", type=Path, metavar="DIR", help="checkpoint of all servers (default: each its own, see `run --help`)")
     add("--kv", type=_sizes, default={}, metavar="NAME=GIB,...", help="size of a server's KV cache in GiB")
     changes = "changes of the config of every server; the values are YAML"
     add("--set", dest="changes", type=_change, nargs="+", default=[], metavar="KEY=VALUE", help=changes)
-    rates = "acceptance rates of drafts by position (default: pico's; empty: the weights decide)"
-    add("--acceptance", type=_rates, default=rows.ACCEPTANCE, metavar="RATE,...", help=rates)
+    rates = "acceptance rates of drafts by position (default: pico's; empty, or with --model: the weights decide)"
+    add("--acceptance", type=_rates, metavar="RATE,...", help=rates)
     cores = "CPU cores for the client of live sessions; the server gets the others (default: 4; 0: no division)"
     add("--client-cores", type=int, default=4, metavar="N", help=cores)
     add("--commit", metavar="HASH", help="commit of this checkout, where there is no git")

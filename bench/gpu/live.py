@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench import BenchError, dataset, results
 from bench.answers import Row
 from bench.dataset import Clip
 from bench.gpu import rows, tasks
 from bench.gpu.meanwhile import Samples, Uploads
-from bench.gpu.measure import memory
+from bench.gpu.measure import gained, memory
 from bench.gpu.plan import Sessions
 from bench.gpu.readings import MemoryWatch, processes
 from bench.gpu.servers import Server
@@ -33,18 +35,31 @@ SHOWN_ERRORS = 5
 
 
 @contextlib.contextmanager
-def cores(count: int) -> Iterator[list[int]]:
-    """Run on the server's cores inside the `with` block, and give back all cores at its end. Yields the client's cores.
+def cores(pid: int, count: int) -> Iterator[None]:
+    """Inside the `with` block, run the client on the last `count` cores and the server `pid` on the others.
 
-    Both have all cores if `count`, the number of the client's cores, is 0 or more than a third of all.
+    Of this process, that is this thread and what it starts. Both keep all cores if `count` is 0 or more than a third.
     """
     every = sorted(os.sched_getaffinity(0))
-    apart = 0 < count <= len(every) // 3
-    os.sched_setaffinity(0, every[:-count] if apart else every)
+    if not 0 < count <= len(every) // 3:
+        yield
+        return
+    _pin(pid, every[:-count])
+    os.sched_setaffinity(0, every[-count:])
     try:
-        yield every[-count:] if apart else every
+        yield
     finally:
         os.sched_setaffinity(0, every)
+        _pin(pid, every)
+
+
+def _pin(pid: int, cores: Sequence[int]) -> None:
+    """Let a process and its descendants run on these cores: every thread, since each has cores of its own."""
+    with contextlib.suppress(psutil.Error):  # it has ended, so its sessions fail
+        for process in processes(pid):
+            for thread in Path(f"/proc/{process}/task").glob("[0-9]*"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(thread.name), cores)
 
 
 def measure(
@@ -59,6 +74,7 @@ def measure(
     watch = MemoryWatch(gpus, lambda: processes(server.pid))
     watch.start()
     uploads = Uploads(server.client, clips, item.uploads) if item.uploads else None
+    before = server.counters()
     try:
         _run_client(item, server, out, warm_up)
     finally:
@@ -69,7 +85,12 @@ def measure(
         watch.stop()
     (load,) = json.loads((out / results.SUMMARY).read_bytes())["loads"]
     sessions = results.read_rows(out / results.ROWS)
-    return {**figures(item, load, sessions, uploads.rows if uploads else [], samples), **memory(server, watch, gpus)}
+    return {
+        **figures(item, load, sessions, uploads.rows if uploads else [], samples),
+        **memory(server, watch, gpus),
+        "acceptance": rows.acceptance_of(server.config),
+        **rows.drafts(gained(before, server.counters())),
+    }
 
 
 def _run_client(item: Sessions, server: Server, out: Path, warm_up: int) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +29,6 @@ def measure(server: Server, task: Task, gpus: Gpus, vllm: str) -> dict[str, Any]
     def send(clip: Clip) -> Row:
         return server.client.transcribe(clip, part=1, max_completion_tokens=str(clip.extra["tokens"]))
 
-    drafts = ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
     pids: set[int] = set()
     with contextlib.suppress(psutil.Error):  # it has ended, so its requests fail
         pids = processes(server.pid)
@@ -39,28 +39,33 @@ def measure(server: Server, task: Task, gpus: Gpus, vllm: str) -> dict[str, Any]
             if answer.error:
                 print(f"warm-up of {task.row} failed: {answer.error}", file=sys.stderr)
         time.sleep(SETTLE_S)
-        counters = {name: server.counter(name) for name in ("generation_tokens", *drafts)}
+        before = server.counters()
         energy = joules(gpus)
         begun = time.time()
         answers = list(pool.map(send, task.clips))
         ended = time.time()
         after = joules(gpus)
     time.sleep(SETTLE_S)
-    made = {name: _difference(before, server.counter(name)) for name, before in counters.items()}
+    counted = gained(before, server.counters())
     watch.stop()
-    proposed, accepted = (made[name] for name in drafts)
     clip_tokens = {clip.id: clip.extra["tokens"] for clip in task.clips}
     return {
         "vllm": vllm,
         "in_flight": task.concurrency,
-        **rows.figures(answers, clip_tokens, made["generation_tokens"], _difference(energy, after)),
+        **rows.figures(answers, clip_tokens, counted.get(rows.GENERATED), _difference(energy, after)),
         **memory(server, watch, gpus),
         "start_s": server.start_s,
         "start_caches": server.cache,
         "acceptance": rows.acceptance_of(server.config),
-        "accepted_drafts": accepted / proposed if proposed and accepted is not None else None,
+        **rows.drafts(counted),
         "steps": None if server.steps is None else steps.summary(steps.read(server.steps, begun, ended)),
     }
+
+
+def gained(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What counters have gained. One that was not there before is new, since the server makes some at their first use.
+    Nothing if the server has not answered before."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items()} if before else {}
 
 
 def _difference(before: float | None, after: float | None) -> float | None:

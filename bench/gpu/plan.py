@@ -67,20 +67,7 @@ class Sessions:
         return 45 + self.most_s + self.age_s
 
 
-@dataclass(frozen=True)
-class Start:
-    """A row with the time of a start with empty caches. The other rows have the time of their server's start."""
-
-    kind: ClassVar[str] = "start"
-    server: str
-    seconds: ClassVar[float] = 0.0
-
-    @property
-    def row(self) -> str:
-        return f"{self.server}@cold"
-
-
-Item = Uploads | Sessions | Start
+Item = Uploads | Sessions
 
 
 @dataclass(frozen=True)
@@ -94,10 +81,10 @@ class GpuPlan:
     work          directory of the checkpoint and of the servers' caches, which later calls use again
     logs          directory of the servers' logs; null to discard them
     results       directory of the live client's results; null to discard them
-    model         directory of the checkpoint; null for one of full size with random weights
+    model         directory of the checkpoint; null for one of full size with random weights and a random drafter
     kv_gib        KV cache in GiB by server, if it is not the default
     changes       changes of the config of every server
-    acceptance    acceptance rates of drafts by position; null if the weights decide
+    acceptance    acceptance rates of drafts by position; null for those of each server, empty if the weights decide
     cores         CPU cores for the client of live sessions; the server gets the others. 0: no division
     command       the command to run as `vllm`
     steps         have the rows of uploads say what the GPU does in a step

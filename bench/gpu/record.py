@@ -16,11 +16,15 @@ from bench.measure.gpus import Gpus
 
 LIBRARIES = ("vllm", "torch", "transformers", "mistral-common", "triton", "nvidia-ml-py", "requests")
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # another one after each start of the machine
-RANDOM = "random, of full size: all texts are wrong, and drafts are accepted at the rates of `acceptance`"
+RANDOM = (
+    "random, of full size, but for pico's rows: texts are wrong, and drafts are accepted at the rates of `acceptance`"
+)
 NOTES = (
     "p50_ms, p90_ms, p95_ms: from sending a clip to its text. Clips are 16 kHz WAV, decoded from Opus before the run.",
     "rtfx: seconds of audio per second. It begins and ends with few requests in flight.",
     "joules_per_audio_second: of the whole GPU, with its idle power.",
+    "acceptance: share of the steps in which the drafts up to each position are accepted; null if the weights decide.",
+    "tokens_per_step, survival: of the steps of a request that have drafts. Drafts past a clip's end count, too.",
     "start_s: from the start of the process until /health answers. Random weights are read from a file just written.",
 )
 
@@ -121,15 +125,15 @@ def _clean(commit: str | None) -> str | None:
 def table(content: Mapping[str, Any]) -> str:
     """The rows as a text table."""
     titles = ["row", "clips", "failed", "p50 ms", "p90 ms", "p95 ms", "rtfx", "lag p50", "lag p99", "final p50"]
-    titles += ["final p99", "behind", "J/s", "GB", "start s", "caches"]
+    titles += ["final p99", "behind", "J/s", "tokens/step", "GB", "start s", "caches"]
     body = [titles]
     for row in content["rows"]:
         lags = [(row.get(name) or {}).get(quantile) for name in ("lag_ms", "final_ms") for quantile in ("p50", "p99")]
         memory = row.get("peak_vram_bytes")
         cells = [row["row"], row.get("clips") or row.get("sessions"), row["failed"]]
         cells += [row.get(name) for name in ("p50_ms", "p90_ms", "p95_ms", "rtfx")]
-        cells += [*lags, row.get("fell_behind"), row.get("joules_per_audio_second"), memory and memory / 1e9]
-        cells += [row.get("start_s"), row.get("start_caches")]
+        cells += [*lags, row.get("fell_behind"), row.get("joules_per_audio_second")]
+        cells += [row.get("tokens_per_step"), memory and memory / 1e9, row.get("start_s"), row.get("start_caches")]
         body.append([_cell(cell) for cell in cells])
     widths = [max(map(len, column)) for column in zip(*body, strict=True)]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in body]

@@ -6,7 +6,7 @@ same command continues with the rows that are missing.
 """
 
 import contextlib
-import os
+import itertools
 import sys
 import tempfile
 import time
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import BenchError
-from bench.gpu import checkpoint, live, rows, servers, tasks
+from bench.gpu import live, rows, servers, tasks
 from bench.gpu.clock import Clock
 from bench.gpu.measure import measure
-from bench.gpu.plan import GpuPlan, Item, Sessions, Start, StartPlan, Uploads
+from bench.gpu.plan import GpuPlan, Item, Sessions, StartPlan, Uploads
 from bench.gpu.readings import watts
 from bench.gpu.record import RANDOM, Record, machine
-from bench.gpu.servers import Server
+from bench.gpu.servers import Launch, Server
 from bench.measure.gpus import Gpus
 
 START_S = {False: 240, True: 90}  # longest start on 16 cores in seconds, with empty and with filled caches
@@ -69,71 +69,92 @@ class Measurement:
             settings=servers.variables(),
             idle_watts=watts(self.gpus),
         )
-        model = self._model()
+        self._make_checkpoints({rows.served(item.server).checkpoint for item in missing})
         for names in self._to_fill(missing):
-            self._fill(names, model)
+            self._fill(names)
         for group in groups(missing):
-            self._group(group, model, record)
+            self._group(group, record)
         self.clock.say("done")
         return record.content
 
-    def _model(self) -> Path:
-        """The checkpoint, which is written once. One that is not complete has another name."""
+    def _launch(self, name: str, config: dict[str, Any]) -> Launch:
+        places = {rows.RANDOM: self.plan.work / "checkpoint", rows.USELESS: self.plan.work / "pico-useless"}
+        model = places.get(rows.served(name).checkpoint, rows.ROOT / rows.PICO)
+        return Launch(config, self.plan.model or model, rows.cache_of(name))
+
+    def _make_checkpoints(self, needed: set[str]) -> None:
+        """Those of this benchmark, each once. One that is not complete has another name."""
         if self.plan.model is not None:
-            return self.plan.model
-        model = self.plan.work / "checkpoint"
-        if not model.exists():
-            partial = self.plan.work / "checkpoint.partial"
-            checkpoint.write(partial)
-            partial.rename(model)
-            self.clock.say("checkpoint written")
-        return model
+            return
+        from bench.gpu import head  # which needs PyTorch and this repository's package
+
+        made = {rows.RANDOM: ("checkpoint", head.write_checkpoint), rows.USELESS: ("pico-useless", head.write_useless)}
+        for kind in sorted(needed & made.keys()):
+            name, write = made[kind]
+            if not (self.plan.work / name).exists():
+                partial = self.plan.work / f"{name}.partial"
+                write(partial)
+                partial.rename(self.plan.work / name)
+                self.clock.say(f"{name} written")
 
     def _to_fill(self, items: Sequence[Item]) -> list[list[str]]:
-        """The servers to start together so that their caches are filled; none without a GPU."""
-        sizes = machine(None)["gpu_memory_bytes"]
-        names = dict.fromkeys(item.server for item in items if not isinstance(item, Start))
-        empty = [name for name in names if not servers.filled(self.plan.work / "cache", name)]
-        return together(empty, self.configs, sizes[0] if sizes else 0)
+        """The servers to start together so that their caches are filled; none without a GPU.
 
-    def _fill(self, names: Sequence[str], model: Path) -> None:
+        Eager servers compile nothing, and those of small models little.
+        """
+        sizes = machine(None)["gpu_memory_bytes"]
+        of_caches: dict[str, str] = {}
+        for item in items:
+            of_caches.setdefault(rows.cache_of(item.server), item.server)
+        empty = {
+            name: rows.filling(self.configs[name])
+            for cache, name in of_caches.items()
+            if not self.configs[name].get("enforce_eager")
+            and rows.served(name).checkpoint == rows.RANDOM
+            and not servers.filled(self.plan.work / "cache", cache)
+        }
+        return together(empty, sizes[0] if sizes else 0)
+
+    def _fill(self, names: Sequence[str]) -> None:
         """Start servers at the same time and stop them, for their compiled graphs and kernels."""
         self._must_end(FILL_S, f"the first start of {', '.join(names)}")
         self.clock.say(f"filling the caches of {', '.join(names)}")
         plan = StartPlan(self.plan.work / "cache", self.plan.logs, self.plan.command)
         with contextlib.ExitStack() as up:
             places = Path(up.enter_context(tempfile.TemporaryDirectory()))
-            servers.start({name: self.configs[name] for name in names}, plan, model, places, up, self.clock)
+            launches = {name: self._launch(name, rows.filling(self.configs[name])) for name in names}
+            servers.start(launches, plan, places, up, self.clock)
 
     def _must_end(self, seconds: float, what: str) -> None:
         if self.ends is not None and time.monotonic() + seconds > self.ends:
             left = self.ends - time.monotonic()
             raise TimeIsUpError(f"{what} may take {seconds:.0f} s, but --minutes leaves {left:.0f} s")
 
-    def _group(self, group: Sequence[Item], model: Path, record: Record) -> None:
+    def _group(self, group: Sequence[Item], record: Record) -> None:
         """Start one server, and measure its rows one after the other."""
         name = group[0].server
-        cold = isinstance(group[0], Start)
         with contextlib.ExitStack() as up:
             places = Path(up.enter_context(tempfile.TemporaryDirectory()))
-            cache = places / "empty" if cold else self.plan.work / "cache"
-            longest_s = START_S[servers.filled(cache, name)] + group[0].seconds
+            launch, cache = self._launch(name, self.configs[name]), self.plan.work / "cache"
+            longest_s = START_S[servers.filled(cache, launch.cache)] + group[0].seconds
             self._must_end(longest_s, f"the start of {name} with {group[0].row}")
-            cores = up.enter_context(live.cores(self.plan.cores if isinstance(group[0], Sessions) else 0))
             start = StartPlan(cache, self.plan.logs, self.plan.command, steps=self.plan.steps)
-            ready, failures = servers.start({name: self.configs[name]}, start, model, places, up, self.clock)
-            os.sched_setaffinity(0, cores)  # of this thread and of all threads and processes that it starts later
+            ready, failures = servers.start({name: launch}, start, places, up, self.clock)
             if name in failures:
                 for item in group:
                     record.fail(item.row, failures[name])
                 return
             server = ready[name]
             version = server.client.get("/version")["version"]
+            warm_ups = itertools.chain(WARM_UP[:1], itertools.repeat(WARM_UP[1]))
             for number, item in enumerate(group):
                 self._must_end(item.seconds, item.row)
                 self.clock.say(f"{item.row}: measuring")
                 try:
-                    row = self._measure(item, server, version, places / str(number), WARM_UP[number > 0])
+                    if isinstance(item, Uploads):
+                        row = self._uploads(item, server, version, places / str(number))
+                    else:
+                        row = self._live(item, server, version, places / str(number), next(warm_ups))
                 except BenchError as error:
                     record.fail(item.row, str(error))
                     self.clock.say(f"{item.row}: {error}")
@@ -141,37 +162,38 @@ class Measurement:
                 record.add(item.row, {"kind": item.kind, "server": item.server, **row})
                 self.clock.say(f"{item.row}: {_short(row)}")
 
-    def _measure(self, item: Item, server: Server, vllm: str, places: Path, warm_up: int) -> dict[str, Any]:
+    def _uploads(self, item: Uploads, server: Server, vllm: str, places: Path) -> dict[str, Any]:
         places.mkdir()
-        if isinstance(item, Start):
-            return {"vllm": vllm, "start_s": server.start_s, "start_caches": server.cache, "failed": 0}
-        if isinstance(item, Uploads):
-            (task,) = tasks.decoded([tasks.task_of(item, self.configs[item.server])], places / "clips")
-            return measure(server, task, self.gpus, vllm)
+        (task,) = tasks.decoded([tasks.task_of(item, self.configs[item.server])], places / "clips")
+        return measure(server, task, self.gpus, vllm)
+
+    def _live(self, item: Sessions, server: Server, vllm: str, places: Path, warm_up: int) -> dict[str, Any]:
+        places.mkdir()
         most = self.configs[item.server].get("max_num_seqs", item.sessions)
         if item.sessions + item.uploads > most:
             raise BenchError(f"{item.row}: {item.server} has max_num_seqs {most}: add --set max_num_seqs=NUMBER")
         out = (self.plan.results or places) / f"{item.row}-{time.time():.0f}"
         clips = live.decoded(places) if item.uploads else []
-        figures = live.measure(item, server, self.gpus, clips, out, warm_up)
+        with live.cores(server.pid, self.plan.cores):
+            figures = live.measure(item, server, self.gpus, clips, out, warm_up)
         return {"vllm": vllm, **figures, "start_s": server.start_s, "start_caches": server.cache}
 
 
 def groups(missing: Sequence[Item]) -> list[list[Item]]:
-    """The rows by the start of a server that they share. A cold start has one of its own."""
-    grouped: dict[tuple[str, str], list[Item]] = {}
+    """The rows by the server that they share, which is started once."""
+    grouped: dict[str, list[Item]] = {}
     for item in missing:
-        grouped.setdefault((item.kind, item.server), []).append(item)
+        grouped.setdefault(item.server, []).append(item)
     return list(grouped.values())
 
 
-def together(names: Sequence[str], configs: Mapping[str, Mapping[str, Any]], memory: int) -> list[list[str]]:
+def together(configs: Mapping[str, Mapping[str, Any]], memory: int) -> list[list[str]]:
     """The servers that fit into the GPU's memory of so many bytes at the same time. One that is left over alone, or
     whose memory is not known, is in none: its own start fills its caches."""
     groups: list[list[str]] = []
     free: list[int] = []  # bytes that each group leaves
-    for name in names:
-        needed = rows.memory_of(configs[name])
+    for name, config in configs.items():
+        needed = rows.memory_of(name, config)
         if needed is None:
             continue
         place = next((number for number, left in enumerate(free) if needed <= left), len(groups))
@@ -184,7 +206,8 @@ def together(names: Sequence[str], configs: Mapping[str, Mapping[str, Any]], mem
 
 
 def _short(row: Mapping[str, Any]) -> str:
-    shown = ("failed", "p50_ms", "rtfx", "lag_ms", "final_ms", "fell_behind", "joules_per_audio_second", "start_s")
+    shown = ["failed", "p50_ms", "rtfx", "lag_ms", "final_ms", "fell_behind", "joules_per_audio_second"]
+    shown += ["tokens_per_step", "start_s"]
     return "  ".join(f"{name} {row[name]}" for name in shown if name in row)
 
 

@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from bench import BenchError, prometheus
 from bench.client import Client
+from bench.gpu import rows
 from bench.gpu.clock import Clock
 from bench.gpu.plan import StartPlan
 from bench.gpu.readings import MemoryWatch, in_use, processes
@@ -30,6 +31,8 @@ CACHES = (
     "CUDA_CACHE_PATH",
     "FLASHINFER_WORKSPACE_BASE",
 )
+COUNTERS = (rows.GENERATED, rows.DRAFTED, rows.DRAFTS, rows.ACCEPTED)
+BY_POSITION = f"{rows.ACCEPTED}_per_pos"
 STEPS = "VOXTRAL_SERVE_STEPS"  # of voxtral-serve: the file that bench/gpu/steps.py reads
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -70,13 +73,30 @@ class Server:
         self.client = Client(self.url, timeout_s=1800)
         self.client.model = self.config["served_model_name"]
 
-    def counter(self, name: str) -> float | None:
-        """A counter of vLLM's /metrics; null if it is missing."""
+    def counters(self) -> dict[str, float]:
+        """The counters of vLLM's /metrics that a row needs, by their names without prefix; those that are missing are
+        not in it. Those of drafts by position have names such as `accepted 0`."""
         try:
             text = engine.get(f"{self.url}/metrics", timeout_s=10).text
         except OSError:  # the base class of all errors of requests
-            return None
-        return prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")
+            return {}
+        found: dict[str, float] = {}
+        for name in COUNTERS:
+            if (value := prometheus.total(text, f"vllm:{name}", f"vllm:{name}_total")) is not None:
+                found[name] = value
+        for sample in prometheus.samples(text, f"vllm:{BY_POSITION}_total"):
+            name = f"{rows.ACCEPTED} {sample.labels['position']}"
+            found[name] = found.get(name, 0.0) + sample.value
+        return found
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start: the config, the directory of the checkpoint, and the name of the caches."""
+
+    config: dict[str, Any]
+    model: Path
+    cache: str
 
 
 @dataclass(frozen=True)
@@ -104,30 +124,25 @@ def _plain(name: str) -> str:
 
 
 def filled(cache: Path, name: str) -> bool:
-    """Whether an earlier start of this server has filled its part of the caches in `cache`."""
+    """Whether an earlier start has filled the caches of this name in `cache`."""
     own = cache / _plain(name)
     return own.exists() and any(own.iterdir())
 
 
 def start(
-    configs: Mapping[str, dict[str, Any]],
-    plan: StartPlan,
-    model: Path,
-    places: Path,
-    up: contextlib.ExitStack,
-    clock: Clock,
+    launches: Mapping[str, Launch], plan: StartPlan, places: Path, up: contextlib.ExitStack, clock: Clock
 ) -> tuple[dict[str, Server], dict[str, str]]:
-    """Start a server for each config, all at once. Returns (servers that are up, reasons of the failed ones), by name.
+    """Start servers, all at once. Returns (servers that are up, reasons of the failed ones), by name.
 
-    `model` is the directory of the checkpoint, `places` one for temporary files. Closing `up` ends the servers."""
+    `places` is a directory for temporary files. Closing `up` ends the servers."""
     gpus = Gpus()
     waiting: dict[str, tuple[Server, Future[str | None]]] = {}
     servers, failures = {}, {}
     # After Ctrl-C the servers end first: the pool waits until they are up, or have ended.
-    with ThreadPoolExecutor(len(configs)) as pool, contextlib.ExitStack() as starting:
-        for name, content in configs.items():
-            started = _start(name, content, plan, model, places, starting, gpus)
-            waiting[name] = started.server, pool.submit(_wait, started, gpus, len(configs) == 1, clock)
+    with ThreadPoolExecutor(len(launches)) as pool, contextlib.ExitStack() as starting:
+        for name, launch in launches.items():
+            started = _start(name, launch, plan, places, starting, gpus)
+            waiting[name] = started.server, pool.submit(_wait, started, gpus, len(launches) == 1, clock)
         for name, (server, future) in waiting.items():
             if error := future.result():
                 failures[name] = error
@@ -138,22 +153,14 @@ def start(
     return servers, failures
 
 
-def _start(
-    name: str,
-    content: dict[str, Any],
-    plan: StartPlan,
-    model: Path,
-    places: Path,
-    up: contextlib.ExitStack,
-    gpus: Gpus,
-) -> _Started:
+def _start(name: str, launch: Launch, plan: StartPlan, places: Path, up: contextlib.ExitStack, gpus: Gpus) -> _Started:
     plain = _plain(name)
-    cache = (plan.cache or places / "cache").resolve() / plain
+    cache = (plan.cache or places / "cache").resolve() / _plain(launch.cache)
     caches = {variable: str(cache / variable.lower()) for variable in CACHES}
     port, log = engine.free_port(), (plan.logs or places) / f"{plain}.log"
-    state = "warm" if filled(cache.parent, name) else "cold"
+    state = "warm" if filled(cache.parent, launch.cache) else "cold"
     file = places / f"{plain}.yaml"
-    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    file.write_text(yaml.safe_dump(launch.config, sort_keys=False), encoding="utf-8")
     begun = time.monotonic()
     environment = variables() | caches
     steps = (plan.logs or places).resolve() / f"{plain}.steps.jsonl" if plan.steps else None
@@ -161,9 +168,9 @@ def _start(
         steps.unlink(missing_ok=True)
         environment[STEPS] = str(steps)
     running = up.enter_context(
-        engine.served(file, model, port, log, command=plan.command, environment=environment, wait=False)
+        engine.served(file, launch.model, port, log, command=plan.command, environment=environment, wait=False)
     )
-    server = Server(name, content, running.url, running.pid, state, steps=steps)
+    server = Server(name, launch.config, running.url, running.pid, state, steps=steps)
     watch = MemoryWatch(gpus, functools.partial(processes, running.pid))
     watch.start()
     return _Started(server, running, watch, begun)

@@ -23,7 +23,7 @@ shapes, and nothing else of the engine.
 
 import os
 
-__version__ = "2.0.0"
+__version__ = "2.1.0"
 
 # Python runs this at its start (voxtral_serve.pth): vLLM configures its log while it is imported, before its plugins.
 if os.environ.get("VOXTRAL_SERVE_LOG") == "json":

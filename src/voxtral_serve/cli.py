@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from voxtral_serve import __version__
 from voxtral_serve.batch.job import PATIENCE_S, SUBTITLES, BatchJob
 from voxtral_serve.client.jobs import DELAYS_MS, FORMATS, LIVE_FORMATS, FilesJob, LiveJob
+from voxtral_serve.draft.job import TrainJob
 from voxtral_serve.prove.job import OUT, ProveJob
 
 
@@ -47,7 +48,7 @@ def run(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     parsers = {name: add(commands) for name, (add, _) in COMMANDS.items()}
     own, serve = arguments, list[str]()
-    if arguments[:1] in (["batch"], ["prove"]) and "--" in arguments:
+    if arguments[:1] in (["batch"], ["draft"], ["prove"]) and "--" in arguments:
         mark = arguments.index("--")
         own, serve = arguments[:mark], arguments[mark + 1 :]
     given, unknown = parser.parse_known_args(own)
@@ -63,7 +64,7 @@ def _add_check(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         "check",
         help="report whether vLLM can serve a checkpoint on this machine, and how much memory that takes",
-        usage="voxtral-serve check [--gate] [--config FILE] [MODEL_DIR] [OPTION OF VLLM SERVE ...]",
+        usage="voxtral-serve check [--gate] [--gpu GIB] [--config FILE] [MODEL_DIR] [OPTION OF VLLM SERVE ...]",
         description="Report whether `vllm serve` would start with these arguments. Starts no engine.",
         allow_abbrev=False,
     )
@@ -74,6 +75,8 @@ def _add_check(commands: Any) -> argparse.ArgumentParser:
         help="also require a free port, and an API key or `api_key: none`, as the container does; print problems only, "
         "one line each, on stderr",
     )
+    gpu = "compute for a GPU with so much memory, in GiB as nvidia-smi has it: 22.5 for an L4, 15 for a GPU of 16 GB"
+    command.add_argument("--gpu", type=float, metavar="GIB", help=gpu)
     return command
 
 
@@ -83,13 +86,16 @@ def _check(call: Call) -> int:
         call.parser.error("write `--config FILE`: vLLM ignores `--config=FILE`")
     if given.gate and serve and not serve[0].startswith("-") and words[words.index("--gate") + 1] != serve[0]:
         call.parser.error(f"{serve[0]} must come before --config; otherwise vLLM uses the config's model")
+    if given.gpu is not None and (given.gate or not 1 <= given.gpu <= 1024):
+        call.parser.error(f"--gpu {given.gpu:g}: expected 1 to 1024 GiB, and no --gate, which is for this machine")
     # Warnings of vLLM and PyTorch are for a server's log.
     logging.disable(logging.WARNING)
     # Importing vLLM makes millions of objects that stay: looking for garbage among them takes 2 s of 9.
     gc.disable()
-    from voxtral_serve.check import check_all
+    from voxtral_serve.check import check_all, other_gpu
 
-    report = check_all(given.config, None, serve, given.gate)
+    device = None if given.gpu is None else other_gpu(given.gpu)
+    report = check_all(given.config, None, serve, given.gate, device)
     if given.gate:
         print("\n".join(report.refusals() or [f"voxtral-serve: {report.verdict()}"]), file=sys.stderr)
     else:
@@ -310,6 +316,54 @@ def _prove(call: Call) -> int:
     )
 
 
+def _add_draft(commands: Any) -> argparse.ArgumentParser:
+    draft = commands.add_parser("draft", help="train the drafter, which makes transcripts faster", allow_abbrev=False)
+    command: argparse.ArgumentParser = draft.add_subparsers(required=True, metavar="train").add_parser(
+        "train",
+        usage="voxtral-serve draft train --clips PATH... --checkpoint DIR [OPTION ...] [-- OPTION OF VLLM SERVE ...]",
+        description="Train a drafter for a checkpoint from recordings without transcripts, on this machine's GPU, and "
+        "print a table of what it is worth. Run the same command again to go on after an interruption. Exit status: 0; "
+        "2 for arguments or recordings that cannot be used; 130 for Ctrl-C.",
+        allow_abbrev=False,
+    )
+    add = command.add_argument
+    clips = "folders with recordings, recordings, or manifests (.jsonl with audio_filepath)"
+    add("--clips", type=Path, nargs="+", required=True, metavar="PATH", help=clips)
+    add("--checkpoint", type=Path, required=True, metavar="DIR", help="the checkpoint's directory")
+    add("--hours", type=float, metavar="N", help="of audio to train on (default: all)")
+    held_out = "recordings to judge by (default: some of --clips)"
+    add("--held-out", type=Path, nargs="+", default=[], metavar="PATH", help=held_out)
+    add("--out", type=Path, metavar="FILE", help="the drafter (default: draft/head.safetensors in DIR)")
+    add("--work", type=Path, metavar="DIR", help="folder for audio rows (default: `work` beside the drafter)")
+    add("--replace", action="store_true", help="replace a drafter that exists")
+    return command
+
+
+def _draft(call: Call) -> int:
+    given, command = call.given, call.parser
+    if given.hours is not None and not given.hours > 0:
+        command.error(f"--hours {given.hours}: must be more than 0")
+    # Their warnings would hide the progress. They are read when vLLM is imported, also in its processes.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        from voxtral_serve.draft.run import run as train
+    except ImportError as error:
+        return _lacks("draft", error, "gpu")
+    return train(
+        TrainJob(
+            clips=tuple(given.clips),
+            checkpoint=given.checkpoint,
+            out=given.out,
+            work=given.work,
+            held_out=tuple(given.held_out),
+            hours=given.hours,
+            replace=given.replace,
+            arguments=tuple(call.serve),
+        )
+    )
+
+
 def _add_ready(commands: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
         "ready",
@@ -366,6 +420,7 @@ COMMANDS: dict[str, tuple[Callable[[Any], argparse.ArgumentParser], Callable[[Ca
     "transcribe": (_add_transcribe, _transcribe),
     "batch": (_add_batch, _batch),
     "prove": (_add_prove, _prove),
+    "draft": (_add_draft, _draft),
     "ready": (_add_ready, _ready),
     "drain": (_add_drain, _drain),
 }

@@ -59,11 +59,13 @@ def test_full_graphs_of_the_encode_once_model_in_model_runner_v2_need_a_patch(
     assert graphs.cudagraph_mode == CUDAGraphMode[mode]
 
 
-@pytest.mark.parametrize(("drafts", "left"), [(None, [1, 64]), (object(), [64])])
-def test_nothing_is_compiled_for_one_token_where_each_step_has_drafts(drafts: Any, left: list[int]) -> None:
-    """profiles/throughput.yaml compiles for one token. 0.20.0's dispatcher refuses that with graphs for drafts."""
+@pytest.mark.parametrize(
+    ("drafts", "v2", "left"), [(None, False, [1, 64]), (object(), False, [64]), (object(), True, [1, 64])]
+)
+def test_nothing_is_compiled_for_one_token_where_each_step_has_drafts(drafts: Any, v2: bool, left: list[int]) -> None:
+    """profiles/throughput.yaml compiles for one token. The dispatcher of V1 refuses that with graphs for drafts."""
     graphs = CompilationConfig(cudagraph_mode=CUDAGraphMode.NONE, compile_sizes=[1, 64])
-    settings: Any = SimpleNamespace(speculative_config=drafts, compilation_config=graphs)
+    settings: Any = SimpleNamespace(speculative_config=drafts, compilation_config=graphs, use_v2_model_runner=v2)
     config._choose_graphs(settings)
     assert graphs.compile_sizes == left
 

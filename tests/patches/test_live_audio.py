@@ -12,7 +12,9 @@ from vllm.plugins import load_general_plugins
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from voxtral_serve import shims
-from voxtral_serve.engine import config, live_scheduler
+from voxtral_serve.engine import config, drafter, scheduler
+from voxtral_serve.engine.draft_scheduler import DraftCounts
+from voxtral_serve.engine.live_scheduler import LiveSessions
 from voxtral_serve.engine.session import UTILITY
 from voxtral_serve.patches.live_audio import LiveAudio
 
@@ -115,40 +117,47 @@ def test_it_is_required_where_there_are_live_sessions(
     """One that drifted ends no other start."""
     names: list[str] = []
     monkeypatch.setattr(shims, "require", lambda *patches: names.extend(patches))
-    scheduler = SimpleNamespace(scheduler_cls=None, max_num_seqs=8)
+    scheduling = SimpleNamespace(scheduler_cls=None, max_num_seqs=8)
     config._choose_scheduler(
         SimpleNamespace(
             additional_config=options,
-            scheduler_config=scheduler,
+            scheduler_config=scheduling,
             speculative_config=None,
             parallel_config=SimpleNamespace(data_parallel_size=1),
         )  # type: ignore[arg-type]
     )
     assert names == required
-    assert (scheduler.scheduler_cls is not None) == bool(required)
+    assert (scheduling.scheduler_cls is not None) == bool(required)
 
 
 # The scheduler
 
 
 def test_vllms_scheduler_is_as_expected() -> None:
-    assert live_scheduler.expected(Scheduler) == []
+    assert scheduler.expected(Scheduler, LiveSessions) == []
+    lacking = ["self.dynamic_sd_lookup[", "num_spec_tokens_to_schedule"] if drafter.V1 else []
+    assert scheduler.expected(Scheduler, DraftCounts) == lacking  # config.py does not use it there
 
 
 def test_a_scheduler_that_lacks_a_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Scheduler, "_preempt_request")
     monkeypatch.setattr(Scheduler, "finish_requests", lambda self, request_ids: None)
     lacking = ["finish_requests(request_ids, finished_status)", "_preempt_request(request)"]
-    assert live_scheduler.expected(Scheduler) == lacking
-    options: Any = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=True))
+    assert scheduler.expected(Scheduler, LiveSessions) == lacking
+    options: Any = SimpleNamespace(
+        scheduler_config=SimpleNamespace(async_scheduling=True),
+        additional_config={"max_live_sessions": 2},
+        speculative_config=None,
+    )
     with pytest.raises(shims.PatchError) as refused:
-        live_scheduler.live_scheduler(vllm_config=options)
+        scheduler.scheduler(vllm_config=options)
     message = str(refused.value)
     assert f"vllm {shims.installed('vllm')}: its scheduler has no {', '.join(lacking)}: live sessions" in message
 
 
-def test_a_scheduler_without_the_attributes_is_refused() -> None:
+@pytest.mark.parametrize("mixin", [LiveSessions, DraftCounts])
+def test_a_scheduler_without_the_attributes_is_refused(mixin: Any) -> None:
     other = type("Scheduler", (), {"__module__": "json", "schedule": Scheduler.schedule})
-    lacking = live_scheduler.expected(other)
-    assert lacking[: len(live_scheduler.ATTRIBUTES)] == [*live_scheduler.ATTRIBUTES]
+    lacking = scheduler.expected(other, mixin)
+    assert lacking[: len(mixin.ATTRIBUTES)] == [*mixin.ATTRIBUTES]
     assert "schedule()" not in lacking and "_free_request(request)" in lacking

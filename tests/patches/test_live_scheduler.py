@@ -6,88 +6,22 @@ vLLM's own scheduler and requests; in place of the worker, each request of a ste
 from typing import Any
 
 import pytest
-from places import PICO
-from vllm.engine.arg_utils import EngineArgs
-from vllm.plugins import load_general_plugins
-from vllm.sampling_params import SamplingParams
+from scheduling import SPOKEN, TOKEN, Engine, engine_config
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.request import RequestStatus
 
 from pico import model
-from voxtral_serve.engine.live_audio import FAULTS, step_of
-from voxtral_serve.engine.live_scheduler import live_scheduler
-from voxtral_serve.engine.session import OPTION, SESSION
+from voxtral_serve.engine.live_audio import step_of
+from voxtral_serve.engine.session import OPTION
 
 MOST = 2  # sessions
 A, B, C = (f"{number:032x}-0" for number in range(3))
-TOKEN = 7
-SPOKEN = bytes(2 * 20 * model.SAMPLES_PER_TOKEN)  # the prompt's rows are complete, and 13 more
 
 
 @pytest.fixture(scope="module")
 def config() -> Any:
-    import torch
-
-    load_general_plugins()
-    config = EngineArgs(
-        model=str(PICO),
-        max_model_len=512,
-        max_num_seqs=4,
-        enforce_eager=True,
-        hf_overrides={"architectures": ["VoxtralRealtimeEncodeOnce"]},
-        additional_config={OPTION: MOST},
-    ).create_engine_config()
-    config.cache_config.num_gpu_blocks = 64
-    spec = FullAttentionSpec(
-        block_size=config.cache_config.block_size, num_kv_heads=1, head_size=16, dtype=torch.float32
-    )
-    return config, KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], spec)])
-
-
-class Engine:
-    """A scheduler, and what vLLM's EngineCore does with it: `step` is one pass of its loop."""
-
-    def __init__(self, config: Any, cache: KVCacheConfig) -> None:
-        self.scheduler: Any = live_scheduler(
-            vllm_config=config,
-            kv_cache_config=cache,
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=config.cache_config.block_size,
-            include_finished_set=True,
-            log_stats=True,
-        )
-        self.in_flight: list[Any] = []
-
-    def add(self, name: str, session: Any, prompt: int = model.PROMPT_TOKENS, client: int = 0, **options: Any) -> None:
-        params = SamplingParams(max_tokens=300, ignore_eos=True, extra_args={SESSION: session})
-        self.scheduler.add_request(Request(name, [1] * prompt, params, None, client_index=client, **options))
-
-    def begin(self, session: str, name: str) -> None:
-        """A session with a request."""
-        assert self.scheduler.live([["open", session], ["audio", session, SPOKEN]]) == {}
-        self.add(name, session)
-
-    def schedule(self) -> list[str]:
-        """Requests of the step."""
-        self.in_flight.append(self.scheduler.schedule())
-        return [*self.in_flight[-1].num_scheduled_tokens]
-
-    def update(self, faults: dict[str, str] | None = None) -> dict[str, EngineCoreOutput]:
-        """The outputs of the oldest step, whose worker has marked these requests."""
-        scheduled = self.in_flight.pop(0)
-        names = [*scheduled.num_scheduled_tokens]
-        sampled = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, [[TOKEN] for _ in names])
-        setattr(sampled, FAULTS, faults or {})
-        answers = self.scheduler.update_from_output(scheduled, sampled)
-        return {output.request_id: output for answer in answers.values() for output in answer.outputs}
-
-    def step(self, faults: dict[str, str] | None = None) -> dict[str, EngineCoreOutput]:
-        assert self.scheduler.has_requests()  # vLLM makes no step otherwise
-        self.schedule()
-        return self.update(faults)
+    return engine_config(additional_config={OPTION: MOST})
 
 
 @pytest.fixture(params=[False, True], ids=["synchronous", "asynchronous"])

@@ -272,6 +272,59 @@ def test_the_request_of_a_session_ends_with_it(
     assert [heard.text for heard in engine.hear(audios, [4000], at_once=MOST)] == uploaded
 
 
+# Drafts
+
+DRAFTS = {
+    "model": "voxtral_serve.drafter.Drafter",
+    "num_speculative_tokens": 15,
+    "num_speculative_tokens_per_batch_size": [[1, 4, 15], [5, 16, 7], [17, 32, 1]],
+}
+PADS = DRAFTS | {"model": "voxtral_serve.drafter.PadDrafter"}
+
+
+@slow
+@pytest.mark.parametrize("drafts", [DRAFTS, PADS], ids=["Drafter", "PadDrafter"])
+def test_with_drafts_beside_uploads(
+    audios: list[np.ndarray], uploaded: list[list[int]], drafts: dict[str, Any]
+) -> None:
+    """Each session and upload has the text that it has without drafts. One session has another delay, and no drafts."""
+    expected = [*uploaded[:5], *referred(audios[5:6], [12]), *uploaded[6:]]
+    with offline.running(max_num_seqs=32, speculative_config=drafts, **sessions.live(MOST)) as llm:
+        engine = sessions.Sessions(llm)
+        for number, audio in enumerate(audios):
+            engine.upload(f"upload {number}", audio)
+        heard = engine.hear(audios, PIECES, at_once=4, delays=[None, None, None, None, None, 12, None, None])
+        assert [session.text for session in heard] == expected
+        assert [*engine.uploads.values()] == uploaded
+        before = offline.counters(llm)
+        (alone,) = engine.hear(audios[:1], [4000], at_once=1)
+        assert alone.text == uploaded[0]
+        after = offline.counters(llm)
+        drafted, accepted = (
+            after[name] - before[name] for name in ("spec_decode_num_drafts", "spec_decode_num_accepted_tokens")
+        )
+        # Its tail alone: without drafts it takes 17 steps or more.
+        assert 0 < drafted < sessions.SHAPE.right and accepted > 0
+
+
+@slow
+@pytest.mark.parametrize("drafts", [DRAFTS, PADS], ids=["Drafter", "PadDrafter"])
+def test_with_drafts_after_preemption(
+    audios: list[np.ndarray], uploaded: list[list[int]], drafts: dict[str, Any]
+) -> None:
+    longest = max(layout.n_tokens(len(audio), model.DELAY_TOKENS) for audio in audios)
+    context = -(-longest // offline.BLOCK) * offline.BLOCK
+    with offline.crowded(context, 8, speculative_config=drafts, **sessions.live(7)) as llm:
+        engine = sessions.Sessions(llm)
+        for number in range(2):
+            engine.upload(f"upload {number}", audios[number])
+        heard = engine.hear(audios, [1280, 4000, 700], at_once=6)
+        assert [session.text for session in heard] == uploaded
+        assert [*engine.uploads.values()] == uploaded[:2]
+        counted = offline.counters(llm)
+        assert counted["num_preemptions"] > 0 and counted["spec_decode_num_accepted_tokens"] > 0
+
+
 # Delays of one session
 
 

@@ -228,7 +228,8 @@ def test_a_file_is_cancelled_and_sent_again(url: str, browser: Browser) -> None:
         expect(page.locator(".card").nth(1)).to_have_attribute("data-state", "done")
 
 
-def test_the_corner_says_what_the_server_is(url: str, browser: Browser) -> None:
+def test_the_corner_says_what_the_server_is(url: str, browser: Browser, clip: dataset.Clip) -> None:
+    """And how many tokens a step makes while something is transcribed: the profile has drafts."""
     facts = requests.get(f"{url}/v1/server", headers=AUTHORIZED, timeout=60).json()
     assert (facts["profile"], facts["models"][0], facts["limits"]["clip_s"]) == ("fast.yaml", "voxtral", 600)
     with visit(browser, url, key=None) as page:
@@ -239,6 +240,8 @@ def test_the_corner_says_what_the_server_is(url: str, browser: Browser) -> None:
         for row in ("Modelvoxtral", "Profilefast.yaml", f"Live sessionsup to {facts['limits']['live_sessions']}"):
             expect(corner).to_contain_text(row)
         expect(corner).to_contain_text("In flight")
+        assert upload(url, clip.path).status_code == 200
+        expect(corner).to_contain_text(re.compile(r"Tokens a step[1-9][0-9]*\.[0-9]"), timeout=30_000)
 
 
 # ---- Slow: what a browser and a user may be

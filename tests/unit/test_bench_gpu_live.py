@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -123,6 +124,26 @@ def test_joules_between_samples() -> None:
     assert samples.joules(2.5, 3.5) == pytest.approx(10)
     assert samples.joules(1.5, 3) is None
     assert samples.joules(3, 5) is None
+
+
+def test_the_server_leaves_cores_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its threads, while its sessions are measured. With few cores, both keep all."""
+    code = "import threading; threading.Thread(target=input).start(); print(flush=True)"
+    pinned: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: pinned.append((thread, cores)))
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout and server.stdout.readline()
+        threads = {int(thread) for thread in os.listdir(f"/proc/{server.pid}/task")}
+        assert len(threads) == 2
+        with live.cores(server.pid, 2):
+            assert dict(pinned) == {thread: [0, 1, 2, 3] for thread in threads} | {0: [4, 5]}
+        assert dict(pinned) == {thread: [0, 1, 2, 3, 4, 5] for thread in (*threads, 0)}
+        pinned.clear()
+        for count in (0, 3):
+            with live.cores(server.pid, count):
+                assert pinned == []
+        server.communicate(b"\n")
 
 
 # ---- Whole rows

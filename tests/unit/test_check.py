@@ -5,15 +5,18 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from places import CONFIG, PICO, ROOT
 from vllm import platforms
 from vllm.third_party import pynvml
@@ -30,11 +33,13 @@ from voxtral_serve.check import (
     kv_cache,
     memory,
     options,
+    other_gpu,
     parallel,
     plan,
 )
 from voxtral_serve.check.device import Device
 from voxtral_serve.checkpoint import CheckpointError
+from voxtral_serve.engine.draft_network import FILE, Head, HeadNetwork, tokenizer_hash
 from voxtral_serve.engine.names import ENCODE_ONCE
 from voxtral_serve.units import GIB, MIB
 
@@ -635,6 +640,9 @@ def test_an_eight_bit_kv_cache_is_half_as_large(full: Path, tmp_path: Path) -> N
 GPU_BLOCKS = ("--block-size", "16")  # the default of a GPU
 
 
+newest = pytest.mark.skipif(shims.installed("vllm") == "0.20.0", reason="it drafts nothing")
+
+
 def on_gpu(monkeypatch: pytest.MonkeyPatch, total: float, free: float) -> None:
     monkeypatch.setattr(memory, "on_cpu", lambda: False)
     monkeypatch.setattr(memory, "first_device", lambda _: Device("NVIDIA L4", int(total * GIB), int(free * GIB)))
@@ -674,6 +682,96 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_no_profile_fits(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu(monkeypatch, 6, 6)
     assert only_problem(check_all(CONFIG, full)).endswith("Profiles that fit: none")
+
+
+def write_drafter(directory: Path, tokens: int) -> None:
+    shape = {"dim": 3072, "width": 512, "blocks": 6, "kernel": 7}
+    known, rates = torch.arange(tokens), [0.9**place for place in range(1, 16)]
+    network, tokenizer = HeadNetwork(**shape, tokens=tokens), tokenizer_hash(directory / "tekken.json")
+    head = Head(network, known, 131072, 6, tokenizer, 39, rates, 1.0, torch.zeros(74, 3072), shape)
+    head.write(directory / FILE)
+
+
+@pytest.fixture
+def drafter(full: Path) -> Iterator[int]:
+    """A drafter of 30,000 tokens beside the checkpoint of full size. Yields the parameters of its network."""
+    write_drafter(full, 30_000)
+    yield sum(value.numel() for name, value in Head.read(full / FILE).network.state_dict().items())
+    shutil.rmtree(full / FILE.parent)
+
+
+@newest
+def test_the_drafter_is_counted(full: Path, drafter: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its network and the embeddings of its tokens, of 2 bytes each, and int32 guesses for each request."""
+    on_gpu(monkeypatch, 22.5, 22.2)
+    report = check_all(ROOT / "profiles/fast.yaml", full, GPU_BLOCKS)
+    assert report.problems == []
+    size = 2 * (drafter + 30_000 * 3072) + 4 * 65 * (1024 + 1 + 15)
+    assert row(report, "drafts") == f"up to 15 a step, by the drafter of this checkpoint: {size / MIB:.2f} MiB"
+    assert row(report, "not counted").endswith("vLLM measures them when it starts, about 3.63 GiB on an H200")
+
+
+@newest
+def test_a_checkpoint_without_a_drafter_has_pads(full: Path) -> None:
+    told = row(check_all(ROOT / "profiles/throughput.yaml", full), "drafts")
+    assert told == "up to 15 a step, pads: this checkpoint has no drafter (`voxtral-serve draft train`)"
+    assert row(check_all(LONG, full), "drafts") == "none"
+
+
+def documented(gpu: str) -> tuple[float, list[str]]:
+    """The command of `check` that a bullet of gpus.md has for a GPU: its --gpu, and its options of vLLM."""
+    page = (ROOT / "docs/pages/gpus.md").read_text(encoding="utf-8")
+    command = page.partition(f"**{gpu}")[2].partition("```\n")[2].partition("```")[0].replace("\\\n", "")
+    name, check, flag, gib, config, file, _, *words = shlex.split(command)
+    assert [name, check, flag, config, file] == [*("voxtral-serve", "check", "--gpu", "--config", "profiles/fast.yaml")]
+    return float(gib), words
+
+
+@newest
+@pytest.mark.usefixtures("drafter")
+@pytest.mark.parametrize("gpu", ["24 GB", "16 GB"])
+def test_the_default_profile_serves_with_drafts_on_a_small_gpu(gpu: str, full: Path) -> None:
+    """As the page says: 24 GB as it is, 16 GB with fewer requests and live sessions, and not without these options."""
+    gib, words = documented(gpu)
+    report = check_all(ROOT / "profiles/fast.yaml", full, [*GPU_BLOCKS, *words], device=other_gpu(gib))
+    assert report.problems == []
+    assert row(report, "drafts").startswith("up to 15 a step, by the drafter")
+    assert row(report, "others") == "3.63 GiB for activations, CUDA graphs and PyTorch's own buffers, as on an H200"
+    assert row(report, "device") == f"a GPU with {gib:g} GiB: {gib:.2f} GiB in total, as --gpu says"
+    assert row(report, "room for").startswith("about ")
+    if words:
+        problem = only_problem(check_all(ROOT / "profiles/fast.yaml", full, GPU_BLOCKS, device=other_gpu(gib)))
+        assert f"gpu_memory_utilization 0.9 of {gib:.2f} GiB leaves" in problem
+
+
+@newest
+def test_memory_that_is_not_counted_is_as_measured(full: Path, tmp_path: Path) -> None:
+    """The peak of each server of the report is what the check computes, to 0.6 GB."""
+    report = json.loads((ROOT / "bench/results/report-h200.json").read_text())
+    peaks = {row["server"]: row["peak_vram_bytes"] for row in report["rows"] if row.get("peak_vram_bytes")}
+    for name, peak in peaks.items():
+        described = report["configs"][name]
+        if described.get("checkpoint", "random weights") != "random weights":
+            continue
+        config = described["config"] | {"model": str(full)}
+        if drafts := config.get("speculative_config"):
+            config["speculative_config"] = {key: value for key, value in drafts.items() if key != "method"}
+        (tmp_path / "config.yaml").write_text(json.dumps(config))
+        read = options.read_options(Report(), tmp_path / "config.yaml", GPU_BLOCKS)
+        assert read is not None
+        held = checkpoint.read(full)
+        planned = plan.Plan.of(read.values, held)
+        kv = kv_cache.KvCache.of(held.params, planned, read.encode_once)
+        needs = memory.MemoryNeeds.of(read, held, planned, kv)
+        computed = needs.beside_kv + needs.others + config["kv_cache_memory_bytes"]
+        assert computed == pytest.approx(peak, abs=6e8), name
+
+
+@pytest.mark.parametrize("gpu", ["0", "nan", "2000"])
+def test_a_gpu_that_cannot_be(gpu: str) -> None:
+    done = command("check", "--gpu", gpu, "--config", str(CONFIG), str(PICO))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--gpu {gpu}: expected 1 to 1024 GiB" in done.stderr
 
 
 def test_a_gpu_that_others_use(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,13 @@ HOUSE = {
         ("voxtral_serve.check", "voxtral_serve.checkpoint", "voxtral_serve.client", "voxtral_serve.measure"),
         never=MODEL_LIBRARIES,
     ),
+    "voxtral_serve.draft": Rule(
+        "It trains beside the engine, on files, without a server.",
+        (
+            *("voxtral_serve.audio", "voxtral_serve.checkpoint", "voxtral_serve.engine", "voxtral_serve.shims"),
+            *("voxtral_serve.client.errors", "voxtral_serve.client.files", "voxtral_serve.client.text"),
+        ),
+    ),
     "voxtral_serve.deploy": Rule("It runs around a server, as probes that take no time.", standard_library=True),
     "voxtral_serve.plugin": Rule(
         "vLLM passes over an error in importing it.",
@@ -93,7 +100,7 @@ HOUSE = {
         "A front: `transcribe` needs no vLLM, and `check` no client.",
         (
             *("voxtral_serve.batch", "voxtral_serve.check", "voxtral_serve.client", "voxtral_serve.deploy"),
-            "voxtral_serve.prove",
+            *("voxtral_serve.draft", "voxtral_serve.prove"),
         ),
         standard_library=True,
     ),
@@ -102,6 +109,11 @@ HOUSE = {
     "bench": Rule("It measures any server from outside.", ("mistral_layout",), never=MODEL_LIBRARIES),
     "pico": Rule("The independent reference of the model.", ("mistral_layout",), never=("vllm",)),
     "bench.gpu.kernels": Rule("It times the engine's kernels.", ("voxtral_serve", "bench", "mistral_layout")),
+    "bench.gpu.head": Rule(
+        "Its drafters are those of the engine, and their rows those of the reference.",
+        ("bench", "pico", "voxtral_serve.engine.draft_network", "mistral_layout"),
+        never=("vllm",),
+    ),
     "bench.gpu.speech_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "mistral_layout"), never=("vllm",)),
     "bench.gpu.voxcpm2_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "voxtral_serve.check")),
     "pico.evaluate": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
@@ -291,6 +303,7 @@ FORBIDDEN = [
         (f"{S}/prove/a.py", f"{INSIDE}import {name}")
         for name in (*MODEL_LIBRARIES, "bench.serve", "voxtral_serve.batch")
     ),
+    *((f"{S}/draft/a.py", f"import voxtral_serve.{room}") for room in ("guard", "check", "client.server")),
     ("bench/gpu/a.py", f"{INSIDE}from pico.tokenizer import AUDIO"),
     ("bench/a.py", f"from importlib import import_module\n{INSIDE}import_module('vllm.config')"),
     ("bench/a.py", "import importlib\nimportlib.import_module('voxtral_serve.client.server')"),

@@ -161,14 +161,23 @@ def test_a_session_at_the_pace_of_speech_has_one_row_encoded_a_step() -> None:
 def test_the_padding_after_the_end_is_encoded_ahead() -> None:
     held = session(noise(20 * ROW))
     assert taken(held, 0, SHAPE.prompt) == (0, SHAPE.prompt)
-    row, steps = SHAPE.prompt, []
+    row, steps = SHAPE.prompt, {}
     while row < held.rows:
-        steps.append(taken(held, row, 1))
+        assert not held.is_encoded or row > SHAPE.prompt + 6
+        if step := taken(held, row, 1):
+            steps[row] = step
         row += 1
     assert held.rows == 69
-    alone = [step for step in steps if step and step[1] == 1]
-    assert steps[:1] + alone == [(39, 24), *((row, 1) for row in range(63, 69))]
-    assert sum(step[1] for step in steps if step) == held.rows - SHAPE.prompt
+    assert steps == {39: (39, 24), 45: (63, 6)}  # the second one as soon as its last row is within the window
+    assert held.is_encoded
+    assert taken(held, 69, 16) is None  # drafts after the last row
+
+
+def test_the_last_part_of_a_session_is_marked() -> None:
+    held = session(noise(20 * ROW), ended=False)
+    assert not held.part(held.rows - 2, 2).last
+    held.end()
+    assert [held.part(first, 2).last for first in (0, held.rows - 3, held.rows - 2)] == [False, False, True]
 
 
 def test_rows_are_encoded_again_for_a_request_that_was_preempted() -> None:
@@ -303,6 +312,18 @@ def test_a_request_waits_for_the_row_of_its_next_token(scheduler: LiveSessions) 
     scheduler.live([["audio", A, noise(ROW).tobytes()]])
     assert not scheduler.waits(request)
     assert not scheduler.waits(SimpleNamespace(request_id="an upload"))
+
+
+def test_a_session_that_has_ended_waits_for_its_last_token_only(scheduler: LiveSessions) -> None:
+    """Its drafts count as tokens while their step is under way."""
+    scheduler.live([["open", A], ["audio", A, noise(SHAPE.ready_samples).tobytes()], ["end", A]])
+    audio = scheduler.audio_of["r"] = scheduler.sessions[A]
+    request = SimpleNamespace(request_id="r", num_tokens=audio.rows - 1, num_output_placeholders=16)
+    assert not scheduler.waits(request)
+    request.num_tokens += 1
+    assert scheduler.waits(request)
+    request.num_output_placeholders = 0
+    assert not scheduler.waits(request)
 
 
 class Stepping:

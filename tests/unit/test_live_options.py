@@ -1,5 +1,6 @@
 """`additional_config` of the encode-once model: what the engine takes, and what it refuses before it starts."""
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from voxtral_serve import shims
 from voxtral_serve.engine import config
 from voxtral_serve.engine.clip_length import clip_positions
 
-SCHEDULER = "voxtral_serve.engine.live_scheduler.live_scheduler"
+SCHEDULER = "voxtral_serve.engine.scheduler.scheduler"
 LENGTH = 512
 
 
@@ -53,6 +54,27 @@ def test_live_sessions_have_a_scheduler_of_their_own() -> None:
     assert config.live_sessions(options) == 16
 
 
+@pytest.mark.parametrize("sessions", [0, 16])
+@pytest.mark.parametrize(("replicas", "watched"), [(1, True), (2, False)])
+def test_drafts_are_watched_with_and_without_live_sessions(sessions: int, replicas: int, watched: bool) -> None:
+    """vLLM lets replicas that are one server draft one number only."""
+    drafts = SimpleNamespace(model="voxtral_serve.drafter.PadDrafter")
+    options = options_of({"max_live_sessions": sessions}, speculative_config=drafts, replicas=replicas)
+    if sessions and replicas > 1:
+        with pytest.raises(ValueError, match="data_parallel_size is 2"):
+            take(options)
+        return
+    take(options)
+    assert options.scheduler_config.scheduler_cls == (SCHEDULER if watched else None)
+    options.scheduler_config.scheduler_cls = "a.Scheduler"
+    with (
+        pytest.raises(ValueError, match=r"scheduler_cls is 'a\.Scheduler' with .*: expected None")
+        if watched
+        else (contextlib.nullcontext())
+    ):
+        take(options)
+
+
 def test_the_switch_of_the_gate_is_not_for_the_engine() -> None:
     options = options_of({"voxtral_serve": {"api_key": "none"}, "max_live_sessions": 1})
     take(options)
@@ -87,9 +109,9 @@ def test_an_option_that_is_not_valid(additional: dict[str, Any], message: str) -
     ("others", "message"),
     [
         (
-            {"speculative_config": "drafts"},
-            "speculative_config with max_live_sessions 16: drafts do not work with live sessions. Remove one of the "
-            "two; profiles/throughput.yaml is for drafts",
+            {"speculative_config": SimpleNamespace(model="other")},
+            f"speculative_config has model 'other' with max_live_sessions 16, on vllm {shims.installed('vllm')}: "
+            "expected voxtral_serve.drafter.Drafter, or on 0.20.0 no drafts. Set it, or remove one of the two",
         ),
         ({"replicas": 2}, "data_parallel_size is 2 with max_live_sessions 16: expected 1"),
         (

@@ -2,10 +2,12 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pytest
+import soundfile
 from places import DATA, PICO
 
 from bench import dataset
@@ -80,6 +82,19 @@ def test_a_clip_is_what_its_seed_makes_it() -> None:
     one, two = (data.clip(np.random.default_rng(7), speech.BENCH_VOICES, held_out=True) for _ in range(2))
     assert one.text == two.text
     np.testing.assert_array_equal(one.audio, two.audio)
+
+
+def test_wav_files_have_the_clips_of_a_shard(tmp_path: Path) -> None:
+    clips = data.training_clips(np.random.default_rng([3, 0]), 0.005)
+    for tekken in (None, PICO / "tekken.json"):
+        assert data.write_shard((tmp_path, 0, 3, 0.005, tekken)) == 0.005
+    with np.load(tmp_path / "shard-0000.npz") as shard:
+        lengths, audio = shard["n_samples"].tolist(), shard["audio"]
+    paths = sorted((tmp_path / "shard-0000").iterdir())
+    assert lengths == [len(clip.audio) for clip in clips] and len(paths) == len(clips)
+    read = np.concatenate([soundfile.read(path, dtype="int16")[0] for path in paths])
+    assert np.abs(read - audio.astype(np.int32)).max() <= 2  # they scale and round in other ways
+    assert not list(tmp_path.glob("*partial*"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What all profiles have, and the variants that are commented lines in them."""
+"""What all profiles have, their drafts, and the variant that is a commented line in one of them."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,14 @@ from voxtral_serve import shims
 from voxtral_serve.check import Report, check_all
 from voxtral_serve.check.options import read_options
 from voxtral_serve.check.profiles import OF_OTHER_MODELS
+from voxtral_serve.engine.names import DRAFTER
+from voxtral_serve.engine.names import PAD_DRAFTER as PADS
 
 ALL = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 # vLLM-Omni's parser reads the options of speech synthesis: tests/speech/test_check.py.
 NAMES = [name for name in ALL if name not in ("voxcpm2", "voxtral-tts")]
 
-THROUGHPUT = ROOT / "profiles/throughput.yaml"
-OLDER_KEYS = ("method", "model", "num_speculative_tokens")  # those that vLLM 0.20.0 knows too
+DRAFTING = ("fast", "realtime", "throughput")
 
 
 def profile(name: str) -> dict[str, Any]:
@@ -35,46 +36,55 @@ def variant(name: str, first: str) -> dict[str, Any]:
     return content
 
 
-DRAFTS = variant("throughput", "speculative_config:")["speculative_config"]
+def test_vllm_accepts_the_variant(tmp_path: Path) -> None:
+    (tmp_path / "variant.yaml").write_text(yaml.safe_dump(profile("fast") | variant("fast", "quantization: fp8")))
+    read_options(report := Report(), tmp_path / "variant.yaml")
+    assert report.problems == []
 
 
-def test_vllm_accepts_the_variants(tmp_path: Path) -> None:
-    newer = shims.installed("vllm") == shims.TESTED["vllm"][-1]
-    for name, first in (("fast", "quantization: fp8"), ("throughput", "speculative_config:")):
-        content = profile(name) | variant(name, first)
-        (tmp_path / "variant.yaml").write_text(yaml.safe_dump(content))
-        read_options(report := Report(), tmp_path / "variant.yaml")
-        newest = name == "throughput" and not newer  # 0.20.0 lacks a key of the drafts, as the comment says
-        assert len(report.problems) == newest, report.problems
+@pytest.mark.parametrize("name", DRAFTING)
+def test_drafts_are_served_or_left_out_on_each_version(name: str) -> None:
+    """With live sessions where the profile has them. vLLM 0.20.0 knows neither the drafter nor the last key."""
+    report = check_all(ROOT / f"profiles/{name}.yaml", PICO)
+    assert report.problems == []
+    (told,) = [line for line in report.lines if line.startswith("  drafts ")]
+    assert told.split()[1] == ("none" if shims.installed("vllm") == "0.20.0" else "up")
 
 
-def test_drafts_do_not_go_with_live_sessions() -> None:
-    words = ["--speculative-config", json.dumps({name: DRAFTS[name] for name in OLDER_KEYS})]
-    refused = [text for text in check_all(ROOT / "profiles/fast.yaml", PICO, words).problems if "speculative" in text]
-    assert refused == [
-        "config: speculative_config with max_live_sessions 16: drafts do not work with live sessions. Remove one of "
-        "the two; profiles/throughput.yaml is for drafts"
-    ]
-    (on_a_cpu,) = check_all(THROUGHPUT, PICO, words).problems
-    assert "expected method 'ngram_gpu' on a GPU" in on_a_cpu
+def test_vllm_has_no_drafts_where_the_command_line_says_so() -> None:
+    report = check_all(ROOT / "profiles/fast.yaml", PICO, ["--speculative-config", "null"])
+    assert report.problems == []
+    assert "  drafts            none" in report.lines
 
 
-def test_the_most_requests_of_each_number_of_drafts_fill_a_graph() -> None:
+def test_pads_alone_are_for_a_gpu() -> None:
+    """Where the config names vLLM's method."""
+    words = ["--speculative-config", json.dumps({"method": "ngram_gpu", "model": PADS, "num_speculative_tokens": 5})]
+    (on_a_cpu,) = check_all(ROOT / "profiles/throughput.yaml", PICO, words).problems
+    assert "speculative_config has method 'ngram_gpu' and model" in on_a_cpu and "on cpu" in on_a_cpu
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+def test_the_most_requests_of_each_number_of_drafts_fill_a_graph(name: str) -> None:
     """A step with drafts has one token more than these for each request."""
-    content, by_requests = profile("throughput"), DRAFTS["num_speculative_tokens_per_batch_size"]
+    content = profile(name)
+    drafts = content["speculative_config"]
     sizes = content["compilation_config"]["cudagraph_capture_sizes"]
-    first = 1
-    for begin, end, drafts in by_requests:
-        assert begin == first and end * (drafts + 1) in sizes
+    first, by_requests = 1, drafts["num_speculative_tokens_per_batch_size"]
+    for begin, end, count in by_requests:
+        assert begin == first and end * (count + 1) in sizes
         first = end + 1
-    assert by_requests[0][2] == DRAFTS["num_speculative_tokens"]
+    assert by_requests[0][2] == drafts["num_speculative_tokens"]
     assert by_requests[-1][1] == content["max_num_seqs"]
+    assert drafts["model"] == DRAFTER
 
 
 def test_realtime_is_fast_with_more_live_sessions() -> None:
     fast, live = profile("fast"), profile("realtime")
     assert live["additional_config"].pop("max_live_sessions") > fast["additional_config"].pop("max_live_sessions")
     assert live.pop("max_num_seqs") > fast.pop("max_num_seqs")
+    few, many = (each["speculative_config"].pop("num_speculative_tokens_per_batch_size") for each in (fast, live))
+    assert many[: len(few)] == few
     assert live == fast
 
 

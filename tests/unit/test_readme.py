@@ -183,12 +183,6 @@ def test_every_variable_that_a_page_names_is_explained() -> None:
 # ---- Code
 
 
-def test_the_drafts_of_the_page_are_those_of_the_profile() -> None:
-    shown = re.search(r"--speculative-config '(.*?)'", read(PAGES / "profiles.md"), re.DOTALL)
-    commented = read(ROOT / "profiles/throughput.yaml").partition("# speculative_config:\n")[2]
-    assert shown and json.loads(shown[1]) == yaml.safe_load(re.sub("^# ?", "", commented, flags=re.MULTILINE))
-
-
 @pytest.mark.parametrize("document", [README, PAGES / "speech-api.md"], ids=["README.md", "speech-api.md"])
 def test_the_example_of_the_openai_client_runs(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = [block for block in blocks(document, "python") if "transcriptions.create" in block]

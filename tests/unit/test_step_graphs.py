@@ -41,15 +41,43 @@ def patched(stock: ModuleType) -> ModuleType:
     return stock
 
 
-def manager(module: ModuleType, mode: CUDAGraphMode, tokens_per_step: int = 1) -> Any:
+def manager(
+    module: ModuleType,
+    mode: CUDAGraphMode,
+    tokens_per_step: int = 1,
+    drafts: Any = None,
+    sizes: list[int] = SIZES,
+    sequences: int = SEQUENCES,
+) -> Any:
     """vLLM's, as after the start: all its graphs are captured."""
     config = VllmConfig(compilation_config=CompilationConfig(cudagraph_mode=mode))
-    config.compilation_config.cudagraph_capture_sizes = SIZES  # a CPU's config has none
-    config.compilation_config.max_cudagraph_capture_size = SIZES[-1]
-    config.scheduler_config.max_num_seqs = SEQUENCES
+    config.compilation_config.cudagraph_capture_sizes = sizes  # a CPU's config has none
+    config.compilation_config.max_cudagraph_capture_size = sizes[-1]
+    config.scheduler_config.max_num_seqs = sequences
+    if drafts is not None:
+        drafts.num_speculative_tokens = tokens_per_step - 1
+        config.speculative_config = drafts
     made = module.ModelCudaGraphManager(config, torch.device("cpu"), mode, tokens_per_step)
     made._graphs_captured = True
     return made
+
+
+SCHEDULE = [[1, 4, 15], [5, 16, 7]]
+
+
+def drafting(
+    module: ModuleType,
+    model: str = "voxtral_serve.drafter.Drafter",
+    schedule: list[list[int]] = SCHEDULE,
+    **changes: Any,
+) -> Any:
+    """With a number of drafts by running requests."""
+    drafts = SimpleNamespace(
+        model=model,
+        num_speculative_tokens_per_batch_size=schedule,
+        uses_dynamic_speculative_decoding=lambda: True,
+    )
+    return manager(module, CUDAGraphMode.FULL, 16, drafts, **changes)
 
 
 def chosen(made: Any, requests: int, tokens: int, uniform: int | None) -> tuple[str, int, int | None]:
@@ -83,6 +111,63 @@ def test_with_drafts_too(patched: ModuleType) -> None:
     assert chosen(made, 16, 15 * 6 + 39, None) == ("NONE", 129, None)
 
 
+def decode_graphs(made: Any) -> dict[int, list[int]]:
+    """Numbers of requests of the graphs of steps that only decode, by tokens of a request."""
+    found: dict[int, list[int]] = {}
+    for desc in reversed(made._capture_descs[CUDAGraphMode.FULL]):
+        if desc.uniform_token_count:
+            found.setdefault(desc.uniform_token_count, []).append(desc.num_reqs)
+    return found
+
+
+def test_no_graph_is_captured_for_drafts_that_so_many_requests_never_have(patched: ModuleType) -> None:
+    graphs = decode_graphs(drafting(patched))
+    assert graphs == {1: [1, 2, 4, 8, 16, 40, 64], 8: [1, 2, 5, 8, 13, 16], 16: [1, 3, 4]}
+    assert decode_graphs(drafting(patched, "another")) == {8: graphs[8], 16: graphs[16]}
+    alone = manager(patched, CUDAGraphMode.FULL, 16)
+    assert decode_graphs(alone)[16] == [1, 3, 4, 7, 8]  # 128 tokens, with one number of drafts
+
+
+def test_a_step_finds_the_graph_of_its_number_of_drafts(stock: ModuleType, request: pytest.FixtureRequest) -> None:
+    """vLLM's has one for 40 tokens of 5 requests, and does not look further."""
+    before = drafting(stock)
+    after = drafting(request.getfixturevalue("patched"))
+    assert before._candidates != after._candidates
+    assert chosen(after, 2, 32, 16) == ("FULL", 48, 16)
+    assert chosen(after, 5, 40, 8) == ("FULL", 40, 8)
+    assert chosen(after, 64, 64, 1) == ("FULL", 64, 1)
+    assert chosen(after, 3, 1 + 16 + 16, None) == ("FULL", 40, None)  # a live session beside uploads
+
+
+UP_TO_768 = [*(1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)]
+UP_TO_768 += [288, 384, 512, 576, 640, 704, 768]
+FAST: list[list[int]] = [[1, 16, 15], [17, 64, 7]]
+THROUGHPUT = [*FAST, [65, 128, 3], [129, 256, 1]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "schedule", "graphs"),
+    [(UP_TO_768, FAST, 77), ([*UP_TO_768, 896, 1024], THROUGHPUT, 138)],
+    ids=["64 requests", "256 requests"],
+)
+def test_every_step_of_a_profile_is_a_graph(
+    patched: ModuleType, sizes: list[int], schedule: list[list[int]], graphs: int
+) -> None:
+    """Steps that only decode, with the number of drafts that the schedule has or one of fewer; and steps that begin up
+    to eight clips beside requests whose drafts were made with as many others as there may be."""
+    most = schedule[-1][1]
+    made = drafting(patched, schedule=schedule, sizes=sizes, sequences=most)
+    assert len(made._capture_descs[CUDAGraphMode.FULL]) == graphs
+    for first, last, drafts in schedule:
+        for decoding in range(last + 1):
+            if decoding:
+                assert chosen(made, decoding, decoding * (drafts + 1), drafts + 1)[::2] == ("FULL", drafts + 1)
+                assert chosen(made, decoding, decoding, 1)[::2] == ("FULL", 1)
+            for clips in range(1, min(8, most - decoding) + 1):
+                tokens = decoding * (drafts + 1) + clips * 39
+                assert chosen(made, decoding + clips, tokens, None)[0] == "FULL", (first, decoding, clips, tokens)
+
+
 @pytest.mark.parametrize("mode", [CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.NONE])
 def test_other_modes_stay_as_they_are(stock: ModuleType, mode: CUDAGraphMode, request: pytest.FixtureRequest) -> None:
     before = manager(stock, mode)
@@ -95,7 +180,9 @@ def test_another_manager_is_named(stock: ModuleType) -> None:
         def _init_candidates(self) -> None:
             self._candidates = [self.cudagraph_mode]  # type: ignore[attr-defined]
 
-    with pytest.raises(LookupError, match=r"_init_candidates has no self\._capture_descs$"):
+    with pytest.raises(
+        LookupError, match=r"_init_candidates has no self\._capture_descs, self\.decode_query_len, uses_"
+    ):
         StepGraphs().probe(
             SimpleNamespace(
                 ModelCudaGraphManager=ModelCudaGraphManager,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.gpu import rows
-from bench.gpu.plan import Sessions, Start
+from bench.gpu.plan import Sessions
 from tools import tables
 
 
@@ -19,8 +19,6 @@ def test_the_pages_are_not_stale() -> None:
 def prepared(item: Any) -> dict[str, Any]:
     """A row of a report, with figures that tell it from the others."""
     row = {"row": item.row, "kind": item.kind, "server": item.server, "vllm": "0.32.0", "failed": 0}
-    if isinstance(item, Start):
-        return row | {"start_s": 120.4, "start_caches": "cold"}
     spread = {"p50": 31.7, "p95": 140.0, "p99": 154.6}
     row |= {"joules_per_audio_second": 0.723, "peak_vram_bytes": 21_700_000_000}
     row |= {"start_s": 45.6, "start_caches": "warm"}
@@ -28,6 +26,8 @@ def prepared(item: Any) -> dict[str, Any]:
         lags = {"lag_ms": spread, "lag_in_audio_ms": None, "final_ms": spread}
         return row | lags | {"sessions": item.sessions, "least_s": 30.0, "most_s": 60.0, "fell_behind": 0}
     times = {"p50_ms": 1234.5, "p95_ms": 2345.6}
+    drafting = item.server in ("fast", "throughput", "useless", "pico", "pico-useless")
+    times |= {"acceptance": [0.9, 0.6] if drafting else None, "tokens_per_step": 2.5 if drafting else None}
     return row | times | {"in_flight": item.in_flight, "clips": item.clips, "rtfx": 4.0 * item.in_flight}
 
 
@@ -35,7 +35,9 @@ def prepared(item: Any) -> dict[str, Any]:
 def checkout(tmp_path: Path) -> Path:
     """Pages with marks, and a report."""
     machine = {"gpu": ["NVIDIA H200"], "git_commit": "0123456789"}
-    content = {"date_utc": "2026-11-24T10:00:00+00:00", "machine": machine, "rows": list(map(prepared, rows.REPORT))}
+    fast = {"kv_cache_memory_bytes": 4 * 2**30, "additional_config": {"max_live_sessions": 16}}
+    content: dict[str, Any] = {"date_utc": "2026-11-24T10:00:00+00:00", "machine": machine}
+    content |= {"rows": list(map(prepared, rows.REPORT)), "configs": {"fast": {"config": fast}}}
     (tmp_path / tables.REPORT).parent.mkdir(parents=True)
     (tmp_path / tables.REPORT).write_text(json.dumps(content))
     shutil.copy(tables.ROOT / tables.SPEECH, tmp_path / tables.SPEECH)
@@ -63,8 +65,16 @@ def test_each_page_has_its_tables(checkout: Path, capsys: pytest.CaptureFixture[
     assert "NVIDIA H200, vLLM 0.32.0, random weights" in readme[-5]
     assert "(`bench/results/report-h200.json`)" in readme[-5]
     pages = {name: (checkout / name).read_text() for name in tables.PAGES}
-    assert "| 150 | 30 to 60 s | 32 / 155 | - | 32 / 155 | 0 | 0.72 |" in pages["docs/pages/performance.md"]
-    assert "| `profiles/fast.yaml` | 46 | 120 | 21.7 |" in pages["docs/pages/performance.md"]
+    live = "| `profiles/realtime.yaml` without drafts | 64 | 30 to 60 s | 32 / 155 | - | 32 / 155 | 0 | 0.72 |"
+    assert live in pages["docs/pages/performance.md"]
+    assert "| `profiles/fast.yaml` | 46 | - | 21.7 |" in pages["docs/pages/performance.md"]
+    assert (
+        "pico" not in pages["docs/pages/performance.md"] and "random drafter" not in pages["docs/pages/performance.md"]
+    )
+    drafts = pages["docs/pages/drafts.md"].splitlines()
+    assert "| `profiles/fast.yaml` | 16 | 2.50 | 1,234 | 1,234 | 64.0 | 64.0 |" in drafts
+    assert "| pico with a random drafter | 64 | 2.50 | - | 1,234 | - | 256 |" in drafts
+    assert sum("without drafts" in line for line in drafts) == 1  # the head of the table
     assert "| `profiles/throughput.yaml` | 256 | 1,024 | 98 | 293 | 72 |" in pages["docs/pages/batch.md"]
     assert "| 150 live sessions: lag ms, P50 / P99 | - | 32 / 155 |" in pages["docs/pages/index.md"]
 
@@ -74,15 +84,18 @@ def test_bounds_of_a_gpu(checkout: Path) -> None:
     by_gpu = {line.split(" | ")[0].strip("| "): line for line in tables.gpus(tables.Reports(checkout)).splitlines()}
     # 3.43 billion parameters of 2 bytes at 4.8 TB/s
     assert "| 1.4 |" in by_gpu["H200"] and by_gpu["H200"].endswith("| 1,024 |")
-    assert "| 22.9 |" in by_gpu["L4"] and by_gpu["L4"].endswith("| not measured |")
+    assert by_gpu["L4"].endswith("| not measured |")
+    # 144 steps without drafts; with them, of 1 + 0.9 + 0.6 tokens
+    assert "| 22.9 | 3.30 | 1.32 |" in by_gpu["L4"]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda rows: rows.pop(), None),
-        (lambda rows: rows.pop(0), "has no row 'contest@1' without failures: run its `bench gpu report` again"),
+        (lambda rows: rows.pop(3), "has no row 'fast@1' without failures: run its `bench gpu report` again"),
         (lambda rows: rows[3].update(failed=2), "has no row 'fast@1' without failures"),
+        (lambda rows: rows[-1].update(failed=2), "has no row 'contest@1' without failures"),
     ],
 )
 def test_a_row_that_a_table_needs_is_named(

@@ -17,6 +17,12 @@ class Device:
     name: str
     total: int
     free: int
+    present: bool = True  # no: the check is for a GPU that another machine has
+
+
+def other_gpu(gib: float) -> Device:
+    """A GPU with so many GiB that nothing else uses."""
+    return Device(f"a GPU with {gib:g} GiB", int(gib * GIB), int(gib * GIB), present=False)
 
 
 def on_cpu() -> bool:

@@ -17,7 +17,7 @@ LACKS = {
         "profiles/voxtral-tts.yaml, voxcpm2.yaml: the guard does not serve vllm-omni 0.20.0",
         "Model Runner V2: the host needs longer to prepare a step",
         "full CUDA graphs of vLLM's own Voxtral Realtime model, and that model on a CPU",
-        "fewer drafts with many requests (num_speculative_tokens_per_batch_size): with 64 in flight, drafts are slower",
+        "drafts of a drafter: profiles that ask for it are served without drafts",
         "150 live sessions with a P99 of the lag within 160 ms",
         "right texts on Hopper GPUs with the default attention: set attention_backend: TRITON_ATTN",
         "data_parallel_size above 1",

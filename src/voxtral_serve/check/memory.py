@@ -1,23 +1,31 @@
 """Whether the model and its caches fit into the memory of one device.
 
-Memory for activations and CUDA graphs is not counted: vLLM measures it after it has loaded the model.
+vLLM measures the memory of activations and CUDA graphs after it has loaded the model. For the device of this machine it
+is not counted, so that nothing is refused that may start; for another GPU it is taken to be as on an H200.
 """
 
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import prod
 from typing import Any
 
-from voxtral_serve.check.device import explicit_kv_bytes, first_device, on_cpu, runs_on_cpu
+from voxtral_serve.check.device import Device, explicit_kv_bytes, first_device, on_cpu, runs_on_cpu
 from voxtral_serve.check.kv_cache import KvCache
 from voxtral_serve.check.model_directory import parameters
 from voxtral_serve.check.options import ServeOptions
 from voxtral_serve.check.plan import Plan
 from voxtral_serve.check.report import ConfigError, Report, size
-from voxtral_serve.checkpoint import Checkpoint, OtherModel
+from voxtral_serve.checkpoint import Checkpoint, CheckpointError, OtherModel
+from voxtral_serve.checkpoint.headers import read_header
 from voxtral_serve.engine.names import ENCODE_ONCE
 
+# Activations, CUDA graphs and the CUDA context of an H200 (bench/results/report-h200.json): peak memory less the rest
+EAGER_BYTES = 1_250_000_000
+STOCK_BYTES = 3_500_000_000  # vLLM's own model with full CUDA graphs
+ENCODE_ONCE_BYTES = 2_400_000_000
+DRAFTS_BYTES = 1_500_000_000  # more with drafts: graphs for each number of them, and logits
 LIVE_ROWS = 8  # of a session that one pass of the encoder computes at most (LiveEncoder)
 
 
@@ -30,11 +38,14 @@ class MemoryNeeds:
     encoder_cache: int
     audio_rows: int  # 0 without the encode-once model
     sessions: int  # the encoder's keys and values for live sessions
+    drafter: int  # 0 without drafts, and for pads
+    others: int  # of an H200
     kv: KvCache
 
     @property
     def beside_kv(self) -> int:
-        return self.weights + self.encoder_cache + self.audio_rows + self.sessions
+        """Without `others`."""
+        return self.weights + self.encoder_cache + self.audio_rows + self.sessions + self.drafter
 
     @classmethod
     def of(cls, options: ServeOptions, held: Checkpoint, plan: Plan, kv: KvCache) -> "MemoryNeeds":
@@ -45,7 +56,8 @@ class MemoryNeeds:
         row = (held.params["dim"] if options.encode_once else encoder["dim"] * pooled) * plan.element_bytes
         audio_rows = plan.audio_rows * row if options.encode_once else 0
         sessions = _session_bytes(encoder, pooled, plan) if options.encode_once and plan.sessions else 0
-        return cls(weights, quantized, plan.encoder_cache * row, audio_rows, sessions, kv)
+        drafter, others = _drafter_bytes(held, plan), _other_bytes(options, plan)
+        return cls(weights, quantized, plan.encoder_cache * row, audio_rows, sessions, drafter, others, kv)
 
 
 def _session_bytes(encoder: dict[str, Any], pooled: int, plan: Plan) -> int:
@@ -54,6 +66,27 @@ def _session_bytes(encoder: dict[str, Any], pooled: int, plan: Plan) -> int:
     ring = -(-frames // pooled) * pooled
     heads: int = encoder["n_layers"] * encoder["n_heads"] * encoder["head_dim"]
     return 2 * (plan.sessions + 1) * heads * ring * plan.element_bytes
+
+
+def _drafter_bytes(held: Checkpoint, plan: Plan) -> int:
+    """Of the network, the embeddings of the tokens that it knows, and the guesses of all requests
+    (voxtral_serve.engine.draft_stream.DraftTokens)."""
+    path = plan.draft_head(held.directory)
+    if path is None:
+        return 0
+    shapes = {name: entry["shape"] for name, entry in read_header(path)[0].items()}
+    network = sum(prod(shape) for name, shape in shapes.items() if name.startswith("network."))
+    embeddings: int = shapes["tokens"][0] * held.params["dim"]
+    guesses = (plan.max_num_seqs + 1) * (plan.clip_positions + 1 + plan.drafts)
+    return (network + embeddings) * plan.element_bytes + 4 * guesses
+
+
+def _other_bytes(options: ServeOptions, plan: Plan) -> int:
+    if options.values.enforce_eager:
+        return EAGER_BYTES
+    if not options.encode_once:
+        return STOCK_BYTES
+    return ENCODE_ONCE_BYTES + (DRAFTS_BYTES if plan.drafts else 0)
 
 
 def check_memory(
@@ -75,8 +108,13 @@ def check_memory(
     except (AttributeError, ImportError, TypeError) as error:  # internals of vLLM that another version has otherwise
         report.row("KV cache", f"not computed on vLLM {version('vllm')}: {type(error).__name__}: {error}")
         return
-    needs = MemoryNeeds.of(options, held, plan, kv)
+    try:
+        needs = MemoryNeeds.of(options, held, plan, kv)
+    except CheckpointError as error:  # of the drafter's file
+        report.problem(str(error))
+        return
     _report_needs(report, needs, plan)
+    _report_drafts(report, needs, plan)
     _check_room(report, options, needs, plan, advice)
 
 
@@ -94,7 +132,16 @@ def _report_needs(report: Report, needs: MemoryNeeds, plan: Plan) -> None:
         )
     if needs.sessions:
         report.row("live sessions", f"{size(needs.sessions)} for the encoder's keys and values of {plan.sessions:,}")
-    report.row("not counted", "activations, CUDA graphs and PyTorch's own buffers: vLLM measures them when it starts")
+
+
+def _report_drafts(report: Report, needs: MemoryNeeds, plan: Plan) -> None:
+    drafts = f"up to {plan.drafts} a step"
+    if needs.drafter:
+        report.row("drafts", f"{drafts}, by the drafter of this checkpoint: {size(needs.drafter)}")
+    elif plan.drafts:
+        report.row("drafts", f"{drafts}, pads: this checkpoint has no drafter (`voxtral-serve draft train`)")
+    else:
+        report.row("drafts", "none")
 
 
 def _check_room(
@@ -102,14 +149,15 @@ def _check_room(
 ) -> None:
     from vllm.platforms import current_platform
 
-    cpu = on_cpu()
+    cpu = on_cpu() and options.device is None
     try:
-        device = first_device(current_platform)
+        device = options.device or first_device(current_platform)
         explicit = explicit_kv_bytes(options.values, cpu)
     except ConfigError as error:
         report.problem(str(error))
         return
-    report.row("device", f"{device.name}: {size(device.total)} in total, {size(device.free)} free")
+    beside_kv = needs.beside_kv + (0 if device.present else needs.others)
+    _report_device(report, device, needs, cpu)
     if cpu and not options.encode_once and not runs_on_cpu():
         report.problem(
             f"vLLM {version('vllm')} cannot run its own Voxtral Realtime model on a CPU. Use vLLM 0.32.0, or set "
@@ -118,7 +166,7 @@ def _check_room(
     part = options.values.gpu_memory_utilization
     share = int(device.total * part)
     if explicit is None:
-        pool, source = share - needs.beside_kv, f"gpu_memory_utilization {part} of {size(device.total)}"
+        pool, source = share - beside_kv, f"gpu_memory_utilization {part} of {size(device.total)}"
         report.row("share", f"{size(share)}: {source}")
     else:
         pool, source = explicit
@@ -129,10 +177,12 @@ def _check_room(
             "free, so vLLM does not start. Lower gpu_memory_utilization, or stop the processes that use the memory"
             + advice()
         )
-    if explicit and needs.beside_kv + pool > device.free:
+    if explicit and beside_kv + pool > device.free:
         audio = f"encoder cache {size(needs.encoder_cache)}"
         audio += f", audio rows {size(needs.audio_rows)}" if needs.audio_rows else ""
         audio += f", live sessions {size(needs.sessions)}" if needs.sessions else ""
+        audio += f", drafter {size(needs.drafter)}" if needs.drafter else ""
+        audio += "" if device.present else f", activations and CUDA graphs {size(needs.others)}"
         report.problem(
             f"weights {size(needs.weights)}, {audio} and KV cache {size(pool)} ({source}) need more than the "
             f"{size(device.free)} that is free on {device.name}" + advice()
@@ -147,8 +197,20 @@ def _check_room(
         )
         return
     sequences = pool // needs.kv.block_bytes / needs.kv.blocks
-    bound = "" if explicit else "at most "
+    bound = "" if explicit else "at most " if device.present else "about "
     report.row("room for", f"{bound}{sequences:.2f} sequences of {plan.max_model_len:,} tokens at a time")
+
+
+def _report_device(report: Report, device: Device, needs: MemoryNeeds, cpu: bool) -> None:
+    others = "activations, CUDA graphs and PyTorch's own buffers"
+    if cpu:
+        report.row("not counted", f"{others}: vLLM measures them when it starts")
+    elif device.present:
+        report.row("not counted", f"{others}: vLLM measures them when it starts, about {size(needs.others)} on an H200")
+    else:
+        report.row("others", f"{size(needs.others)} for {others}, as on an H200")
+    free = f", {size(device.free)} free" if device.present else ", as --gpu says"
+    report.row("device", f"{device.name}: {size(device.total)} in total{free}")
 
 
 def check_memory_of_other(report: Report, values: Namespace, held: OtherModel) -> None:

@@ -15,8 +15,9 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from voxtral_serve import shims
 from voxtral_serve.check import synthesis
+from voxtral_serve.check.device import Device
 from voxtral_serve.check.report import ConfigError, Report
-from voxtral_serve.engine.names import ENCODE_ONCE
+from voxtral_serve.engine.names import DRAFTER, ENCODE_ONCE
 
 # Where vLLM's parser is, in 0.20.0, in 0.32.0 and in 0.33.0
 PARSER_MODULES = (
@@ -26,6 +27,9 @@ PARSER_MODULES = (
 )
 
 
+WITHOUT_DRAFTER = "0.20.0"  # of vLLM: profiles with a drafter are served without drafts
+
+
 @dataclass(frozen=True)
 class ServeOptions:
     """All options of `vllm serve`. An option that is not set has vLLM's default."""
@@ -33,6 +37,7 @@ class ServeOptions:
     values: Namespace  # as vLLM's parser makes it
     named: frozenset[str]  # options that the config or the command line sets
     valid: bool  # whether vLLM accepts all options; `values` has only those that it accepts
+    device: Device | None = None  # the GPU to check for; None for the one of this machine
 
     @property
     def encode_once(self) -> bool:
@@ -41,7 +46,9 @@ class ServeOptions:
         return overrides == {"architectures": [ENCODE_ONCE]}
 
 
-def read_options(report: Report, path: Path | None, words: Sequence[str] = ()) -> ServeOptions | None:
+def read_options(
+    report: Report, path: Path | None, words: Sequence[str] = (), device: Device | None = None
+) -> ServeOptions | None:
     """The options as `vllm serve` reads them from the config at `path`, and from `words` of its command line.
 
     Each option is parsed alone, so that each invalid option is reported. Returns None if the config cannot be read.
@@ -82,7 +89,7 @@ def read_options(report: Report, path: Path | None, words: Sequence[str] = ()) -
     unknown = _unknown_speculation(values.speculative_config)
     for problem in unknown:
         report.problem(problem)
-    return ServeOptions(values, frozenset(named), valid and not unknown)
+    return ServeOptions(values, frozenset(named), valid and not unknown, device)
 
 
 def _in_order(path: Path | None, flat: Sequence[str], words: Sequence[str]) -> list[tuple[Path | None, list[str]]]:
@@ -103,6 +110,8 @@ def _unknown_speculation(speculative_config: Any) -> list[str]:
     """A problem for each unknown option of speculative_config. vLLM's parser does not check these; its engine does."""
     from vllm.config import SpeculativeConfig
 
+    if version("vllm") == WITHOUT_DRAFTER and (speculative_config or {}).get("model") == DRAFTER:
+        return []  # a patch leaves out the whole of it
     known = {field.name for field in fields(SpeculativeConfig)}
     return [
         f"speculative_config: {name} is not an option of vllm {version('vllm')}{_instead(name, known)}"

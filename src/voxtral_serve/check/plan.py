@@ -2,12 +2,14 @@
 
 from argparse import Namespace
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from voxtral_serve.check.device import explicit_kv_bytes, on_cpu
 from voxtral_serve.check.report import ConfigError
 from voxtral_serve.checkpoint import Checkpoint
 from voxtral_serve.engine.clip_length import OPTION as POSITIONS
+from voxtral_serve.engine.names import DRAFT_FILE, DRAFT_HEAD, DRAFTER
 from voxtral_serve.engine.session import OPTION as SESSIONS
 
 
@@ -52,6 +54,18 @@ class Plan:
         # One ring more than sessions, for the unused places of the live encoder's graphs.
         live = (self.sessions + 1) * min(tokens, self.max_model_len) if self.sessions else 0
         return self.max_num_seqs * self.clip_positions + tokens + live
+
+    @property
+    def drafts(self) -> int:
+        """The most tokens that a step drafts for a request; 0 without drafts."""
+        speculative = self.config.speculative_config
+        return 0 if speculative is None else int(speculative.num_speculative_tokens)
+
+    def draft_head(self, directory: Path) -> Path | None:
+        """The file of the drafter that guesses from the audio; None if there is none (engine.drafter.head_file)."""
+        speculative = self.config.speculative_config
+        path = directory / self.config.additional_config.get(DRAFT_HEAD, DRAFT_FILE)
+        return path if speculative is not None and speculative.model == DRAFTER and path.is_file() else None
 
     @classmethod
     def of(cls, values: Namespace, held: Checkpoint) -> "Plan":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from voxtral_serve import shims
 from voxtral_serve.check.clip import check_clip
+from voxtral_serve.check.device import Device
 from voxtral_serve.check.gate import check_gate
 from voxtral_serve.check.installation import check_patches, check_plugin, check_versions
 from voxtral_serve.check.live import check_live
@@ -25,12 +26,18 @@ from voxtral_serve.checkpoint import HUGGING_FACE, Checkpoint, OtherModel, Synth
 from voxtral_serve.engine.names import ENCODE_ONCE
 
 
-def check_all(config: Path | None, model: Path | None, words: Sequence[str] = (), gate: bool = False) -> Report:
+def check_all(
+    config: Path | None,
+    model: Path | None,
+    words: Sequence[str] = (),
+    gate: bool = False,
+    device: Device | None = None,
+) -> Report:
     """Check the installation, `config` (a YAML for `vllm serve --config`; None for vLLM's defaults) and a checkpoint.
 
     `words` are further arguments of `vllm serve`, which override the config. `model` defaults to the model in `words`,
     then to that of the config, then to the current directory. `gate` also checks that the port is free, and that an API
-    key is set or explicitly switched off.
+    key is set or explicitly switched off. `device` is a GPU to compute memory for in place of this machine's.
     """
     report = Report()
     check_versions(report)
@@ -40,7 +47,7 @@ def check_all(config: Path | None, model: Path | None, words: Sequence[str] = ()
     if OMNI in words:
         check_omni(report)
     absent = check_plugin(report)
-    options = read_options(report, config, words) if vllm else None
+    options = read_options(report, config, words, device) if vllm else None
     if options:
         check_parallel(report, options, gate)
     if gate and options:
@@ -86,7 +93,7 @@ def _check_memory_and_clip(
             missing = "config"
             report.problem(f"config: {error}")
         else:
-            check_memory(report, options, held, plan, lambda: fitting(held))
+            check_memory(report, options, held, plan, lambda: fitting(held, options.device))
     else:
         report.row("not computed", f"the {missing} must be valid first")
     report.section("longest clip")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from voxtral_serve.check.device import Device
 from voxtral_serve.check.memory import check_memory
 from voxtral_serve.check.options import read_options
 from voxtral_serve.check.plan import Plan
@@ -14,14 +15,14 @@ PROFILES = next(filter(Path.is_dir, PLACES), None)
 OF_OTHER_MODELS = ("voxcpm2", "voxtral-3b", "voxtral-tts", "whisper")  # than Voxtral Realtime
 
 
-def fitting(held: Checkpoint) -> str:
+def fitting(held: Checkpoint, device: Device | None) -> str:
     """The profiles that fit on the device with this checkpoint, as a sentence to append to a problem."""
     names = []
     for path in sorted(PROFILES.glob("*.yaml")) if PROFILES else []:
         if path.stem in OF_OTHER_MODELS:
             continue
         trial = Report()
-        options = read_options(trial, path)
+        options = read_options(trial, path, device=device)
         if options is None or not options.valid:
             continue
         try:

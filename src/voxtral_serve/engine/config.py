@@ -179,26 +179,31 @@ def live_sessions(vllm_config: VllmConfig) -> int:
 
 
 def _choose_scheduler(vllm_config: VllmConfig) -> None:
-    """Set `scheduler_cls` if live sessions are enabled. Raises ValueError for settings that do not work with them."""
+    """Set `scheduler_cls` if there are live sessions, or drafts whose number follows what was right. Raises ValueError
+    for settings that do not work with live sessions."""
     sessions, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
-    if not sessions:
+    replicas = vllm_config.parallel_config.data_parallel_size
+    watched = drafter.is_ours(vllm_config) and not drafter.V1
+    if sessions:
+        shims.require("live_audio")
+        if vllm_config.speculative_config is not None and not watched:
+            model, found = vllm_config.speculative_config.model, shims.installed("vllm")
+            raise ValueError(
+                f"speculative_config has model {model!r} with {session.OPTION} {sessions}, on vllm {found}: expected "
+                "voxtral_serve.drafter.Drafter, or on 0.20.0 no drafts. Set it, or remove one of the two"
+            )
+        if replicas != 1:
+            raise ValueError(f"data_parallel_size is {replicas} with {session.OPTION} {sessions}: expected 1")
+        if sessions > scheduler.max_num_seqs:
+            seqs = scheduler.max_num_seqs
+            raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {sessions}: expected {sessions} or more")
+    # Replicas that are one server draft the same number, as vLLM wants it.
+    elif not watched or replicas != 1:
         return
-    shims.require("live_audio")
-    if vllm_config.speculative_config is not None:
-        raise ValueError(
-            f"speculative_config with {session.OPTION} {sessions}: drafts do not work with live sessions. Remove one "
-            "of the two; profiles/throughput.yaml is for drafts"
-        )
-    ours = "voxtral_serve.engine.live_scheduler.live_scheduler"
-    for name, value, expected in (
-        ("scheduler_cls", scheduler.scheduler_cls, (None, ours)),
-        ("data_parallel_size", vllm_config.parallel_config.data_parallel_size, (1,)),
-    ):
-        if value not in expected:
-            raise ValueError(f"{name} is {value!r} with {session.OPTION} {sessions}: expected {expected[0]!r}")
-    if sessions > scheduler.max_num_seqs:
-        seqs = scheduler.max_num_seqs
-        raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {sessions}: expected {sessions} or more")
+    ours = "voxtral_serve.engine.scheduler.scheduler"
+    if scheduler.scheduler_cls not in (None, ours):
+        reason = f"{session.OPTION} {sessions}" if sessions else "drafts"
+        raise ValueError(f"scheduler_cls is {scheduler.scheduler_cls!r} with {reason}: expected None")
     scheduler.scheduler_cls = ours
 
 
@@ -206,15 +211,16 @@ def _choose_graphs(vllm_config: VllmConfig) -> None:
     """With `cudagraph_mode: FULL`, steps that only decode need graphs beside those for any step, or they are slower
     than with FULL_AND_PIECEWISE: a patch adds them to Model Runner V2, model_runner.py to V1.
 
-    With drafts, no step has one token. vLLM 0.20.0 refuses to start with a compile size that its graphs do not have.
+    With drafts, Model Runner V1 has graphs of several tokens for each request only, and refuses to start with a compile
+    size that its graphs do not have. In V2, a step of a live session, or one without drafts, may have one token.
     """
-    sizes = vllm_config.compilation_config.compile_sizes
-    if vllm_config.speculative_config is not None and sizes and 1 in sizes:
-        logger.info("compile_sizes without 1: with speculative_config, no step has one token")
+    sizes, v2 = vllm_config.compilation_config.compile_sizes, getattr(vllm_config, "use_v2_model_runner", False)
+    if vllm_config.speculative_config is not None and not v2 and sizes and 1 in sizes:
+        logger.info("compile_sizes without 1: with speculative_config, Model Runner V1 has no graph of one token")
         vllm_config.compilation_config.compile_sizes = [size for size in sizes if size != 1]
     if vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.FULL or not current_platform.is_cuda_alike():
         return
-    if getattr(vllm_config, "use_v2_model_runner", False):
+    if v2:
         shims.require("step_graphs")
 
 

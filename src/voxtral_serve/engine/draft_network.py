@@ -20,12 +20,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 FORMAT = "voxtral-serve draft 1"
 FILE = Path("draft") / "head.safetensors"  # below the checkpoint's directory
 CHIRP_S = 2.0
+LARGEST = {"dim": 1 << 16, "width": 1 << 13, "blocks": 64, "kernel": 63}  # of a file: others are damaged
 
 
 class HeadError(ValueError):
@@ -112,13 +113,14 @@ class Head:
     def write(self, path: Path) -> None:
         """Write the file as a whole or not at all. Weights are stored as float16."""
         tensors = {f"network.{name}": value.half() for name, value in self.network.state_dict().items()}
-        tensors |= {"tokens": self.tokens.to(torch.int32), "chirp": self.chirp.half()}
+        tensors |= {"tokens": self.tokens.to(torch.int32), "chirp": self.chirp.bfloat16()}
         numbers = {"vocabulary": self.vocabulary, "delay": self.delay, "prompt": self.prompt, "hours": self.hours}
         facts = numbers | {"tokenizer": self.tokenizer, "survival": [*self.survival], "shape": self.shape}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(contiguous, partial, {"format": FORMAT, "facts": json.dumps(facts)})
+        # Not by `save_file`, whose files only their owner may read: a server may have another user.
+        partial.write_bytes(save(contiguous, {"format": FORMAT, "facts": json.dumps(facts)}))
         partial.replace(path)
 
     @classmethod
@@ -126,16 +128,19 @@ class Head:
         """Raises HeadError for a file that is no drafter of this format."""
         with _opened(path) as (file, facts):
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            network = HeadNetwork(**facts["shape"], tokens=len(tensors["tokens"]))
+            tokens, rows = tensors["tokens"].long(), tensors["chirp"].float()
+            with torch.device("meta"):  # the file's own tensors become the weights, if they have the right shapes
+                network = HeadNetwork(**facts["shape"], tokens=tokens.numel())
             weights = {name.removeprefix("network."): value.float() for name, value in tensors.items() if "." in name}
-            network.load_state_dict(weights)
-            tokens = tensors["tokens"].long()
-            if not ((tokens >= 0) & (tokens < facts["vocabulary"])).all():
-                raise HeadError(f"{path} guesses tokens outside of its vocabulary of {facts['vocabulary']}")
-            return cls(
-                network, tokens, facts["vocabulary"], facts["delay"], facts["tokenizer"],
-                facts["prompt"], facts["survival"], facts["hours"], tensors["chirp"].float(), facts["shape"],
-            )  # fmt: skip
+            network.load_state_dict(weights, assign=True)
+            ascending = tokens.ndim == 1 and len(tokens) and (tokens.diff() > 0).all()
+            if not ascending or tokens[0] < 0 or tokens[-1] >= facts["vocabulary"]:
+                raise ValueError(f"its tokens are not ascending ids below its vocabulary of {facts['vocabulary']}")
+            if rows.ndim != 2 or rows.shape[1] != facts["shape"]["dim"]:
+                raise ValueError(f"its chirp has the shape {tuple(rows.shape)}, not [rows, {facts['shape']['dim']}]")
+            if not all(value.isfinite().all() for value in (rows, *weights.values())):
+                raise ValueError("it has numbers that are not finite")
+            return cls(network, tokens, chirp=rows, **facts)
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -145,7 +150,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     Raises HeadError for a file that is no drafter of this format.
     """
     with _opened(path) as (_, facts):
-        return {name: facts[name] for name in ("vocabulary", "delay", "tokenizer", "survival", "hours", "shape")}
+        return facts
 
 
 @contextmanager
@@ -156,12 +161,33 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise HeadError(f"{path} has format {metadata.get('format')!r}: expected {FORMAT!r}")
-            yield file, json.loads(metadata["facts"])
-    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
+            yield file, _checked(json.loads(metadata["facts"]))
+    except HeadError:
+        raise
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise HeadError(
-            f"{path} cannot be read as a drafter ({type(error).__name__}: {error}): expected a file that "
-            "`voxtral-serve draft train` wrote. Train it again, or remove it"
+            f"{path} cannot be read as a drafter ({type(error).__name__}: {' '.join(str(error).split())}): expected a "
+            "file that `voxtral-serve draft train` wrote. Train it again, or remove it"
         ) from error
+
+
+def _checked(facts: Any) -> dict[str, Any]:
+    """The facts of a file, whose types and values are those that Head names. Raises KeyError, TypeError, ValueError."""
+    shape, survival = facts["shape"], facts["survival"]
+    numbers = {name: facts[name] for name in ("vocabulary", "delay", "prompt")} | {
+        name: shape[name] for name in LARGEST
+    }
+    for name, value in numbers.items():
+        if type(value) is not int or not 0 < value <= LARGEST.get(name, 2**31):
+            raise ValueError(f"{name} is {value!r}")
+    if not shape["kernel"] % 2:
+        raise ValueError(f"kernel is {shape['kernel']}, not odd")
+    if type(survival) is not list or not all(type(share) in (int, float) and 0 <= share <= 1 for share in survival):
+        raise ValueError(f"survival is {survival!r}")
+    if type(facts["tokenizer"]) is not str or type(facts["hours"]) not in (int, float):
+        raise ValueError(f"tokenizer is {facts['tokenizer']!r} and hours {facts['hours']!r}")
+    known = ("vocabulary", "delay", "prompt", "tokenizer", "survival", "hours")
+    return {name: facts[name] for name in known} | {"shape": {name: shape[name] for name in LARGEST}}
 
 
 def chirp(rate_hz: int) -> np.ndarray:

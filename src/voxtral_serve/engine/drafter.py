@@ -45,6 +45,8 @@ OPTION = "draft_head"  # key of additional_config: the drafter's file, absolute 
 V1 = shims.installed("vllm") == "0.20.0"
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
 
 

@@ -39,7 +39,7 @@ class LivePart(NamedTuple):
 
 
 class LiveStep(NamedTuple):
-    """What the live scheduler tells the worker of one step.
+    """What the scheduler tells the worker of one step.
 
     parts: by request id.
     preempted: requests that were preempted since the last step that had tokens; vLLM's own field has those of one step.
@@ -52,7 +52,7 @@ class LiveStep(NamedTuple):
 
 
 def step_of(scheduled: Any) -> LiveStep:
-    """The LiveStep of vLLM's SchedulerOutput. A scheduler without live sessions has an empty one."""
+    """The LiveStep of vLLM's SchedulerOutput. vLLM's own scheduler has an empty one."""
     step: LiveStep = getattr(scheduled, STEP, LiveStep())
     return step
 
@@ -84,13 +84,23 @@ class SessionAudio:
         self.ended = True
         self.rows = self.shape.total_rows(len(self.pcm) // BYTES)
 
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the session has ended and the worker has, or is given, all its rows."""
+        return self.ended and self.encoded >= self.rows
+
     def next_part(self, first: int, count: int, window: int) -> LivePart | None:
         """The rows to encode in a step whose tokens need rows `first` to `first + count - 1`; None if the worker has
-        them. If many rows are complete, as at the end of the audio, some are encoded ahead of their steps: up to row
-        `first + window - 1`, in whole passes of BULK rows. Raises ValueError for rows that are not complete."""
+        them, or all that there will be. If many rows are complete, as at the end of the audio, some are encoded ahead
+        of their steps: up to row `first + window - 1`, in whole passes of BULK rows, and if the last row is within, to
+        that one. Raises ValueError for rows that are not complete."""
+        if self.is_encoded:
+            return None  # drafts may need rows past the last one
         begin, needed = max(first, self.encoded), first + count
         ahead = min(self.rows, first + window) - begin
-        end = max(needed, begin + ahead // BULK * BULK)
+        if not (self.ended and begin + ahead == self.rows):
+            ahead = ahead // BULK * BULK
+        end = max(needed, begin + ahead)
         if begin >= end:
             return None
         part = self.part(begin, end - begin)
@@ -103,8 +113,9 @@ class SessionAudio:
             raise ValueError(f"rows {first} to {first + count - 1} of a session with {self.rows}")
         shape = self.shape
         begin, end = max(first, shape.left - 1), first + count
+        last = self.ended and end == self.rows
         if begin >= end:
-            return LivePart(first, count, np.zeros(0, np.int16), shape.delay)
+            return LivePart(first, count, np.zeros(0, np.int16), shape.delay, last)
         # In samples of the session: the left padding lies before 0.
         start = (begin - shape.left) * shape.samples - LOOK_BACK
         stop = (end - shape.left) * shape.samples + LOOK_AHEAD
@@ -112,4 +123,4 @@ class SessionAudio:
         inside = self.pcm[max(start, 0) * BYTES : max(stop, 0) * BYTES]  # a copy
         at = max(-start, 0)
         samples[at : at + len(inside) // BYTES] = np.frombuffer(inside, "<i2")
-        return LivePart(first, count, samples, shape.delay)
+        return LivePart(first, count, samples, shape.delay, last)

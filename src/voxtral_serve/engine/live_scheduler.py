@@ -1,8 +1,5 @@
 """vLLM's scheduler with live sessions: a request whose next row of audio has not arrived is left out of the step.
 
-`scheduler_cls` names `live_scheduler`, which vLLM has for this; the config hook of the model sets it (config.py). The
-scheduler of vLLM has no public interface, so `expected` checks what is used of it before the engine starts.
-
 While vLLM's scheduler decides on a step, it does not see the running requests that wait for audio, and the number of
 requests that may run is lowered by theirs. They keep their KV cache, and the engine's loop blocks until audio arrives
 where no other request runs.
@@ -11,45 +8,48 @@ What is wrong with one session or one request ends that request alone: a request
 has a request already, when it is added; one whose rows are not there, when a step is decided; one that the worker marks
 (audio_rows), when the step's output comes. `_end` ends it in vLLM's scheduler, as an abort does, and keeps an output
 for its client, which goes out with the next step's. vLLM has such a step at once, since the worker must be told.
+
+A session whose rows are not all there gets no drafts: they would need the audio to come. Once its audio has ended and
+its last row is encoded, it has as many as an upload (draft_scheduler). Drafts past its last row do no harm: the request
+ends before their tokens (`_bound`), and their rows are old ones of the session's ring.
 """
 
-import inspect
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from voxtral_serve import shims
-from voxtral_serve.engine.live_audio import AHEAD, FAULTS, STEP, LivePart, LiveStep, SessionAudio
+from voxtral_serve.engine.live_audio import AHEAD, FAULTS, STEP, LivePart, SessionAudio, step_of
 from voxtral_serve.engine.session import NAME, OPTION, SESSION, SessionShape
 
 logger = init_logger("vllm.voxtral_serve.live")
 # vLLM 0.32.0 has both of these limits, 0.20.0 the first.
 RUNNING_LIMITS = ("max_num_running_reqs", "max_num_active_reqs")
 MOST_AHEAD = 128  # rows of all sessions that a step encodes ahead: more would delay the tokens of other sessions
-# What is used of vLLM's scheduler: methods and their parameters, attributes that its source sets.
-METHODS = {
-    "schedule": (),
-    "update_from_output": ("scheduler_output", "model_runner_output"),
-    "add_request": ("request",),
-    "finish_requests": ("request_ids", "finished_status"),
-    "_free_request": ("request",),
-    "_preempt_request": ("request",),
-    "get_num_unfinished_requests": (),
-}
-ATTRIBUTES = (
-    *("self.running", "self.waiting", "self.requests", "self.max_num_running_reqs"),
-    *("request.max_tokens", "request.num_output_placeholders"),
-)
 
 
 class LiveSessions:
-    """Mixin for vLLM's scheduler classes."""
+    """Mixin for vLLM's scheduler classes. What it uses of them is in METHODS and ATTRIBUTES (scheduler.expected)."""
+
+    SERVES = "live sessions"
+    METHODS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "schedule": (),
+        "update_from_output": ("scheduler_output", "model_runner_output"),
+        "update_draft_token_ids": ("draft_token_ids",),
+        "add_request": ("request",),
+        "finish_requests": ("request_ids", "finished_status"),
+        "_free_request": ("request",),
+        "_preempt_request": ("request",),
+        "get_num_unfinished_requests": (),
+    }
+    ATTRIBUTES: ClassVar[tuple[str, ...]] = (
+        *("self.running", "self.waiting", "self.requests", "self.max_num_running_reqs"),
+        *("request.max_tokens", "request.num_output_placeholders", "request.spec_token_ids"),
+    )
 
     running: list[Any]
     waiting: Any
@@ -179,16 +179,33 @@ class LiveSessions:
         return outputs
 
     def waits(self, request: Any) -> bool:
-        """Whether a request's next token needs a row of audio that has not arrived."""
+        """Whether a request's next token needs a row of audio that has not arrived, or none: it is complete."""
         audio = self.audio_of.get(request.request_id)
-        return audio is not None and request.num_tokens + request.num_output_placeholders > audio.rows
+        if audio is None:
+            return False
+        # Of a step under way, drafts may turn out wrong; one token is certain.
+        under_way = min(request.num_output_placeholders, 1) if audio.ended else request.num_output_placeholders
+        return bool(request.num_tokens + under_way > audio.rows)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         output = self._schedule(*args, **kwargs)
-        setattr(output, STEP, LiveStep(self._parts(output.num_scheduled_tokens), self.untold))
+        parts = self._parts(output.num_scheduled_tokens)
+        setattr(output, STEP, step_of(output)._replace(parts=parts, preempted=self.untold))
         if output.num_scheduled_tokens:
             self.untold = set()
+        self._drop_drafts(output.num_scheduled_tokens)
         return output
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
+        self._drop_drafts(draft_token_ids.req_ids)
+
+    def _drop_drafts(self, request_ids: Iterable[str]) -> None:
+        """Leave no drafts for the next step to sessions whose rows are not all encoded. The drafter knows one delay."""
+        for request_id in request_ids:
+            audio = self.audio_of.get(request_id)
+            if audio is not None and not (audio.is_encoded and audio.shape.delay == self.shape.delay):
+                self.requests[request_id].spec_token_ids = []
 
     def _schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Decide on a step without the requests that wait for audio."""
@@ -271,34 +288,3 @@ class LiveSessions:
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.audio_of.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
-
-
-class LiveScheduler(LiveSessions, Scheduler):
-    pass
-
-
-class LiveAsyncScheduler(LiveSessions, AsyncScheduler):
-    pass
-
-
-def live_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> LiveSessions:
-    """vLLM calls it to make its scheduler. Raises PatchError if vLLM's own scheduler is not as expected."""
-    if lacking := expected(Scheduler):
-        raise shims.PatchError(
-            f"vllm {shims.installed('vllm')}: its scheduler has no {', '.join(lacking)}: live sessions cannot be "
-            f"served with it. {shims.ADVICE}"
-        )
-    chosen = LiveAsyncScheduler if vllm_config.scheduler_config.async_scheduling else LiveScheduler
-    return chosen(*args, vllm_config=vllm_config, **kwargs)
-
-
-def expected(scheduler: type) -> list[str]:
-    """Return the methods and attributes that are used of vLLM's scheduler and that it lacks."""
-    source = inspect.getsource(inspect.getmodule(scheduler))  # type: ignore[arg-type]
-    lacking = [name for name in ATTRIBUTES if name not in source]
-    for name, parameters in METHODS.items():
-        method = getattr(scheduler, name, None)
-        accepted = inspect.signature(method).parameters if method else {}
-        if method is None or not set(parameters) <= set(accepted):
-            lacking.append(f"{name}({', '.join(parameters)})")
-    return lacking

@@ -46,8 +46,11 @@ class Slots:
             for request in [name for name in self.of if name not in runner.requests or name in preempted]:
                 self._end(request)
         for request in begun:
-            clips = [runner.encoder_cache[clip.identifier] for clip in runner.requests[request].mm_features]
+            names = [clip.identifier for clip in runner.requests[request].mm_features]
+            clips = [runner.encoder_cache[name] for name in names]
             self._begin(request, clips, step.parts.get(request))
+            for name, clip in zip(names, clips, strict=True):
+                self.rows.keep(name, clip)
         if self.live is not None and step.parts:
             self.rows.faults |= self.live.encode(step.parts)
             if self.drafts is not None:

@@ -1,7 +1,11 @@
-"""The architectures of Voxtral Realtime, as `architectures` of a config names them. Standard library only."""
+"""Names that configs use: of architectures, of the attention backend and of drafters. Standard library only."""
 
 STOCK = "VoxtralRealtimeGeneration"  # vLLM's own model
 HUGGING_FACE = "VoxtralRealtimeForConditionalGeneration"  # the same, from config.json
 ENCODE_ONCE = "VoxtralRealtimeEncodeOnce"
 REALTIME = (STOCK, HUGGING_FACE, ENCODE_ONCE)
 ATTENTION = "voxtral_serve.engine.attention_backend.PagedAttentionBackend"  # the backend CUSTOM
+DRAFTER = "voxtral_serve.drafter.Drafter"  # `model` of speculative_config
+PAD_DRAFTER = "voxtral_serve.drafter.PadDrafter"
+DRAFT_HEAD = "draft_head"  # key of additional_config: a drafter's file, absolute or below the checkpoint's directory
+DRAFT_FILE = "draft/head.safetensors"  # the same without that key

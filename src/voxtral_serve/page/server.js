@@ -106,6 +106,9 @@ class Figures {
     if (sessions !== null) rows.push(["Live now", String(sessions)]);
     const lag = this.#lag();
     if (lag !== null) rows.push(["Live lag, 95 %", lag]);
+    const steps = this.#gained("vllm:spec_decode_num_drafts_total");
+    const accepted = this.#gained("vllm:spec_decode_num_accepted_tokens_total");
+    if (steps && accepted !== null) rows.push(["Tokens a step", (1 + accepted / steps).toFixed(1)]);
     const rate = this.#rate("voxtral_serve_audio_seconds_total");
     if (rate !== null) rows.push(["Audio per second", `${rate < 10 ? rate.toFixed(1) : Math.round(rate)} s`]);
     return rows;

@@ -3,21 +3,32 @@
 vLLM captures in this mode graphs for any batch, and uses them for steps that only decode, too. Its attention kernels
 for batches with one new token per request (or with one and the drafts) are faster, but are captured in other modes
 only, in which a step that begins a request runs its attention outside of graphs.
+
+With a number of drafts by running requests, each number has graphs of its own. vLLM captures all of them for all
+numbers of requests, and chooses among those with the next larger number of tokens, where perhaps none is of the step's
+number of drafts. Here, no graph is captured for more requests than the schedule has for its drafts or for fewer; and
+each step finds the smallest graph of its own number. Drafts of this package may stop (engine/draft_watch.py), and live
+sessions have none, so there are graphs without drafts, too.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from voxtral_serve.shims import Patch
 
 MARK = "voxtral_serve_decodes"
-USED = ("self.cudagraph_mode", "self._capture_descs", "self._candidates")
+USED = (
+    *("self.cudagraph_mode", "self._capture_descs", "self._candidates", "self.decode_query_len"),
+    *("uses_dynamic_speculative_decoding", "build_dynamic_sd_schedule_lookup", "uniform_token_count"),
+)
+DRAFTERS = "voxtral_serve.drafter."  # with what the names of this package's drafters begin
 
 
 class StepGraphs(Patch):
     name = "step_graphs"
-    does = "`cudagraph_mode: FULL` also captures graphs for steps that only decode, and prefers them"
+    does = "`cudagraph_mode: FULL` also captures graphs for steps that only decode and can occur, and prefers them"
     target = "vllm.v1.worker.gpu.cudagraph_utils"
     breaks = "steps that only decode use the slower attention of graphs for any batch"
     library = "vllm"
@@ -47,16 +58,66 @@ class StepGraphs(Patch):
             init_candidates(self)
             if self.cudagraph_mode != full:
                 return
-            captured, chosen = self._capture_descs.get(full, []), self._candidates
-            self.cudagraph_mode, self._capture_descs, self._candidates = decode_only, {}, {}
-            init_candidates(self)
-            decoding, self.cudagraph_mode = self._capture_descs.get(full, []), full
+            any_batch, self.cudagraph_mode = self._capture_descs.get(full, []), decode_only
+            decoding, tokens = list[Any](), self.decode_query_len  # of each request
+            for number in {tokens, 1} if may_stop(self) else {tokens}:
+                self.decode_query_len, self._capture_descs, self._candidates = number, {}, {}
+                init_candidates(self)
+                decoding += [desc for desc in self._capture_descs.get(full, []) if desc not in decoding]
+            self.cudagraph_mode, self.decode_query_len = full, tokens
+            decoding = reachable(decoding, most_requests(module, self))
             # The largest first, as vLLM has them: the others fit into its memory. vLLM takes the first graph that fits.
-            self._capture_descs = {full: sorted(decoding + captured, key=lambda desc: desc.num_tokens, reverse=True)}
-            preferred = self._candidates
-            self._candidates = {
-                key: preferred.get(key, []) + chosen.get(key, []) for key in preferred.keys() | chosen.keys()
-            }
+            self._capture_descs = {full: sorted(decoding + any_batch, key=lambda desc: desc.num_tokens, reverse=True)}
+            self._candidates = candidates(decoding, any_batch)
 
         stock._init_candidates = both
         setattr(stock, MARK, True)
+
+
+def may_stop(manager: Any) -> bool:
+    """Whether a step may have no drafts, although drafts are configured."""
+    config = manager.vllm_config.speculative_config
+    return config is not None and str(config.model).startswith(DRAFTERS)
+
+
+def most_requests(module: Any, manager: Any) -> dict[int, int]:
+    """The most requests of a step that only decodes, by its tokens of each request; empty where that is one number."""
+    config = manager.vllm_config.speculative_config
+    if config is None or not config.uses_dynamic_speculative_decoding():
+        return {}
+    drafts = manager.vllm_config.num_speculative_tokens
+    schedule = module.build_dynamic_sd_schedule_lookup(
+        config.num_speculative_tokens_per_batch_size,
+        vllm_max_batch_size=manager.max_num_reqs,
+        vllm_num_speculative_tokens=drafts,
+    )
+    most = (
+        max((n for n, most in enumerate(schedule) if n and most >= count), default=0) for count in range(drafts + 1)
+    )
+    return {1 + count: requests for count, requests in enumerate(most)}
+
+
+def reachable(descs: Iterable[Any], most: Mapping[int, int]) -> list[Any]:
+    """Those of vLLM's descriptions of graphs that a step can use: for as many requests as there may be, and the next
+    larger one."""
+    kept, before = [], defaultdict[Any, int](int)
+    for desc in sorted(descs, key=lambda desc: desc.num_reqs):
+        kind = desc.uniform_token_count, desc.num_active_loras, desc.num_ubatches
+        if before[kind] < most.get(desc.uniform_token_count, desc.num_reqs):
+            kept.append(desc)
+        before[kind] = desc.num_reqs
+    return kept
+
+
+def candidates(*preferred: Iterable[Any]) -> dict[tuple[int, int], list[Any]]:
+    """By tokens of a step and LoRAs: the smallest graph of each kind that has as many tokens, those of the first
+    iterable first."""
+    chosen = defaultdict[tuple[int, int], list[Any]](list)
+    for descs in preferred:
+        first = defaultdict[Any, int](int)
+        for desc in sorted(descs, key=lambda desc: desc.num_tokens):
+            kind = desc.uniform_token_count, desc.num_active_loras, desc.num_ubatches
+            for tokens in range(first[kind], desc.num_tokens + 1):
+                chosen[tokens, desc.num_active_loras].append(desc)
+            first[kind] = desc.num_tokens + 1
+    return dict(chosen)

@@ -36,7 +36,7 @@ PARTS: tuple[tuple[str, str, Measure], ...] = (
     ("sigterm", "SIGTERM", service.sigterm),
 )
 OTHERS: tuple[tuple[str, str, Measure], ...] = (
-    ("speculative", "The speculative profile's text", texts.speculative),
+    ("speculative", "The text with and without drafts", texts.speculative),
     ("stock", "The text of vLLM's own model", texts.stock),
 )
 

@@ -1,7 +1,6 @@
 """The parts that look at texts: of clips against references, of one path against another, of other configurations."""
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,15 +18,14 @@ from voxtral_serve.prove.target import Answer, Target, Upload
 
 ENCODE_ONCE = "VoxtralRealtimeEncodeOnce"
 OWN_OPTION = "--additional-config"  # belongs to the profile that it was given for
-OLDER = "0.20.0"
 PERCENTILES = (50, 90, 99)
 PROFILE = "throughput.yaml"  # of the other servers
-DRAFTS = {"method": "ngram_gpu", "model": "voxtral_serve.drafter.PadDrafter", "num_speculative_tokens": 5}
-FEWER = {"num_speculative_tokens_per_batch_size": [[1, 32, 5], [33, 128, 2], [129, 256, 1]]}  # not in OLDER
-# As vLLM's own model runs on every version: it has no full graphs in OLDER.
+PLAIN = ("--speculative-config", "null")
+# As vLLM's own model runs on every version: without drafts, and with no full graphs, which 0.20.0 lacks.
 STOCK = (
     *("--hf-overrides", "{}", "--attention-backend", "TRITON_ATTN"),
     *("--compilation-config.cudagraph_mode", "PIECEWISE"),
+    *PLAIN,
 )
 NO_UPLOADS = "there are no texts of uploads to compare with"
 
@@ -209,13 +207,10 @@ def compared_with(run: Run, passes: dict[str, list[tuple[int, str]]]) -> Result:
 
 
 def speculative(run: Run) -> Result:
-    config = _own_config(run)
-    if "speculative_config" in config:
-        skip("the profile itself is speculative")
-    older = run.server is not None and run.server.version == OLDER
-    drafts = json.dumps(DRAFTS if older else DRAFTS | FEWER)
-    graphs = ("--attention-backend", "TRITON_ATTN", "--compilation-config.cudagraph_mode", "FULL_AND_PIECEWISE")
-    return _other(run, "drafts", "--speculative-config", drafts, *(graphs if older else ()))
+    """With drafts if the profile has none, and without if it has."""
+    if _own_config(run).get("speculative_config"):
+        return _other(run, "no drafts", *PLAIN)
+    return _other(run, "drafts")
 
 
 def stock(run: Run) -> Result:
