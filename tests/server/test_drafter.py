@@ -19,7 +19,6 @@ LATE = ("154", "217")  # pico says no EOS within a clip, so drafts reach beyond 
 NAMES = [*offline.varied(6, longest_s=8.0), *LATE]
 AT_ONCE, CONTEXT, CHUNK = 4, 192, 48
 SAMPLES, HOT = 400, 2.0  # requests whose tokens are counted, and their temperature
-UNSURE = (LATE[1], 24)  # a clip, and the token before one that may well be a pad
 SCHEDULE = [[1, 2, 15], [3, 4, 3]]
 
 
@@ -88,23 +87,31 @@ def usual(clip: np.ndarray, tokens: list[int]) -> float:
 
 
 @pytest.mark.slow
-def test_at_a_temperature_tokens_are_as_frequent_as_without_it(llm: Any) -> None:
+def test_at_a_temperature_tokens_are_as_frequent_as_without_it(llm: Any, case: Case) -> None:
     """vLLM accepts a draft with the probability that the model gives it, and otherwise makes one of the other tokens.
     That takes random numbers of its own: with a seed, tokens are not those without drafts, but as likely."""
-    clip, (name, begin) = offline.read(UNSURE[0]), UNSURE
-    (tokens,) = offline.reference_tokens([name])
-    prompt = offline.prompt(clip)
-    prompt["prompt_token_ids"] += tokens[:begin]
-    sampling = [offline.sampling(temperature=HOT, seed=seed, max_tokens=4) for seed in range(SAMPLES)]
-    said = [[*answer.outputs[0].token_ids] for answer in llm.generate([prompt] * SAMPLES, sampling, use_tqdm=False)]
-    chances = []
-    for number in range(3):  # the first is made with the prompt, without a draft
-        before, token = tokens[begin : begin + number], tokens[begin + number]
-        those = [each[number] == token for each in said if each[:number] == before and len(each) > number]
-        chances.append(chance := usual(clip, tokens[: begin + number + 1]))
+    clip, (tokens,) = offline.read(LATE[0]), offline.reference_tokens(LATE[:1])
+    # On a CPU, vLLM's engine ends with a prompt in chunks that has a seed.
+    seeded = "max_num_batched_tokens" not in case.options
+    sampling = [
+        offline.sampling(temperature=HOT, seed=seed if seeded else None, max_tokens=6) for seed in range(SAMPLES)
+    ]
+    answers = llm.generate([offline.prompt(clip)] * SAMPLES, sampling, use_tqdm=False)
+    said = [[*answer.outputs[0].token_ids] for answer in answers]
+    for number in range(5):  # the first is made with the prompt, without a draft
+        those = [each[number] == tokens[number] for each in said if each[:number] == tokens[:number]]
+        chance = usual(clip, tokens[: number + 1])
         deviation = (chance * (1 - chance) / len(those)) ** 0.5
         assert abs(sum(those) / len(those) - chance) < 4 * deviation, (number, chance, len(those), sum(those))
-    assert 0.3 < chances[1] < 0.7
+
+
+@pytest.mark.slow
+def test_at_temperature_0_beside_others_the_tokens_are_the_references(llm: Any) -> None:
+    """In the same steps."""
+    sampling = [offline.sampling(temperature=HOT * (number % 2)) for number in range(2 * len(NAMES))]
+    prompts = [offline.prompt(offline.read(name)) for name in NAMES for _ in range(2)]
+    answers = llm.generate(prompts, sampling, use_tqdm=False)[::2]
+    assert [offline.without_eos(answer.outputs[0].token_ids) for answer in answers] == offline.reference_tokens(NAMES)
 
 
 @pytest.mark.slow

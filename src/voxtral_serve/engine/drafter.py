@@ -163,12 +163,16 @@ class Drafter:
         drafts beyond the context."""
         scheduled, count = self.slots.scheduled, len(sampled_token_ids)
         number = scheduled.num_spec_tokens_to_schedule
-        if self.tokens is None or step_of(scheduled).pads:
+        if self.tokens is None or not number or step_of(scheduled).pads:
             drafts = [self.draft[:number]] * count
         else:
             self.tokens.run()
-            slots, positions = (torch.as_tensor(each[:count]).long() for each in (self.slots.batch, num_tokens_no_spec))
-            drafts = gathered(self.tokens.tokens, slots, positions, number).tolist()
+            tokens = self.tokens.tokens
+            slots, positions = (
+                torch.as_tensor(each[:count], dtype=torch.int64, device=tokens.device)
+                for each in (self.slots.batch, num_tokens_no_spec)
+            )
+            drafts = gathered(tokens, slots, positions, number).tolist()
         return [list(draft) if sampled else [] for sampled, draft in zip(sampled_token_ids, drafts, strict=True)]
 
 
@@ -221,7 +225,7 @@ def check(vllm_config: VllmConfig) -> None:
     path, config = head_file(vllm_config), vllm_config.speculative_config
     if config is None or not is_ours(vllm_config):
         return
-    shims.require("draft_method")
+    shims.require("draft_method", *(["cpu_sampling"] if current_platform.is_cpu() else []))
     on_gpu = current_platform.is_cuda() and (V1 or getattr(vllm_config, "use_v2_model_runner", False))
     if config.method != "custom_class" and not (config.method == "ngram_gpu" and on_gpu):
         raise ValueError(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from voxtral_serve import shims
 from voxtral_serve.patches.clip_end import ClipEnd
 from voxtral_serve.patches.config_hooks import ConfigHooks, ConfigParsers
+from voxtral_serve.patches.cpu_sampling import CpuSampling
 from voxtral_serve.patches.draft_method import DraftMethod
 from voxtral_serve.patches.drain import ApiProcessDrain
 from voxtral_serve.patches.live_audio import LiveAudio
@@ -30,7 +31,9 @@ from voxtral_serve.patches.step_graphs import StepGraphs
 
 # Every start needs these two: they find out which patches a configuration uses.
 ALWAYS = (ConfigParsers(), ConfigHooks())
-RECORDS = (*ALWAYS, ClipEnd(), DraftMethod(), NgramPads(), ApiProcessDrain(), LiveAudio(), StepGraphs())
+RECORDS = (
+    *(*ALWAYS, ClipEnd(), DraftMethod(), CpuSampling(), NgramPads(), ApiProcessDrain(), LiveAudio(), StepGraphs()),
+)
 SERVER_RECORDS = (*(FileLimit(), GracefulStop(), HeaderLimit(), ConnectionHeaders(), ClientWatch(), NoCompression()),)
 
 
