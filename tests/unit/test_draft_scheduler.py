@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from scheduling import PROMPT, Engine, engine_config
 from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from pico import model
 from voxtral_serve.engine import drafter
@@ -34,9 +35,8 @@ class Told(NamedTuple):
     number: int
 
 
-def config_schedule(config: Any) -> Any:
-    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
-
+def most_drafts(config: Any) -> list[int]:
+    """By number of requests, from 0 on."""
     speculation = config.speculative_config
     return build_dynamic_sd_schedule_lookup(
         speculation.num_speculative_tokens_per_batch_size,
@@ -51,7 +51,7 @@ class Worker(Engine):
     def __init__(self, config: Any, cache: Any, accept: Any) -> None:
         super().__init__(config, cache)
         self.accept = accept  # (drafts of a request) -> how many are right
-        self.most = [*config_schedule(config)]
+        self.most = most_drafts(config)
         self.is_async = config.scheduler_config.async_scheduling
         self.computed: dict[str, int] = {}
         self.prefill: dict[str, int] = {}
