@@ -124,7 +124,8 @@ def test_a_useless_drafter_is_picos_but_for_its_weights(tmp_path: Path) -> None:
     head = Head.read(tmp_path / "useless" / FILE)
     for name in ("vocabulary", "delay", "tokenizer", "prompt", "survival", "hours", "shape"):
         assert getattr(head, name) == getattr(own, name)
-    assert torch.equal(head.tokens, own.tokens) and torch.allclose(head.chirp, own.chirp, atol=1e-2)
+    assert torch.equal(head.tokens, own.tokens)
+    assert torch.nn.functional.cosine_similarity(head.chirp, own.chirp).min() > 0.999
     before, after = (part.network.project_in.weight for part in (own, head))
     assert not torch.allclose(before, after, atol=1e-2)
 

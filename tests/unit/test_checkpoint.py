@@ -188,7 +188,7 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 
 def test_no_weights(mistral: Path) -> None:
     (mistral / "consolidated.safetensors").unlink()
-    refused(mistral, "contains no checkpoint", "found params.json, tekken.json")
+    refused(mistral, "contains no checkpoint", "found draft, params.json, tekken.json")
 
 
 @pytest.mark.parametrize("layout", ["mistral", "hugging_face"])
