@@ -2,7 +2,6 @@
 every request has its tokens whatever is rejected, preempted or still to come. The worker is simulated: token i is i."""
 
 import random
-import time
 from typing import Any, NamedTuple
 
 import pytest
@@ -226,37 +225,3 @@ def test_without_a_head_the_worker_drafts_pads(options: Any) -> None:
     while worker.scheduler.has_requests() or worker.in_flight:
         worker.pass_()
     assert {told for told in worker.told if told.requests} == {Told(1, True, 7)}
-
-
-def test_counting_costs_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 256 requests with drafts, beside vLLM's own time for them."""
-    monkeypatch.setattr(drafter, "head_file", lambda config: "a file")
-    config, cache = engine_config(
-        blocks=6000, speculative_config=DRAFTS | {"num_speculative_tokens_per_batch_size": [[1, 256, 3]]},
-        max_num_seqs=256, max_num_batched_tokens=16_384, block_size=16,
-    )  # fmt: skip
-    config.scheduler_config.async_scheduling = True
-    worker = Worker(config, cache, lambda drafts: drafts)
-    for number in range(256):
-        worker.add(f"upload {number}", tokens=400)
-    for _ in range(4):
-        worker.pass_()
-    stock = type(worker.scheduler).__mro__[2]
-    spent = {"all": 0.0, "vllm": 0.0}
-
-    def timed(function: Any, name: str) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            begun = time.perf_counter()
-            result = function(*arguments, **options)
-            spent[name] += time.perf_counter() - begun
-            return result
-
-        return call
-
-    for method in ("schedule", "update_from_output"):
-        monkeypatch.setattr(stock, method, timed(getattr(stock, method), "vllm"))
-        monkeypatch.setattr(worker.scheduler, method, timed(getattr(worker.scheduler, method), "all"))
-    for _ in range(40):
-        worker.pass_()
-
-    assert spent["all"] - spent["vllm"] < 0.1 * spent["vllm"]
