@@ -76,8 +76,10 @@ class EncodeOnceWorker:
     def keep_rows(self, caller: int) -> None:
         """Keep the audio rows of all clips from now on, for `voxtral-serve draft train`, whose process id is `caller`.
 
-        The engine ends with that process: vLLM's would outlive a SIGKILL, and with it the GPU's memory.
+        The engine ends with that process: vLLM's would outlive a SIGKILL, and with it the GPU's memory. Ctrl-C reaches
+        both, and is the caller's.
         """
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.model_runner.get_model().audio_rows.kept = {}
         threading.Thread(target=end_with, args=(caller, os.getppid()), daemon=True).start()
 
