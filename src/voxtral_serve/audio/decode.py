@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile  # type: ignore[import-untyped,unused-ignore]
 
-BLOCK_SAMPLES = 1 << 18  # of all channels together, decoded at a time
+# Of all channels together, decoded at a time: a block stays in the processor's cache, and its memory is used again
+BLOCK_SAMPLES = 1 << 16
 LEAST_SAMPLES = 1 << 14  # of one channel, resampled at a time
 SHORTEST_SAMPLES = 1024  # of a clip that is resampled; a shorter one is padded (vllm.multimodal.audio)
 RATES_HZ = (2000, 384000)

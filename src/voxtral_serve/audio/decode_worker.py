@@ -98,19 +98,17 @@ def _confine(memory: int) -> None:
 
 def _answered(order: Order, orders: BinaryIO, answers: BinaryIO, memory: int) -> bool:
     """Decode a file and write the answer. Returns whether the process can take another one."""
-    samples = bytearray()
+    samples: list[memoryview] = []  # not joined: pages that a process touches first are the dearest part of short clips
     answer: Samples | Failure
     try:
         data = orders.read(order["size"])
         bounds = Bounds(Fraction(*order["seconds"]), order["because"], order["most_bytes"])
-        for block in blocks(data, bounds, order["rate"]):
-            samples += block.data.cast("B")
-        answer = {"samples": len(samples) // 4}
+        samples = [block.data.cast("B") for block in blocks(data, bounds, order["rate"])]
+        answer = {"samples": sum(map(len, samples)) // 4}
     except (AudioError, MemoryError) as error:
-        samples.clear()
         answer = _failure(error, memory)
     answers.write(json.dumps(answer).encode() + b"\n")
-    answers.write(samples)
+    answers.writelines(samples)
     answers.flush()
     return not answer.get("ends", False)
 
