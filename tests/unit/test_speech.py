@@ -78,7 +78,7 @@ def test_every_clip_speaks_however_quiet(detector: speech.Detector, clips: list[
 
 
 @pytest.mark.slow
-def test_a_clip_takes_less_than_40_ms_of_a_core(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
+def test_a_clip_takes_less_than_15_ms_of_a_core(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
     """To tell that somebody speaks, of 12 s or more: of one core, in a thread beside the event loop."""
     long = [read(clip) for clip in clips if clip.duration_s > 12]
     detector.speaks(long[0])
@@ -87,7 +87,7 @@ def test_a_clip_takes_less_than_40_ms_of_a_core(detector: speech.Detector, clips
         assert detector.speaks(raised(clip))
     took = (time.thread_time() - start) / len(long)
     print(f"{1000 * took:.1f} ms for each of {len(long)} clips")
-    assert took < 0.04
+    assert took < 0.015
 
 
 def test_a_click_does_not_keep_a_clip_quiet(clips: list[dataset.Clip]) -> None:
@@ -97,12 +97,33 @@ def test_a_click_does_not_keep_a_clip_quiet(clips: list[dataset.Clip]) -> None:
     assert np.abs(raised(clip._replace(samples=quiet)).samples[200:]).max() > 0.05
 
 
-def test_speech_after_a_pause(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
+@pytest.mark.parametrize("pause_s", [2, 5])
+def test_speech_after_a_pause(detector: speech.Detector, clips: list[dataset.Clip], pause_s: int) -> None:
+    """In the first seconds, and after them."""
     clip = read(clips[0])
-    with_pause = clip._replace(samples=np.concatenate([np.zeros(RATE * 5, np.float32), clip.samples]))
-    assert detector.speaks(with_pause)  # after the first seconds
+    with_pause = clip._replace(samples=np.concatenate([np.zeros(RATE * pause_s, np.float32), clip.samples]))
+    assert detector.speaks(with_pause)
     (piece,) = detector.pieces(with_pause, 60)
-    assert 4.5 < piece.start < 6 and piece.end <= with_pause.seconds
+    assert pause_s - 0.5 < piece.start < pause_s + 1 and piece.end <= with_pause.seconds
+
+
+def test_what_follows_changes_nothing_of_the_first_frames(
+    detector: speech.Detector, clips: list[dataset.Clip], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a clip has speech in its first frames alone only if it has among the others, too."""
+    model, seen = detector._model.audio_forward, list[np.ndarray]()
+
+    def forward(samples: np.ndarray) -> np.ndarray:
+        seen.append(model(samples))
+        return np.zeros(1)
+
+    monkeypatch.setattr(detector._model, "audio_forward", forward)
+    for clip in map(read, clips[:5]):
+        seen.clear()
+        assert not detector.speaks(clip)
+        first, more = seen[:2]
+        assert len(first) == speech.FIRST_FRAMES < len(more)
+        assert np.array_equal(first, more[: len(first)])
 
 
 def test_another_rate_is_no_clip_for_the_detector(detector: speech.Detector) -> None:
