@@ -32,6 +32,8 @@ class Row:
 
     `sends` counts how often the request was sent: more than once after HTTP 429, 502, 503 or 504 or a dropped
     connection. All its times are counted from the first time that it was sent, so they include the waits between.
+
+    `server_ms` has the milliseconds of each stage of the server, as it says in the header Server-Timing, if it does.
     """
 
     id: str
@@ -53,6 +55,7 @@ class Row:
     lags: list[Lag] | None = None
     lag_of: LagOf | None = None
     fell_behind: bool | None = None
+    server_ms: dict[str, float] | None = None
 
 
 @dataclass

@@ -151,6 +151,7 @@ class Client:
             lags=live.lags,
             lag_of=live.lag_of,
             fell_behind=live.fell_behind,
+            server_ms=answer.stages if complete else None,
         )
 
     def _send(self, clip: Clip, due: float | None, fields: dict[str, str]) -> upload.Answer:

@@ -95,6 +95,7 @@ def of_load(
     gaps = [gap for row in done for gap in np.diff(row.deltas_ms or []).tolist()]
     words = [delay for row in done for delay in row.words_ms or []]
     texts = {row.id: row.text for row in first or () if row.error is None}
+    stages = server_ms(done)
     return {
         "load": load,
         "concurrency": level.concurrency,
@@ -121,7 +122,15 @@ def of_load(
         "joules_reason": measured.get("joules_reason"),
         "harness_ms_per_request": 1000 * harness_s / len(attempts) if harness_s is not None and attempts else None,
         "changed_texts": None if first is None else sum(row.id in texts and row.text != texts[row.id] for row in done),
+        **({} if stages is None else {"server_ms": stages}),
     }
+
+
+def server_ms(rows: Sequence[Row]) -> dict[str, float] | None:
+    """The P50 of each stage of the server, in order; None if it does not say. A stage that a row lacks took no time."""
+    told = [row.server_ms for row in rows if row.server_ms is not None]
+    stages = dict.fromkeys(stage for each in told for stage in each)
+    return {stage: float(np.median([each.get(stage, 0.0) for each in told])) for stage in stages} or None
 
 
 # ---- Words and characters

@@ -14,6 +14,7 @@ from bench.page import Section, one_line
 # Characters of a text in report.md. summary.json and requests.jsonl have the full texts.
 LONGEST_TEXT = 600
 WORST_NOTE = "Completed clips with the most word errors. [a → b]: a substituted by b; [− a]: deleted; [+ b]: inserted."
+STAGES_NOTE = "P50 in ms, as the server says in the header Server-Timing."
 WORST_HEADER = ("clip", "errors", "words", "reference", "transcript", "alignment")
 NO_MEMORY = dict.fromkeys((*tables.BYTES, "source", "reason"))
 DEFINITIONS = (
@@ -299,9 +300,14 @@ def _sections(summary: dict[str, Any], rows: Mapping[str, Sequence[Row]]) -> lis
     ]
     here = {row.id: row for row in rows[summary["run"]["loads"][0]]}
     empties = [(clip, here[clip].duration_s, here[clip].reference) for clip in quality["empty"]]
-    latency, speed, streaming, lags = (tables.measured(loads, wanted) for wanted in (LATENCY, SPEED, STREAMING, LIVE))
+    stages = dict.fromkeys(stage for load in loads for stage in load.get("server_ms", ()))
+    server = (("load", "load", "{}"), *((stage, f"server_ms.{stage}", "{:.1f}") for stage in stages))
+    latency, speed, streaming, lags, parts = (
+        tables.measured(loads, wanted) for wanted in (LATENCY, SPEED, STREAMING, LIVE, server)
+    )
     found = [
         Section("Latency", "95 % intervals in brackets.", *latency),
+        Section("Stages of the server", STAGES_NOTE, *parts) if parts[1] else None,
         Section("Speed and resources", tables.resources(loads), *speed),
         Section("Streaming", "", *streaming) if streaming[1] else None,
         Section("Live sessions", "", *lags) if lags[1] else None,

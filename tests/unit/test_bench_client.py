@@ -157,6 +157,20 @@ def test_a_stream_is_read_to_its_end() -> None:
     assert (text, len(pieces), parts) == ("alpha", 1, [])
 
 
+@pytest.mark.parametrize(
+    ("header", "stages"),
+    [
+        ("decode;dur=2.5, speech;desc=beside;dur=3, text ; dur=0", {"decode": 2.5, "speech": 3.0, "text": 0.0}),
+        ('cache;desc="hit", miss, db;dur=53', {"db": 53.0}),
+        ("a;dur=-1, b;dur=nan, c;dur=1e9, ;;,=", None),
+        ("", None),
+    ],
+)
+def test_the_stages_of_the_server_are_kept(clip: Clip, header: str, stages: dict[str, float] | None) -> None:
+    row = ask(clip, Answer("alpha", headers=(("Server-Timing", header),)))
+    assert (row.text, row.server_ms) == ("alpha", stages)
+
+
 # ---- What is sent again
 
 

@@ -194,6 +194,13 @@ def test_a_load_by_hand() -> None:
     assert (numbers["start_delay_ms"], numbers["word_delay_ms"], numbers["changed_texts"]) == (None, None, None)
 
 
+def test_the_stages_of_the_server() -> None:
+    stages = [{"decode": 2.0, "speech": 9.0, "text": 1.0}, {"decode": 4.0, "text": 1.0}, {"decode": 3.0, "text": 4.0}]
+    rows = [*(row(server_ms=each) for each in stages), row(), row(text=None, server_ms={"decode": 1000.0})]
+    assert of_load(rows)["server_ms"] == {"decode": 3.0, "speech": 0.0, "text": 1.0}
+    assert "server_ms" not in of_load([row()])
+
+
 def test_an_open_loop_tells_how_late_it_was() -> None:
     rows = [row(due=9.9, start=10.0, words_ms=[400.0, 600.0]), row(due=10.0, start=10.0), row(text=None, due=9.0)]
     numbers = of_load(rows, load="r2.5", mode="realtime")

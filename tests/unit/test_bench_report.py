@@ -129,6 +129,16 @@ def test_loads_are_scored_apart_and_the_first_ones_texts_count(tmp_path: Path) -
         assert load["first_text_ms"]["p50"] <= load["latency_ms"]["p50"]
 
 
+def test_the_stages_of_the_server_are_a_table(tmp_path: Path) -> None:
+    rows = [replace(row, server_ms={"decode": 2.5, "steps": 40.25}) for row in make_rows(2, ["c1", "c4"])]
+    scored(tmp_path, rows)
+    for name in (results.REPORT, results.PAGE):
+        assert "Stages of the server" in (tmp_path / name).read_text()
+    assert re.search(
+        r"\| load +\| decode +\| steps +\|\n.*\n\| c1 +\| +2\.5 +\| +40\.2 +\|", (tmp_path / results.REPORT).read_text()
+    )
+
+
 def test_of_a_clip_that_was_sent_again_the_last_row_counts(tmp_path: Path) -> None:
     rows = make_rows(3, ["c1"])
     again = replace(rows[1], part=2, start=rows[2].end + 1000, end=rows[2].end + 1002, latency_ms=2000.0)

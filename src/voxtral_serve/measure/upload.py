@@ -29,6 +29,7 @@ RETRIES = 7  # of one request, two minutes in all if the server does not say how
 WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # before the first retry without Retry-After, doubled each time; before any
 BLOCK_BYTES = 1 << 16  # of a file, read at a time
 SHOWN = 300  # bytes of a response in a message
+DURATION = re.compile(r"dur=([0-9]{1,12}(?:\.[0-9]{1,12})?)")
 
 
 def root(url: str, flag: str, instead: str) -> str:
@@ -81,6 +82,7 @@ class Answer(Attempt):
     kind    its Content-Type
     text    the transcript; None unless the request completed
     pieces  (arrival, text) of each piece of text that is not empty; None where the transcript came whole
+    stages  milliseconds of each part of the server's work, as its header Server-Timing says; None without one
     """
 
     reason: str = ""
@@ -88,6 +90,7 @@ class Answer(Attempt):
     kind: str = "none"
     text: str | None = None
     pieces: list[tuple[float, str]] | None = None
+    stages: dict[str, float] | None = None
 
 
 Sent = TypeVar("Sent", bound=Attempt)
@@ -177,6 +180,7 @@ class Server:
 
         def take(response: requests.Response) -> None:
             answer.kind, answer.reason = response.headers.get("Content-Type", "none"), response.reason
+            answer.stages = _stages(response.headers.get("Server-Timing", ""))
             if streamed and answer.status == 200 and answer.kind.startswith("text/event-stream"):
                 answer.text, answer.pieces, answer.end = sse.read(response.raw.read1, chat)
                 return
@@ -305,6 +309,17 @@ def dropped(error: BaseException) -> bool:
 def shown(body: bytes) -> str:
     """The beginning of a body, for a message."""
     return body[:SHOWN].decode(errors="replace")
+
+
+def _stages(header: str) -> dict[str, float] | None:
+    """What Server-Timing has of durations, as in `decode;dur=2.5, speech;desc=beside;dur=3`."""
+    stages: dict[str, float] = {}
+    for stage in header.split(","):
+        name, *more = map(str.strip, stage.split(";"))
+        for each in more:
+            if found := DURATION.fullmatch(each):
+                stages[name] = float(found[1])
+    return stages or None
 
 
 def _read(status: int, body: bytes, chat: bool) -> tuple[str | None, str | None]:
