@@ -25,6 +25,7 @@ from mistral_layout import tensors
 from voxtral_serve.guard.chat import ChatFields
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.speech.fields import SpeechFields
+from voxtral_serve.guard.timing import STAGES
 from voxtral_serve.guard.typed import expected, field_schemas
 from voxtral_serve.patches import every
 
@@ -260,6 +261,10 @@ def fields(model: type[BaseModel], inherited: bool = True) -> Table:
     return table
 
 
+def stages(_: Reports) -> str:
+    return markdown(("stage", "what happens"), [(code(stage), text) for stage, text in STAGES.items()])
+
+
 PAGES: dict[str, dict[str, Table]] = {
     "README.md": {"speed": speed},
     "docs/pages/performance.md": {"uploads": uploads, "live": live, "start": start},
@@ -268,6 +273,7 @@ PAGES: dict[str, dict[str, Table]] = {
     "docs/pages/index.md": {"summary": summary},
     "docs/pages/speech-synthesis.md": {"speech": speech},
     "docs/pages/checkpoints.md": {"patches": patches},
+    "docs/pages/monitoring.md": {"stages": stages},
     "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},
     "docs/pages/other-models.md": {"chat_fields": fields(ChatFields, inherited=False)},
 }

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from websockets.exceptions import InvalidStatus
 
 from bench import BenchError
 from bench.measure import engine
+from voxtral_serve.guard.timing import STAGES
 
 UPLOAD, RATE = "/v1/audio/transcriptions", 16000
 SECRET = "a-secret-in-the-query"
@@ -50,6 +52,17 @@ def test_requests_and_refusals_are_counted(fast_url: str) -> None:
     now = samples(fast_url)
     assert now["requests_in_flight",] == 0
     assert now["requests_in_flight_limit",] == 256  # 4 x max_num_seqs of profiles/fast.yaml
+
+
+def test_an_upload_says_where_its_time_went(fast_url: str) -> None:
+    begun = time.monotonic()
+    answer = upload(fast_url, audio(2))
+    took_ms = 1000 * (time.monotonic() - begun)
+    found = re.findall(r"(\w+);dur=([0-9.]+)(?:, |$)", answer.headers["server-timing"])
+    stages = {stage: float(spent_ms) for stage, spent_ms in found}
+    assert [*stages] == [stage for stage in STAGES if stage != "engine"]
+    assert took_ms / 2 < sum(stages.values()) < took_ms
+    assert stages["steps"] > stages["queue"]
 
 
 def test_live_clients_are_counted(fast_url: str) -> None:

@@ -4,6 +4,7 @@ The real one runs in tests/server. What is used of it here is what voxtral_serve
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ class EngineClient:
     failing  whether the engine fails at a piece, whose samples it is given; it then raises what `error` makes, or
              finishes with "error" if that is None
     step_s   from a request to its first output, by its samples
+    stats    whether its outputs have times
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class EngineClient:
         step_s: Callable[[Any], float] = lambda samples: 0.0,
     ) -> None:
         self.texts, self.failing, self.error, self.step_s = texts, failing, error, step_s
-        self.errored = False
+        self.errored, self.stats = False, True
         self.running = self.most = self.dropped = 0
         self.ids: list[str] = []
         self.params: list[Any] = []
@@ -75,8 +77,10 @@ class EngineClient:
         self.samples.append(samples)
         self.running += 1
         self.most = max(self.most, self.running)
+        begun = time.monotonic()
         try:
             await asyncio.sleep(self.step_s(samples))
+            first = time.monotonic()
             texts = self.texts(samples)
             if params.output_kind.name == "FINAL_ONLY":
                 texts = ["".join(texts)]
@@ -86,7 +90,14 @@ class EngineClient:
                     raise self.error()
                 reason = ("error" if failed else "length") if number == len(texts) else None
                 answer = SimpleNamespace(text=text, token_ids=[number], logprobs=None, finish_reason=reason)
-                yield SimpleNamespace(outputs=[answer], prompt_token_ids=prompt["prompt_token_ids"])
+                stats = SimpleNamespace(
+                    queued_ts=begun, scheduled_ts=begun, first_token_ts=first, last_token_ts=time.monotonic()
+                )
+                yield SimpleNamespace(
+                    outputs=[answer],
+                    prompt_token_ids=prompt["prompt_token_ids"],
+                    metrics=stats if self.stats else None,
+                )
         except (asyncio.CancelledError, GeneratorExit):
             self.dropped += 1
             raise

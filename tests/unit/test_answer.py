@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from voxtral_serve.guard.asgi import GoneError, connected
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
 from voxtral_serve.guard.pieces import ClipPieces
+from voxtral_serve.guard.timing import UploadTiming
 from voxtral_serve.guard.transcriber import AT_ONCE
 from voxtral_serve.transcript.formats import AnswerFormat
 
@@ -90,7 +92,8 @@ def run(client: EngineClient, asked: Upload, gone_after: float | None = None) ->
             async with connected(receive):
                 made = transcriber(client)
                 language = made.check(asked.request)
-                sent.extend(await answered(made, *asked, language, None, "abc", send))
+                timing = UploadTiming(time.monotonic())
+                sent.extend(await answered(made, *asked, language, None, "abc", send, timing))
         finally:
             await asyncio.sleep(0)  # in which those that were told to end do
             assert asyncio.all_tasks() == before

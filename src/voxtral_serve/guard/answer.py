@@ -13,6 +13,7 @@ from voxtral_serve.guard.asgi import Message, Send
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import TranscriptRequest
 from voxtral_serve.guard.pieces import ClipPieces
+from voxtral_serve.guard.timing import UploadTiming
 from voxtral_serve.guard.transcriber import PieceChunk, Transcriber
 from voxtral_serve.transcript.formats import VERBOSE, AnswerFormat, PieceTranscript, TimeError, verbose, written
 from voxtral_serve.transcript.logprobs import TokenLogprobs
@@ -30,6 +31,7 @@ async def answered(
     stream: TokenStream | None,
     request_id: str,
     send: Send,
+    timing: UploadTiming,
 ) -> list[Message]:
     """Transcribe an upload; a streamed answer is sent as its text comes. Returns the messages that end the answer.
 
@@ -48,6 +50,7 @@ async def answered(
         if not audio.silent:
             async with contextlib.aclosing(transcriber.chunks(request, audio, language, request_id)) as chunks:
                 async for number, chunk in chunks:
+                    timing.add(chunk.times)
                     if writer is None:
                         answer.add(number, chunk)
                     else:

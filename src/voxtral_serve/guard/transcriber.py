@@ -16,6 +16,7 @@ from voxtral_serve.audio.level import raised
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
 from voxtral_serve.guard.pieces import ClipPieces
+from voxtral_serve.guard.timing import EngineTimes
 from voxtral_serve.patches.live_server import log
 from voxtral_serve.transcript.logprobs import chosen_logprobs
 
@@ -30,12 +31,14 @@ class PieceChunk(NamedTuple):
     tokens         ids of the new tokens
     logprobs       one for each token; empty unless the request asks for them
     prompt_tokens  tokens of the piece's prompt in its first chunk, and 0 in later ones
+    times          of the engine; None if vLLM does not measure them
     """
 
     text: str
     tokens: list[int]
     logprobs: list[float]
     prompt_tokens: int
+    times: EngineTimes | None
 
 
 class SpeechTask(NamedTuple):
@@ -175,7 +178,8 @@ class Transcriber:
                     prompt_tokens += len(output.prompt_token_ids or ())
                 logprobs = chosen_logprobs(answer) if request.logprobs else []
                 text = clean(answer.text, answer.finish_reason is not None)
-                yield PieceChunk(text, list(answer.token_ids), logprobs, prompt_tokens or 0)
+                times = EngineTimes.of_output(output)
+                yield PieceChunk(text, list(answer.token_ids), logprobs, prompt_tokens or 0, times)
                 prompt_tokens = None
 
     def _prompt(self, request: TranscriptRequest, audio: ClipPieces, number: int, language: str | None) -> Any:

@@ -22,6 +22,7 @@ from voxtral_serve.guard.live.socket import LAST_WORD_S, LiveSocket
 from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.guard.request import MODELS, SERVER, Frontend, Request
 from voxtral_serve.guard.server import ServerFacts
+from voxtral_serve.guard.timing import HEADER, UploadTiming
 from voxtral_serve.patches.live_server import ClientWatch
 
 KEYLESS = frozenset({"/health", "/load", "/metrics", "/ping", "/version"})
@@ -32,7 +33,7 @@ METHODS = READ | {SERVER: ("GET",)} | dict.fromkeys((*TASKS, CHAT), ("POST",))
 
 
 class TranscriptionRequest(Request):
-    """`live` is the session of a live connection."""
+    """`live` is the session of a live connection, `timing` that of an upload."""
 
     METHODS = METHODS
     SOCKETS = frozenset(handshake.PATHS)
@@ -43,9 +44,12 @@ class TranscriptionRequest(Request):
     def __init__(self, guard: Frontend, scope: Message, receive: Receive, send: Send) -> None:
         super().__init__(guard, scope, receive, send)
         self.live: LiveSocket | None = None
+        self.timing = UploadTiming(self.start)
 
     async def send(self, message: Message) -> None:
         facts = self.guard.facts
+        if message["type"] == "http.response.start" and (stages := self.timing.header()):
+            message["headers"] = [*message.get("headers", []), (HEADER, stages)]
         if message["type"] == "http.response.start" and b"origin" in self.headers and isinstance(facts, ServerFacts):
             headers = message.get("headers", [])
             if not any(name.lower() == b"access-control-allow-origin" for name, _ in headers):  # vLLM's own have it
@@ -53,7 +57,11 @@ class TranscriptionRequest(Request):
         await super().send(message)
 
     def _described(self) -> tuple[str, dict[str, Any]]:
-        return super()._described() if self.live is None else (self.live.report(), self.live.fields())
+        if self.live is not None:
+            return self.live.report(), self.live.fields()
+        line, more = super()._described()
+        stages = self.timing.milliseconds()
+        return line, more | ({"timing_ms": stages} if stages else {})
 
     def _check_handshake(self) -> None:
         handshake.key_as_header(self.scope, self.headers)
@@ -192,12 +200,14 @@ class TranscriptionRequest(Request):
             body = await self._body(facts.rules.upload_bytes, facts, held=held)
             if body is None:
                 return
+            self.timing.end("receive")
             async with self._place(facts), self._key_place(facts, IN_FLIGHT):
                 async with asgi.connected(self.receive):
                     read = functools.partial(_read_form, body, content_type, task, facts)
                     request, file = await asyncio.get_running_loop().run_in_executor(self.guard.threads, read)
                     del body, read  # the decoder releases `file`, the last view of it
                     last = await self._transcribe(request, file, facts, held)
+                    self.timing.end("text")
                 for message in last:
                     await self.send(message)
 
@@ -207,11 +217,15 @@ class TranscriptionRequest(Request):
         """The messages that end the answer to an upload; those before are sent. Raises RefusedError."""
         language = facts.transcriber.check(request)
         clip = await facts.decoders.decode(file, facts.rules.bounds, facts.rules.rate, "file", held)
+        self.timing.end("decode")
         audio = await asyncio.get_running_loop().run_in_executor(
             self.guard.threads, pieces.split, clip, request.form.name, facts.rules, facts.detector
         )
+        self.timing.end("speech")
         await self._accept(facts, clip.seconds, "upload")
-        return await answered(facts.transcriber, request, audio, language, facts.stream, self.id, self.send)
+        return await answered(
+            facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing
+        )
 
     async def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
         """Count the audio before vLLM gets it. Raises RefusedError if the key has not so much left."""
