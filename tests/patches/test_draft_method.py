@@ -46,18 +46,26 @@ def test_the_arguments_are_completed_before_vllm_makes_its_config(monkeypatch: p
 
 
 @pytest.mark.skipif(OLDER, reason="0.20.0 is the next test's")
-@pytest.mark.parametrize("name", [drafter.NAME, drafter.PADS])
-def test_the_method_is_the_platforms_if_none_is_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_cuda", "method"),
+    [
+        *((drafter.NAME, False, "custom_class"), (drafter.NAME, True, None)),
+        *((drafter.PADS, False, "custom_class"), (drafter.PADS, True, "ngram_gpu")),
+    ],
+)
+def test_the_method_is_the_platforms_if_none_is_given(
+    name: str, is_cuda: bool, method: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafter that hears is not measured on a GPU yet: no method there means no drafts."""
     config = {"model": name, "num_speculative_tokens": 15}
-    for is_cuda, method in ((False, "custom_class"), (True, "ngram_gpu")):
-        monkeypatch.setattr(type(current_platform), "is_cuda", lambda self, is_cuda=is_cuda: is_cuda)
-        assert completed(config, ARGUMENTS) == config | {"method": method}
-        assert completed(config | {"method": "another"}, ARGUMENTS) == config | {"method": "another"}
-        options = SimpleNamespace(spec_model=name, spec_method=None)  # of vLLM 0.32.0's command line
-        assert completed(None, options) == {"method": method}
-        assert completed({"num_speculative_tokens": 2}, SimpleNamespace(spec_model=name, spec_method="given")) == {
-            "num_speculative_tokens": 2
-        }
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: is_cuda)
+    assert completed(config, ARGUMENTS) == (config | {"method": method} if method else None)
+    assert completed(config | {"method": "another"}, ARGUMENTS) == config | {"method": "another"}
+    options = SimpleNamespace(spec_model=name, spec_method=None)  # of vLLM 0.32.0's command line
+    assert completed(None, options) == ({"method": method} if method else None)
+    assert completed({"num_speculative_tokens": 2}, SimpleNamespace(spec_model=name, spec_method="given")) == {
+        "num_speculative_tokens": 2
+    }
 
 
 def test_vllm_0_20_0_has_no_place_for_the_drafter_and_one_for_pads(monkeypatch: pytest.MonkeyPatch) -> None:

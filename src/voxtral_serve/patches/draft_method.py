@@ -20,7 +20,7 @@ class DraftMethod(Patch):
     name = "draft_method"
     does = (
         "sets the `method` of a `speculative_config` that names a drafter of voxtral-serve and no method: `ngram_gpu` "
-        "on a GPU with CUDA, else `custom_class`; on vLLM 0.20.0, `Drafter` means no drafts"
+        "on a GPU with CUDA, else `custom_class`; on vLLM 0.20.0, and on GPUs for now, `Drafter` means no drafts"
     )
     target = "vllm.engine.arg_utils"
     breaks = "a profile with drafts needs another `method` on each platform, and cannot serve on vLLM 0.20.0 too"
@@ -66,5 +66,9 @@ def completed(config: dict[str, Any] | None, arguments: Any) -> dict[str, Any] |
         return None
     if given["method"] is not None:
         return config
+    if current_platform.is_cuda() and given["model"] == drafter.NAME:
+        # Until its figures and texts on a GPU are in bench/results
+        drafter.logger.info("no drafts: %s is not measured on a GPU yet. `method: ngram_gpu` tries it", drafter.NAME)
+        return None
     by_platform = "ngram_gpu" if current_platform.is_cuda() or drafter.V1 else "custom_class"
     return {**(config or {}), "method": by_platform}
