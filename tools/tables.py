@@ -209,6 +209,8 @@ def drafts(reports: Reports) -> str:
             cells = [small(each.get(name)) for name in ("p50_ms", "rtfx") for each in (without, row)]
             steps = figure(row.get("tokens_per_step"), 2)
             lines.append((NAMES[row["server"]], str(row["in_flight"]), steps, *cells))
+    if not lines:
+        return "Not measured on a GPU yet."
     heads = ("configuration", "in flight", "tokens a step", "P50 ms without drafts", "with", "RTFx without", "with")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 
