@@ -11,7 +11,7 @@ def test_each_value_is_repeated_for_the_drafts_of_its_request() -> None:
     counts = torch.tensor([2, 2, 5], dtype=torch.int32)  # ends: the second request has no drafts
     for values in (torch.tensor([0.7, 9.0, 0.0]), torch.tensor([50, 9, 0], dtype=torch.int32)):
         out = values.new_empty(5)
-        expand(out, values, counts, 0, 1, MAX_NUM_TOKENS=64)
+        expand(out, values, counts, 0, 1, 64)
         assert out.tolist() == [values[0].item()] * 2 + [1] * 3
 
 
