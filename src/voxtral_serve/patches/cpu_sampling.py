@@ -36,8 +36,9 @@ class CpuSampling(Patch):
         module._expand_kernel_impl = expand
 
 
-def expand(output: Any, input_val: Any, cu_num_tokens: Any, replace_from: float, replace_to: float, **_: Any) -> None:
-    """Write each value [requests] as often as its request has drafts; `replace_from` as `replace_to`.
+def expand(output: Any, input_val: Any, cu_num_tokens: Any, replace_from: float, replace_to: float, *_: Any) -> None:
+    """Write each value [requests] as often as its request has drafts; `replace_from` as `replace_to`. vLLM gives it the
+    arguments of its kernel by their places.
 
     cu_num_tokens: int32 [requests], drafts up to the end of each request.
     """
