@@ -10,7 +10,6 @@ fields are made of the code's own records and models.
 
 import argparse
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,10 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench.gpu.checkpoint import PARAMS
-from bench.gpu.rows import SESSION_BYTES, tokens
-from mistral_layout import tensors
-from mistral_layout.audio import SAMPLE_RATE
+from bench.gpu import bounds
+from bench.gpu.rows import TITLES
 from voxtral_serve.guard.chat import ChatFields
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.speech.fields import SpeechFields
@@ -34,41 +31,12 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORT = "bench/results/report-h200.json"
 SPEECH = "bench/results/speech-h200.json"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-NAMES = {
-    "contest": "the contest's `vllm_config.yaml` (stock, eager)",
-    "stock-full": "stock, full CUDA graphs",
-    "fast": "`profiles/fast.yaml`",
-    "fast-plain": "`profiles/fast.yaml` without drafts",
-    "drafts": "`profiles/throughput.yaml` with drafts of pads",
-    "throughput": "`profiles/throughput.yaml`",
-    "throughput-plain": "`profiles/throughput.yaml` without drafts",
-    "useless": "`profiles/throughput.yaml` with a random drafter",
-    "realtime": "`profiles/realtime.yaml`",
-    "realtime-plain": "`profiles/realtime.yaml` without drafts",
-    "pico": "pico with its drafter",
-    "pico-useless": "pico with a random drafter",
-}
 SPEED = ("contest@1", "stock-full@1", "fast@1", "stock-full@64", "fast@64", "throughput@256")
 CONTEST = SPEED[0]  # the only row that a report may lack
 LIVE = "realtime@150live"
 PLAIN = {"fast": "fast-plain", "throughput": "throughput-plain", "useless": "throughput-plain"}  # the same, no drafts
-CLIP_S = 10.6  # of audio: the mean clip of the benchmark
 HOURS, DOLLARS = 100_000, 3.0  # of an archive; for an hour of a GPU
 GB, MIB = 1e9, 2**20
-# Name -> bytes of memory, bytes a second, dense BF16 operations a second, by the maker's data sheet
-GPUS = {
-    "L4": (24 * GB, 0.30e12, 121e12),
-    "RTX 4090": (24 * GB, 1.008e12, 165e12),
-    "A100, 40 GB": (40 * GB, 1.555e12, 312e12),
-    "A100, 80 GB": (80 * GB, 2.039e12, 312e12),
-    "H100": (80 * GB, 3.35e12, 989e12),
-    "H200": (141 * GB, 4.8e12, 989e12),
-}
-SHARE = 0.9  # gpu_memory_utilization of the profiles
-KV_BYTES = 104 * 2**10  # of a token
-TOKENS_S, FRAMES_S = 12.5, 50  # of the language model and of the encoder, for a second of audio
-WINDOW = 8192  # tokens of the language model's attention, full after 11 minutes
-PROMPT = 39  # tokens
 
 
 class Reports:
@@ -100,7 +68,7 @@ class Reports:
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The rows of a kind, by configuration. Raises ValueError if one of them had a failed request."""
         rows = [row for row in self.read(REPORT)["rows"] if row["kind"] == kind]
-        servers = list(NAMES)
+        servers = list(TITLES)
         return [self.row(row["row"]) for row in sorted(rows, key=lambda row: servers.index(row["server"]))]
 
     def all(self) -> list[dict[str, Any]]:
@@ -149,10 +117,10 @@ def speed(reports: Reports) -> str:
     names = [name for name in SPEED if name != CONTEST or reports.has(name)]
     for row in map(reports.row, names):
         cells = (figure(row["p50_ms"]), small(row["rtfx"]), small(row["joules_per_audio_second"]))
-        lines.append((NAMES[row["server"]], str(row["in_flight"]), *cells))
+        lines.append((TITLES[row["server"]], str(row["in_flight"]), *cells))
     row = reports.row(LIVE)
     cells = (f"lag {pair(row['lag_ms'])} (P99)", "-", small(row["joules_per_audio_second"]))
-    lines.append((f"{NAMES['realtime']}, live", f"{row['sessions']} sessions", *cells))
+    lines.append((f"{TITLES['realtime']}, live", f"{row['sessions']} sessions", *cells))
     heads = ("configuration", "requests at once", "P50 ms", "RTFx", "J per s of audio")
     note = f" The first row has {reports.row(CONTEST)['clips']} clips." if CONTEST in names else ""
     return f"{markdown(heads, lines)}\n\n{reports.source()}{note}"
@@ -169,7 +137,7 @@ def uploads(reports: Reports) -> str:
         cells = (figure(row["p50_ms"]), figure(row["p95_ms"]), small(row["rtfx"]))
         memory = row["peak_vram_bytes"] and row["peak_vram_bytes"] / GB
         more = (small(row["joules_per_audio_second"]), figure(memory, 1))
-        lines.append((NAMES[row["server"]], str(row["in_flight"]), str(row["clips"]), *cells, *more))
+        lines.append((TITLES[row["server"]], str(row["in_flight"]), str(row["clips"]), *cells, *more))
     heads = ("configuration", "in flight", "clips", "P50 ms", "P95 ms", "RTFx", "J per s of audio", "peak GB")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 
@@ -180,7 +148,7 @@ def live(reports: Reports) -> str:
         length = f"{figure(row['least_s'])} to {figure(row['most_s'])} s"
         times = [pair(row[name]) for name in ("lag_ms", "lag_in_audio_ms", "final_ms")]
         cells = (str(row["fell_behind"]), small(row["joules_per_audio_second"]))
-        lines.append((NAMES[row["server"]], str(row["sessions"]), length, *times, *cells))
+        lines.append((TITLES[row["server"]], str(row["sessions"]), length, *times, *cells))
     heads = ("configuration", "sessions", "length", "lag ms: P50 / P99", "within the audio", "final text ms: P50 / P99")
     return f"{markdown((*heads, 'fell behind', 'J per s of audio'), lines)}\n\n{reports.source()}"
 
@@ -194,7 +162,7 @@ def start(reports: Reports) -> str:
         starts = {row["start_caches"]: row["start_s"] for row in own}
         memory = max((row.get("peak_vram_bytes") or 0 for row in own), default=0) / GB
         seconds = [figure(starts.get(caches)) for caches in ("warm", "cold")]
-        lines.append((NAMES[server], *seconds, figure(memory or None, 1)))
+        lines.append((TITLES[server], *seconds, figure(memory or None, 1)))
     heads = ("configuration", "start s, caches filled", "start s, caches empty", "peak GB")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 
@@ -208,7 +176,7 @@ def drafts(reports: Reports) -> str:
             without = reports.row(plain) if reports.has(plain) else {}
             cells = [small(each.get(name)) for name in ("p50_ms", "rtfx") for each in (without, row)]
             steps = figure(row.get("tokens_per_step"), 2)
-            lines.append((NAMES[row["server"]], str(row["in_flight"]), steps, *cells))
+            lines.append((TITLES[row["server"]], str(row["in_flight"]), steps, *cells))
     if not lines:
         return "Not measured on a GPU yet."
     heads = ("configuration", "in flight", "tokens a step", "P50 ms without drafts", "with", "RTFx without", "with")
@@ -221,7 +189,7 @@ def archive(reports: Reports) -> str:
         hours = HOURS / row["rtfx"]
         energy = row["joules_per_audio_second"] and row["joules_per_audio_second"] * HOURS / 1000  # kWh
         cells = (small(row["rtfx"]), figure(hours), figure(hours * DOLLARS), figure(energy))
-        lines.append((NAMES[row["server"]], str(row["in_flight"]), *cells))
+        lines.append((TITLES[row["server"]], str(row["in_flight"]), *cells))
     dollars = f"$ at {DOLLARS:g} an hour"
     heads = ("configuration", "in flight", "RTFx", f"GPU hours for {HOURS:,} hours", dollars, "kWh of the GPU")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
@@ -250,45 +218,21 @@ def speech(reports: Reports) -> str:
     return markdown((*heads, "s of audio per s", "wait rate", "J per s of audio"), lines)
 
 
-def others(reports: Reports) -> float:
-    """Bytes of `fast.yaml` on the report's GPU beside weights, sessions and KV cache: audio rows, graphs and so on."""
-    config = reports.read(REPORT)["configs"]["fast"]["config"]
-    sessions = config["additional_config"]["max_live_sessions"] * SESSION_BYTES
-    peak: float = reports.row("fast@64")["peak_vram_bytes"]
-    return peak - config["kv_cache_memory_bytes"] - sessions - 2 * sum(sizes())
-
-
-def sizes() -> tuple[int, int]:
-    """Parameters of the encoder and of the language model."""
-    shapes = tensors.shapes(PARAMS)
-    encoder = sum(math.prod(shape) for name, shape in shapes.items() if "whisper" in name or "projection" in name)
-    return encoder, sum(math.prod(shape) for shape in shapes.values()) - encoder
-
-
 def gpus(reports: Reports) -> str:
     """What fits on each GPU and the bounds of its speed, and what was measured on some."""
-    encoder, language = sizes()
-    weights = 2 * (encoder + language)
-    operations = 2 * (language * TOKENS_S + encoder * FRAMES_S)  # for a second of audio
-    accepted, beside = reports.row("fast@1").get("acceptance"), others(reports)
-    steps = tokens(round(CLIP_S * SAMPLE_RATE))  # without drafts
+    config, accepted = reports.read(REPORT)["configs"]["fast"]["config"], reports.row("fast@1").get("acceptance")
+    beside = bounds.beside(config, reports.row("fast@64")["peak_vram_bytes"])
     lines = []
-    for name, (memory, bandwidth, arithmetic) in GPUS.items():
-        room = SHARE * memory - weights - beside
-        sessions = []
-        for age_s in (90, 660):
-            cache = KV_BYTES * min(WINDOW, PROMPT + age_s * TOKENS_S)
-            by_time = (0.08 * bandwidth - weights) / (SESSION_BYTES + cache)
-            sessions.append(figure(math.floor(max(0, min(room / (SESSION_BYTES + cache), by_time)))))
-        step_s = 2 * language / bandwidth
-        clips = (figure(steps * step_s, 2), figure(accepted and steps * step_s / (1 + sum(accepted)), 2))
-        bounds = (figure(1000 * step_s, 1), *clips, figure(arithmetic / operations))
+    for name, gpu in bounds.GPUS.items():
+        bound = bounds.bounds(gpu, beside, accepted)
+        sessions = [figure(number) for number in bound.sessions]
+        cells = (figure(bound.step_ms, 1), figure(bound.clip_s, 2), figure(bound.drafted_s, 2), figure(bound.rtfx))
         measured = (content for content in reports.all() if name in content["machine"]["gpu"][0])
         rtfx = max((row.get("rtfx") or 0 for content in measured for row in content["rows"]), default=0)
-        lines.append((name, *sessions, *bounds, figure(rtfx) if rtfx else "not measured"))
+        lines.append((name, *sessions, *cells, figure(rtfx) if rtfx else "not measured"))
     heads = ["GPU", "live sessions of 90 s, at most", "of 11 minutes and more", "ms a step, at least"]
-    heads += [f"s for a clip of {CLIP_S} s alone, at least", "with drafts", "RTFx, at most", "RTFx, measured"]
-    return f"{markdown(heads, lines)}\n\nMeasured: {reports.source()}"
+    heads += [f"s for a clip of {bounds.CLIP_S} s alone, at least", "with drafts"]
+    return f"{markdown((*heads, 'RTFx, at most', 'RTFx, measured'), lines)}\n\nMeasured: {reports.source()}"
 
 
 def patches(_: Reports) -> str:

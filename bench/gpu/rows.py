@@ -98,6 +98,21 @@ SERVERS = {
     "pico": Served(FAST, 1, real=True, checkpoint=PICO),
     "pico-useless": Served(FAST, 1, real=True, cache="pico", checkpoint=USELESS),
 }
+# As tables call the servers
+TITLES = {
+    "contest": "the contest's `vllm_config.yaml` (stock, eager)",
+    "stock-full": "stock, full CUDA graphs",
+    "fast": "`profiles/fast.yaml`",
+    "fast-plain": "`profiles/fast.yaml` without drafts",
+    "drafts": "`profiles/throughput.yaml` with drafts of pads",
+    "throughput": "`profiles/throughput.yaml`",
+    "throughput-plain": "`profiles/throughput.yaml` without drafts",
+    "useless": "`profiles/throughput.yaml` with a random drafter",
+    "realtime": "`profiles/realtime.yaml`",
+    "realtime-plain": "`profiles/realtime.yaml` without drafts",
+    "pico": "pico with its drafter",
+    "pico-useless": "pico with a random drafter",
+}
 SHARE = "gpu_memory_utilization"
 FILL_GIB = 2  # of KV cache, for a start that only fills the caches: vLLM compiles the same code for any size
 WEIGHTS_BYTES = {RANDOM: 8_900_000_000, PICO: 20_000_000, USELESS: 20_000_000}
