@@ -4,8 +4,7 @@
     python -m tools.tables --check    # changes nothing; exit status 1 if a page is stale
 
 The figures are those of `python -m bench gpu report`: one file, one GPU, one run. `gpus` also has the bounds of GPUs
-that were not measured, computed from the model's shapes and the makers' data sheets. The tables of patches and of
-fields are made of the code's own records and models.
+that were not measured (bench.gpu.bounds). The tables of patches and of fields are made of the code's own records.
 """
 
 import argparse
@@ -113,8 +112,7 @@ Table = Callable[[Reports], str]
 
 
 def speed(reports: Reports) -> str:
-    lines = []
-    names = [name for name in SPEED if name != CONTEST or reports.has(name)]
+    lines, names = [], [name for name in SPEED if name != CONTEST or reports.has(name)]
     for row in map(reports.row, names):
         cells = (figure(row["p50_ms"]), small(row["rtfx"]), small(row["joules_per_audio_second"]))
         lines.append((TITLES[row["server"]], str(row["in_flight"]), *cells))
@@ -239,8 +237,8 @@ def patches(_: Reports) -> str:
     """A row for each record. The record also has what it does, who uses it, where upstream stands, its expiry test."""
     lines = []
     for patch in every():
-        versions = ", ".join(version for version, needed in patch.needed.items() if needed)
-        lines.append((code(patch.name), code(patch.breaks), f"{patch.library} {versions}", patch.until))
+        versions = f"{patch.library} {', '.join(version for version, needed in patch.needed.items() if needed)}"
+        lines.append((code(patch.name), code(patch.breaks), versions, patch.until))
     return markdown(("patch", "what breaks without it", "needed on", "goes when"), lines)
 
 
@@ -251,9 +249,8 @@ def fields(model: type[BaseModel], inherited: bool = True) -> Table:
         own, values = model.__annotations__, field_schemas(model)
         named = sorted(model.model_fields.items(), key=lambda item: item[0] not in own)
         rows = [(field.alias or name, field.description or "") for name, field in named if inherited or name in own]
-        return markdown(
-            ("field", "values", "meaning"), [(code(name), expected(values[name]), text) for name, text in rows]
-        )
+        cells = [(code(name), expected(values[name]), text) for name, text in rows]
+        return markdown(("field", "values", "meaning"), cells)
 
     return table
 
