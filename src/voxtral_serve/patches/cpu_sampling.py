@@ -26,8 +26,9 @@ class CpuSampling(Patch):
         import torch
         from vllm.platforms import current_platform
 
-        if not current_platform.is_cpu() or not hasattr(module, "_expand_kernel_impl"):
-            return False  # 0.20.0 has another form, and no drafter for a CPU
+        older = hasattr(module, "expand_kernel")  # 0.20.0, which takes no drafter on a CPU
+        if older or not current_platform.is_cpu() or not hasattr(module, "_expand_kernel_impl"):
+            return False
         out = torch.zeros(3)
         module._expand_kernel_impl(out, torch.tensor([0.5, 0.0]), torch.tensor([1, 3]), 0, 1)
         return out.tolist() != [0.5, 1.0, 1.0]
