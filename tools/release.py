@@ -187,7 +187,7 @@ def check_installed(wheel: Path, directory: Path, version: str) -> None:
     if (said := run(command, "--version", cwd=directory)) != f"voxtral-serve {version}\n":
         raise ReleaseError(f"voxtral-serve --version says {said!r}, expected {version}")
     usage = run(command, "--help", cwd=directory)
-    commands = re.findall(r'add_parser\(\s*"([a-z-]+)"', (ROOT / "src/voxtral_serve/cli.py").read_text())
+    commands = re.findall(r'commands\.add_parser\(\s*"([a-z-]+)"', (ROOT / "src/voxtral_serve/cli.py").read_text())
     if missing := [name for name in commands if not re.search(rf"^    {name}\b", usage, re.MULTILINE)]:
         raise ReleaseError(f"voxtral-serve --help has no {', '.join(missing)}:\n{usage}")
     found = json.loads(run(python, "-c", INSTALLED, cwd=directory))
