@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 
 from voxtral_serve import shims
-from voxtral_serve.engine import drafter
+from voxtral_serve.engine import drafter, names
 from voxtral_serve.patches.draft_method import DraftMethod, completed
 
 OLDER = shims.installed("vllm") == "0.20.0"
@@ -38,10 +38,10 @@ def test_the_arguments_are_completed_before_vllm_makes_its_config(monkeypatch: p
     monkeypatch.setattr(arg_utils, "SpeculativeConfig", lambda **config: made.append(config) or "made")
     # Without its __init__, which reads a checkpoint
     arguments = arg_utils.EngineArgs.__new__(arg_utils.EngineArgs)
-    arguments.speculative_config = {"model": drafter.PADS, "num_speculative_tokens": 5}
+    arguments.speculative_config = {"model": names.PAD_DRAFTER, "num_speculative_tokens": 5}
     assert arguments.create_speculative_config("model", "parallel") == "made"
     method = "ngram_gpu" if OLDER else "custom_class"  # this is a CPU
-    expected = {"model": drafter.PADS, "num_speculative_tokens": 5, "method": method}
+    expected = {"model": names.PAD_DRAFTER, "num_speculative_tokens": 5, "method": method}
     assert made == [expected | {"target_model_config": "model", "target_parallel_config": "parallel"}]
 
 
@@ -49,8 +49,8 @@ def test_the_arguments_are_completed_before_vllm_makes_its_config(monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "is_cuda", "method"),
     [
-        *((drafter.NAME, False, "custom_class"), (drafter.NAME, True, None)),
-        *((drafter.PADS, False, "custom_class"), (drafter.PADS, True, "ngram_gpu")),
+        *((names.DRAFTER, False, "custom_class"), (names.DRAFTER, True, None)),
+        *((names.PAD_DRAFTER, False, "custom_class"), (names.PAD_DRAFTER, True, "ngram_gpu")),
     ],
 )
 def test_the_method_is_the_platforms_if_none_is_given(
@@ -72,8 +72,8 @@ def test_vllm_0_20_0_has_no_place_for_the_drafter_and_one_for_pads(monkeypatch: 
     """With keys that it does not know, as the profiles have."""
     monkeypatch.setattr(drafter, "V1", True)
     schedule = {"num_speculative_tokens_per_batch_size": [[1, 64, 15]]}
-    assert completed({"model": drafter.NAME, "num_speculative_tokens": 15} | schedule, ARGUMENTS) is None
-    pads = {"model": drafter.PADS, "num_speculative_tokens": 5}
+    assert completed({"model": names.DRAFTER, "num_speculative_tokens": 15} | schedule, ARGUMENTS) is None
+    pads = {"model": names.PAD_DRAFTER, "num_speculative_tokens": 5}
     assert completed(pads, ARGUMENTS) == pads | {"method": "ngram_gpu"}
 
 

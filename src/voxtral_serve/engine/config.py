@@ -156,12 +156,12 @@ def _take_options(vllm_config: VllmConfig) -> None:
     for name, value in options.items():
         if name == GATE:
             continue
-        if name == drafter.OPTION and isinstance(value, str) and value:
+        if name == names.DRAFT_HEAD and isinstance(value, str) and value:
             continue
-        if name == drafter.OPTION:
+        if name == names.DRAFT_HEAD:
             raise ValueError(f"additional_config: {name} is {value!r}: expected the path of a file")
         if name not in known:
-            raise ValueError(f"additional_config has {name!r}: expected {', '.join(known)} or {drafter.OPTION}")
+            raise ValueError(f"additional_config has {name!r}: expected {', '.join(known)} or {names.DRAFT_HEAD}")
         # The type first: `in` compares a value that is not an int with every number of a range.
         if type(value) is not int or value not in known[name]:
             raise ValueError(

@@ -23,8 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
+from voxtral_serve.engine.names import DRAFT_FILE
+
 FORMAT = "voxtral-serve draft 1"
-FILE = Path("draft") / "head.safetensors"  # below the checkpoint's directory
+FILE = Path(DRAFT_FILE)  # below the checkpoint's directory
 CHIRP_S = 2.0
 LARGEST = {"dim": 1 << 16, "width": 1 << 13, "blocks": 64, "kernel": 63}  # of a file: others are damaged
 

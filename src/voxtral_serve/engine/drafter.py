@@ -36,11 +36,9 @@ from voxtral_serve.engine.audio_rows import AudioRows
 from voxtral_serve.engine.draft_network import FILE, Head, HeadError, read_facts, tokenizer_hash
 from voxtral_serve.engine.draft_stream import DraftTokens, gather, gathered
 from voxtral_serve.engine.live_audio import step_of
+from voxtral_serve.engine.names import DRAFT_HEAD, DRAFTER, PAD_DRAFTER
 
 logger = init_logger("vllm.voxtral_serve.drafts")
-PADS = "voxtral_serve.drafter.PadDrafter"  # as configs write it
-NAME = "voxtral_serve.drafter.Drafter"
-OPTION = "draft_head"  # key of additional_config: the drafter's file, absolute or below the checkpoint's directory
 # 0.20.0 has an early Model Runner V2, which it does not use by default.
 V1 = shims.installed("vllm") == "0.20.0"
 
@@ -59,7 +57,7 @@ def streaming_pad(vllm_config: VllmConfig) -> int:
 def is_ours(vllm_config: VllmConfig) -> bool:
     """Whether `speculative_config.model` names Drafter or PadDrafter."""
     config = vllm_config.speculative_config
-    return config is not None and config.model in (NAME, PADS)
+    return config is not None and config.model in (DRAFTER, PAD_DRAFTER)
 
 
 def pads(vllm_config: VllmConfig, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -77,13 +75,13 @@ def head_file(vllm_config: VllmConfig) -> Path | None:
     """The file of the drafter that the config uses; None if it drafts pads or nothing. Raises ValueError if
     `additional_config` names a file that does not exist."""
     options, folder = vllm_config.additional_config, Path(vllm_config.model_config.model)
-    named = options.get(OPTION) if isinstance(options, dict) else None
+    named = options.get(DRAFT_HEAD) if isinstance(options, dict) else None
     config = vllm_config.speculative_config
-    if config is None or config.model != NAME:
+    if config is None or config.model != DRAFTER:
         if named is not None and not V1:
             raise ValueError(
-                f"additional_config: {OPTION} is {named!r}, and nothing would use it: expected speculative_config with "
-                f"model {NAME}. Set it, or remove {OPTION}"
+                f"additional_config: {DRAFT_HEAD} is {named!r}, and nothing would use it: expected speculative_config "
+                f"with model {DRAFTER}. Set it, or remove {DRAFT_HEAD}"
             )
         return None
     path = folder / (named or FILE)
@@ -91,9 +89,9 @@ def head_file(vllm_config: VllmConfig) -> Path | None:
         return path
     if named is not None:
         raise ValueError(
-            f"additional_config: {OPTION} is {named!r}, and there is no file {path}: expected one that `voxtral-serve "
-            f"draft train` wrote. Correct the path, or remove {OPTION}: then {FILE} of the checkpoint is used, if it "
-            "exists, and otherwise pads are drafted"
+            f"additional_config: {DRAFT_HEAD} is {named!r}, and there is no file {path}: expected one that "
+            f"`voxtral-serve draft train` wrote. Correct the path, or remove {DRAFT_HEAD}: then {FILE} of the "
+            "checkpoint is used, if it exists, and otherwise pads are drafted"
         )
     return None
 
@@ -128,7 +126,7 @@ def _check_head(vllm_config: VllmConfig, path: Path) -> None:
         if found != expected:
             raise HeadError(
                 f"{path} does not fit this checkpoint: its {what} is {found!r}, expected {expected!r}. Train a drafter "
-                f"of this checkpoint with `voxtral-serve draft train`, or set {PADS} in speculative_config"
+                f"of this checkpoint with `voxtral-serve draft train`, or set {PAD_DRAFTER} in speculative_config"
             )
     tokens = 1 + sum(facts["survival"])
     logger.info(
@@ -237,7 +235,7 @@ def check(vllm_config: VllmConfig) -> None:
         shims.require("ngram_pads")
     if path is not None:
         _check_head(vllm_config, path)
-    elif config.model == NAME:
+    elif config.model == DRAFTER:
         logger.info(
             "drafts: [STREAMING_PAD], because %s has no %s. `voxtral-serve draft train` makes a drafter of this "
             "checkpoint, which is faster", vllm_config.model_config.model, FILE,

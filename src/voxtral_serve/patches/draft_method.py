@@ -59,16 +59,16 @@ def completed(config: dict[str, Any] | None, arguments: Any) -> dict[str, Any] |
         return config
     from vllm.platforms import current_platform
 
-    from voxtral_serve.engine import drafter
+    from voxtral_serve.engine import drafter, names
 
-    if drafter.V1 and given["model"] == drafter.NAME:
-        drafter.logger.info("no drafts: vLLM 0.20.0 has no place for %s. PadDrafter drafts pads", drafter.NAME)
+    if drafter.V1 and given["model"] == names.DRAFTER:
+        drafter.logger.info("no drafts: vLLM 0.20.0 has no place for %s. PadDrafter drafts pads", names.DRAFTER)
         return None
     if given["method"] is not None:
         return config
-    if current_platform.is_cuda() and given["model"] == drafter.NAME:
+    if current_platform.is_cuda() and given["model"] == names.DRAFTER:
         # Until its figures and texts on a GPU are in bench/results
-        drafter.logger.info("no drafts: %s is not measured on a GPU yet. `method: ngram_gpu` tries it", drafter.NAME)
+        drafter.logger.info("no drafts: %s is not measured on a GPU yet. `method: ngram_gpu` tries it", names.DRAFTER)
         return None
     by_platform = "ngram_gpu" if current_platform.is_cuda() or drafter.V1 else "custom_class"
     return {**(config or {}), "method": by_platform}
