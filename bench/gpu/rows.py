@@ -34,7 +34,7 @@ from mistral_layout.audio import PROMPT_TOKENS, n_tokens
 ROOT = Path(__file__).resolve().parents[2]
 CONTEST = "vllm_config.yaml"
 PICO = "pico/checkpoint"
-HEAD = ROOT / PICO / "draft/head.safetensors"  # pico's drafter, as `voxtral-serve draft train` writes it
+HEAD = ROOT / PICO / "draft/head.safetensors"  # pico's drafter (pico/README.md)
 RANDOM, USELESS = "random weights", "pico with a random drafter"  # checkpoints that bench/gpu/report.py makes
 GRAPHS = {
     "enforce_eager": False,
@@ -223,9 +223,9 @@ def _synthetic(server: str, speculative: Mapping[str, Any], acceptance: Sequence
         most = int(speculative["num_speculative_tokens"])
         rates = list(PAD_RATES[:most]) if source.pads else head_rates(HEAD, most)
     if not rates:
-        return dict(speculative)
+        return {"method": "ngram_gpu", **speculative}  # without a method a GPU drafts nothing yet
     synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
-    return {**speculative, "num_speculative_tokens": len(rates), **synthetic}
+    return {"method": "ngram_gpu", **speculative, "num_speculative_tokens": len(rates), **synthetic}
 
 
 def config(

@@ -171,6 +171,7 @@ def test_drafts_are_accepted_at_the_rates_of_picos_drafter() -> None:
         own = yaml.safe_load((ROOT / f"profiles/{name}.yaml").read_text())["speculative_config"]
         drafts = rows.config(name)["speculative_config"]
         assert drafts == own | {
+            "method": "ngram_gpu",
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_rates": SURVIVAL[: own["num_speculative_tokens"]],
         }

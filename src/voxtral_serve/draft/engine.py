@@ -20,7 +20,6 @@ from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
 from voxtral_serve.engine.session import SessionShape
 
 POSITIONS = 512  # of the longest clip, 37 s; longer recordings are cut
-DRAFTER = "voxtral_serve.drafter.Drafter"
 # As profiles/fast.yaml has them, with fewer sizes, because the start waits for each.
 GRAPHS = {
     "cudagraph_mode": "FULL",
@@ -144,10 +143,11 @@ def _verified(llm: LLM) -> int:
     return int(sum(values))
 
 
-def with_drafts(arguments: dict[str, Any], head: Path) -> dict[str, Any]:
+def with_drafts(arguments: dict[str, Any], head: Path, on_gpu: bool) -> dict[str, Any]:
     """The arguments of an engine that has a drafter and serves one clip at a time."""
     return arguments | {
         "max_num_seqs": 1,
-        "speculative_config": {"model": DRAFTER, "num_speculative_tokens": DRAFTS[-1]},
+        "speculative_config": {"model": names.DRAFTER, "num_speculative_tokens": DRAFTS[-1]}
+        | ({"method": "ngram_gpu"} if on_gpu else {}),  # without a method a GPU drafts nothing yet
         "additional_config": {"draft_head": str(head.absolute())},
     }

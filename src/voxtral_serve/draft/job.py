@@ -10,7 +10,7 @@ class DraftError(Exception):
 
 @dataclass(frozen=True)
 class Training:
-    """How the network is built and trained. docs/pages/drafts.md has what else was tried.
+    """How the network is built and trained.
 
     width, blocks, kernel  of engine.draft_network.HeadNetwork
     passes                 over all rows

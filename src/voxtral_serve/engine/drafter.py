@@ -9,12 +9,13 @@ model's own token, and above 0 with the probability that the model gives it. A w
 
 A patch (voxtral_serve.patches.draft_method) adds the `method` by which vLLM calls the drafter:
 
-ngram_gpu      on GPUs with CUDA. vLLM drafts on the GPU and can therefore schedule one step ahead. In Model Runner V2
-               the worker replaces the n-gram search (worker.py); in V1 of 0.20.0 a patch does, by pads (ngram_pads).
+ngram_gpu      on GPUs with CUDA; `Drafter` has to ask for it there, until it is measured. vLLM drafts on the GPU and can
+               therefore schedule one step ahead. In Model Runner V2 the worker replaces the n-gram search (worker.py);
+               in V1 of 0.20.0 a patch does, by pads (ngram_pads).
 custom_class   elsewhere: an interface of vLLM 0.32.0 that gets the tokens on the CPU after each step.
 
-Every request gets all drafts in every step. Only steps with the same number of tokens for each request run as full CUDA
-graphs, and a rejected draft costs far less than a step without its graph.
+The requests of a step get the same number of drafts. Only steps with the same number of tokens for each request run as
+full CUDA graphs, and a rejected draft costs far less than a step without its graph.
 
 This works only with the encode-once model. vLLM's own model ends with an error at the end of a clip, where drafted
 positions have no audio rows, and its encoder has full graphs for one token per step only. While vLLM schedules ahead,
@@ -43,8 +44,6 @@ logger = init_logger("vllm.voxtral_serve.drafts")
 V1 = shims.installed("vllm") == "0.20.0"
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
 
 
@@ -78,7 +77,7 @@ def head_file(vllm_config: VllmConfig) -> Path | None:
     named = options.get(DRAFT_HEAD) if isinstance(options, dict) else None
     config = vllm_config.speculative_config
     if config is None or config.model != DRAFTER:
-        if named is not None and not V1:
+        if named is not None and not V1 and not current_platform.is_cuda():
             raise ValueError(
                 f"additional_config: {DRAFT_HEAD} is {named!r}, and nothing would use it: expected speculative_config "
                 f"with model {DRAFTER}. Set it, or remove {DRAFT_HEAD}"

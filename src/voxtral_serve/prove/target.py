@@ -63,6 +63,7 @@ class Target:
         self.context_s = longest * TOKEN / RATE_HZ if isinstance(longest, int) else None
         self.about = self._get("/v1/server")
         self.version = (self._get("/version") or {}).get("version")
+        self.drafts = bool(self._values("vllm:spec_decode_num_drafts_total"))  # vLLM has it only with drafts
 
     @property
     def is_local(self) -> bool:
@@ -74,12 +75,16 @@ class Target:
 
     def rollovers(self) -> int | None:
         """Times that live sessions went over to another request, since the server's start; None if it does not say."""
+        values = self._values(ROLLOVERS)
+        return round(sum(values)) if values else None
+
+    def _values(self, name: str) -> list[float]:
+        """The values of a metric, by its labels; empty if the server has none of this name."""
         try:
             lines = self.server.get("/metrics", CONNECT_S).text.splitlines()
         except requests.RequestException:
-            return None
-        found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(ROLLOVERS)]
-        return round(sum(found)) if found else None
+            return []
+        return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)]
 
     def clip(self, clip: Clip, stream: bool = False) -> Upload:
         fields = [("stream", "true")] if stream else []

@@ -21,6 +21,9 @@ OWN_OPTION = "--additional-config"  # belongs to the profile that it was given f
 PERCENTILES = (50, 90, 99)
 PROFILE = "throughput.yaml"  # of the other servers
 PLAIN = ("--speculative-config", "null")
+PADS = ("--speculative-config", '{"model": "voxtral_serve.drafter.PadDrafter", "num_speculative_tokens": 5}')
+OLDER = "0.20.0"
+OLDER_GRAPHS = ("--attention-backend", "TRITON_ATTN", "--compilation-config.cudagraph_mode", "FULL_AND_PIECEWISE")
 # As vLLM's own model runs on every version: without drafts, and with no full graphs, which 0.20.0 lacks.
 STOCK = (
     *("--hf-overrides", "{}", "--attention-backend", "TRITON_ATTN"),
@@ -207,10 +210,12 @@ def compared_with(run: Run, passes: dict[str, list[tuple[int, str]]]) -> Result:
 
 
 def speculative(run: Run) -> Result:
-    """With drafts if the profile has none, and without if it has."""
-    if _own_config(run).get("speculative_config"):
+    """With pads as drafts if the server has no drafts, and without drafts if it has."""
+    _own_config(run)
+    assert run.server is not None
+    if run.server.drafts:
         return _other(run, "no drafts", *PLAIN)
-    return _other(run, "drafts")
+    return _other(run, "pads", *PADS, *(OLDER_GRAPHS if run.server.version == OLDER else ()))
 
 
 def stock(run: Run) -> Result:
