@@ -9,7 +9,7 @@ from servers import UNBOUND
 
 from bench.gpu.command import main
 
-ROW = "fast:enforce_eager=true:gpu_memory_utilization=0.3:max_num_seqs=16:api_server_count=1"
+ROW = "fast-plain:enforce_eager=true:gpu_memory_utilization=0.3:max_num_seqs=16:api_server_count=1"
 
 
 @pytest.mark.slow

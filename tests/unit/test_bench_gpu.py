@@ -675,4 +675,4 @@ def test_ctrl_c_during_a_start_does_not_wait_for_it(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     sender.join()
-    assert vllm.left() == set()
+    wait_until(lambda: vllm.left() == set())  # Ctrl-C may come before the server's start has returned

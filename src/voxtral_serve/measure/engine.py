@@ -109,16 +109,21 @@ class Engine:
                 start_new_session=True,
                 pass_fds=(write,),
             )
-        os.close(write)
-        self._leash.wait()  # it has put itself into the background
-        self._reports = os.fdopen(read)
-        self._status: int | None = None
-        self._ended, self._gone = threading.Event(), threading.Event()
-        pid = self._reports.readline()
-        if not pid:
-            raise self.error(f"{arguments[0]} cannot be started.")
-        self.pid = int(pid)
-        threading.Thread(target=self._listen, daemon=True, name="vllm-serve").start()
+        try:
+            os.close(write)
+            self._leash.wait()  # it has put itself into the background
+            self._reports = os.fdopen(read)
+            self._status: int | None = None
+            self._ended, self._gone = threading.Event(), threading.Event()
+            pid = self._reports.readline()
+            if not pid:
+                raise self.error(f"{arguments[0]} cannot be started.")
+            self.pid = int(pid)
+            threading.Thread(target=self._listen, daemon=True, name="vllm-serve").start()
+        except BaseException:  # Ctrl-C too: the caller has nothing yet that it could stop
+            assert self._leash.stdin is not None
+            self._leash.stdin.close()
+            raise
 
     def _listen(self) -> None:
         """Wait for the server's end, and for that of all its processes."""
