@@ -63,6 +63,7 @@ def test_the_method_is_the_platforms_if_none_is_given(
     assert completed(config | {"method": "another"}, ARGUMENTS) == config | {"method": "another"}
     options = SimpleNamespace(spec_model=name, spec_method=None)  # of vLLM 0.32.0's command line
     assert completed(None, options) == ({"method": method} if method else None)
+    assert (options.spec_model is None) is (method is None)  # vLLM would make a config of it
     assert completed({"num_speculative_tokens": 2}, SimpleNamespace(spec_model=name, spec_method="given")) == {
         "num_speculative_tokens": 2
     }

@@ -139,9 +139,11 @@ def test_a_part_is_the_same_whatever_comes_after_it() -> None:
             np.testing.assert_array_equal(held.part(first, count).samples, whole.part(first, count).samples)
 
 
-def taken(held: SessionAudio, first: int, count: int, window: int = AHEAD) -> tuple[int, int] | None:
+def taken(
+    held: SessionAudio, first: int, count: int, window: int = AHEAD, to_end: bool = True
+) -> tuple[int, int] | None:
     """(first row, rows) that a step has encoded, whose samples are checked."""
-    part = held.next_part(first, count, window)
+    part = held.next_part(first, count, window, to_end)
     if part is None:
         return None
     begin = max(part.first, SHAPE.left - 1)
@@ -178,6 +180,14 @@ def test_the_last_part_of_a_session_is_marked() -> None:
     assert not held.part(held.rows - 2, 2).last
     held.end()
     assert [held.part(first, 2).last for first in (0, held.rows - 3, held.rows - 2)] == [False, False, True]
+
+
+def test_without_drafts_the_last_rows_wait_for_their_steps() -> None:
+    """Each row that is no part of a whole pass would be a pass of its own in the step in which the session ends."""
+    for to_end, rows in ((False, 40), (True, 47)):
+        held = session(noise(20 * ROW))
+        held.encoded = held.rows - 47
+        assert taken(held, held.encoded, 1, 60, to_end) == (held.rows - 47, rows)
 
 
 def test_rows_are_encoded_again_for_a_request_that_was_preempted() -> None:

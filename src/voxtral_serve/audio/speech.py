@@ -23,8 +23,8 @@ SILENCE, NOTHING = 0.35, 0.15
 SILENCE_S, PAUSE_S = 0.1, 1.0
 MARGIN_S = 0.3  # of a pause, kept on each side of speech
 FIRST_S = 4  # searched for speech first
-# Of these, the frames that come first of all: 99 % of 150 of pico's clips have speech in the first second. The model is
-# causal, so their probabilities are those that they have among the others.
+# Of these, the frames that come first of all: nearly all of 150 of pico's clips have speech in the first second. The
+# model is causal, so their probabilities are those that they have among the others.
 FIRST_FRAMES = 32
 # A piece ends at a silence if the spectra of AROUND_S before and after it differ by more than CHANGE_DB: that is
 # another voice or another noise, and a model that follows one voice may lose the next. A spectrum is the median and the

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 # The time of a step, in that of one token more: FIXED + REQUEST * requests + tokens, and DRAFTS if it verifies drafts.
 # Fitted to the 20 throughputs of `fast.yaml` and `throughput.yaml` on two H200s (1 to 256 requests, 0 to 7 drafts of
-# pads and of synthetic acceptance; 7 % root mean square). On an L4, reading the weights takes as long as 270 tokens.
+# pads and of synthetic acceptance; 7 % root mean square). They decide on every machine.
 FIXED, REQUEST, DRAFTS = 200, 2, 50
 PROBE = 64  # 1.6 % of the steps
 MEMORY = 256  # drafts after which a moving average has forgotten 63 % of what it was

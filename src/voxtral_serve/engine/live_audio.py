@@ -89,16 +89,16 @@ class SessionAudio:
         """Whether the session has ended and the worker has, or is given, all its rows."""
         return self.ended and self.encoded >= self.rows
 
-    def next_part(self, first: int, count: int, window: int) -> LivePart | None:
+    def next_part(self, first: int, count: int, window: int, to_end: bool = False) -> LivePart | None:
         """The rows to encode in a step whose tokens need rows `first` to `first + count - 1`; None if the worker has
         them, or all that there will be. If many rows are complete, as at the end of the audio, some are encoded ahead
-        of their steps: up to row `first + window - 1`, in whole passes of BULK rows, and if the last row is within, to
-        that one. Raises ValueError for rows that are not complete."""
+        of their steps: up to row `first + window - 1`, in whole passes of BULK rows; with `to_end`, as drafts want
+        it, to the last row if that is within. Raises ValueError for rows that are not complete."""
         if self.is_encoded:
             return None  # drafts may need rows past the last one
         begin, needed = max(first, self.encoded), first + count
         ahead = min(self.rows, first + window) - begin
-        if not (self.ended and begin + ahead == self.rows):
+        if not (to_end and self.ended and begin + ahead == self.rows):
             ahead = ahead // BULK * BULK
         end = max(needed, begin + ahead)
         if begin >= end:

@@ -48,12 +48,13 @@ class LiveSessions:
     }
     ATTRIBUTES: ClassVar[tuple[str, ...]] = (
         *("self.running", "self.waiting", "self.requests", "self.max_num_running_reqs"),
-        *("request.max_tokens", "request.num_output_placeholders", "request.spec_token_ids"),
+        *("request.max_tokens", "request.num_output_placeholders", "request.spec_token_ids", "self.num_spec_tokens"),
     )
 
     running: list[Any]
     waiting: Any
     requests: dict[str, Any]
+    num_spec_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -179,7 +180,7 @@ class LiveSessions:
         return outputs
 
     def waits(self, request: Any) -> bool:
-        """Whether a request's next token needs a row of audio that has not arrived, or none: it is complete."""
+        """Whether a request has to wait: its next token needs a row that has not arrived, or it has all its tokens."""
         audio = self.audio_of.get(request.request_id)
         if audio is None:
             return False
@@ -270,7 +271,7 @@ class LiveSessions:
             if (audio := self.audio_of.get(request_id)) is not None:
                 first = self.requests[request_id].num_computed_tokens - count
                 try:
-                    part = audio.next_part(first, count, self.ahead if spare > 0 else 0)
+                    part = audio.next_part(first, count, self.ahead if spare > 0 else 0, self.num_spec_tokens > 0)
                 except ValueError as error:
                     self.faults[request_id] = str(error)
                     continue

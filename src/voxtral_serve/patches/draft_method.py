@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Any, ClassVar
 
+from voxtral_serve.engine import names
 from voxtral_serve.shims import Patch
 
 MARK = "voxtral_serve_completes"
@@ -20,7 +21,8 @@ class DraftMethod(Patch):
     name = "draft_method"
     does = (
         "sets the `method` of a `speculative_config` that names a drafter of voxtral-serve and no method: `ngram_gpu` "
-        "on a GPU with CUDA, else `custom_class`; on vLLM 0.20.0, and on GPUs for now, `Drafter` means no drafts"
+        "on a GPU with CUDA, else `custom_class`; `Drafter` means no drafts on vLLM 0.20.0, and on a GPU without a "
+        "method"
     )
     target = "vllm.engine.arg_utils"
     breaks = "a profile with drafts needs another `method` on each platform, and cannot serve on vLLM 0.20.0 too"
@@ -55,11 +57,11 @@ def completed(config: dict[str, Any] | None, arguments: Any) -> dict[str, Any] |
     """`speculative_config` with a method; None for no drafts. `arguments`: vLLM's EngineArgs, which in 0.32.0 have the
     model and the method as options of their own, too."""
     given = {name: (config or {}).get(name) or getattr(arguments, f"spec_{name}", None) for name in ("model", "method")}
-    if not str(given["model"]).startswith("voxtral_serve.drafter."):
+    if given["model"] not in (names.DRAFTER, names.PAD_DRAFTER):
         return config
     from vllm.platforms import current_platform
 
-    from voxtral_serve.engine import drafter, names
+    from voxtral_serve.engine import drafter
 
     if drafter.V1 and given["model"] == names.DRAFTER:
         drafter.logger.info("no drafts: vLLM 0.20.0 has no place for %s. PadDrafter drafts pads", names.DRAFTER)
@@ -69,6 +71,7 @@ def completed(config: dict[str, Any] | None, arguments: Any) -> dict[str, Any] |
     if current_platform.is_cuda() and given["model"] == names.DRAFTER:
         # Until its figures and texts on a GPU are in bench/results
         drafter.logger.info("no drafts: %s is not measured on a GPU yet. `method: ngram_gpu` tries it", names.DRAFTER)
+        arguments.spec_model = arguments.spec_tokens = None  # of these, vLLM 0.32.0 would make a config
         return None
     by_platform = "ngram_gpu" if current_platform.is_cuda() or drafter.V1 else "custom_class"
     return {**(config or {}), "method": by_platform}

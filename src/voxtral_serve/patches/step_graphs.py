@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from voxtral_serve.engine import names
 from voxtral_serve.shims import Patch
 
 MARK = "voxtral_serve_decodes"
@@ -23,7 +24,6 @@ USED = (
     *("self.cudagraph_mode", "self._capture_descs", "self._candidates", "self.decode_query_len"),
     *("uses_dynamic_speculative_decoding", "build_dynamic_sd_schedule_lookup", "uniform_token_count"),
 )
-DRAFTERS = "voxtral_serve.drafter."  # with what the names of this package's drafters begin
 
 
 class StepGraphs(Patch):
@@ -58,7 +58,7 @@ class StepGraphs(Patch):
             init_candidates(self)
             if self.cudagraph_mode != full:
                 return
-            any_batch, self.cudagraph_mode = self._capture_descs.get(full, []), decode_only
+            any_batch, chosen, self.cudagraph_mode = self._capture_descs.get(full, []), self._candidates, decode_only
             decoding, tokens = list[Any](), self.decode_query_len  # of each request
             for number in {tokens, 1} if may_stop(self) else {tokens}:
                 self.decode_query_len, self._capture_descs, self._candidates = number, {}, {}
@@ -68,7 +68,10 @@ class StepGraphs(Patch):
             decoding = reachable(decoding, most_requests(module, self))
             # The largest first, as vLLM has them: the others fit into its memory. vLLM takes the first graph that fits.
             self._capture_descs = {full: sorted(decoding + any_batch, key=lambda desc: desc.num_tokens, reverse=True)}
-            self._candidates = candidates(decoding, any_batch)
+            preferred = candidates(decoding)
+            self._candidates = {
+                key: preferred.get(key, []) + chosen.get(key, []) for key in preferred.keys() | chosen.keys()
+            }
 
         stock._init_candidates = both
         setattr(stock, MARK, True)
@@ -77,7 +80,7 @@ class StepGraphs(Patch):
 def may_stop(manager: Any) -> bool:
     """Whether a step may have no drafts, although drafts are configured."""
     config = manager.vllm_config.speculative_config
-    return config is not None and str(config.model).startswith(DRAFTERS)
+    return config is not None and config.model in (names.DRAFTER, names.PAD_DRAFTER)
 
 
 def most_requests(module: Any, manager: Any) -> dict[int, int]:
@@ -109,15 +112,12 @@ def reachable(descs: Iterable[Any], most: Mapping[int, int]) -> list[Any]:
     return kept
 
 
-def candidates(*preferred: Iterable[Any]) -> dict[tuple[int, int], list[Any]]:
-    """By tokens of a step and LoRAs: the smallest graph of each kind that has as many tokens, those of the first
-    iterable first."""
-    chosen = defaultdict[tuple[int, int], list[Any]](list)
-    for descs in preferred:
-        first = defaultdict[Any, int](int)
-        for desc in sorted(descs, key=lambda desc: desc.num_tokens):
-            kind = desc.uniform_token_count, desc.num_active_loras, desc.num_ubatches
-            for tokens in range(first[kind], desc.num_tokens + 1):
-                chosen[tokens, desc.num_active_loras].append(desc)
-            first[kind] = desc.num_tokens + 1
+def candidates(descs: Iterable[Any]) -> dict[tuple[int, int], list[Any]]:
+    """By tokens of a step and LoRAs: the smallest graph of each kind that has as many tokens."""
+    chosen, first = defaultdict[tuple[int, int], list[Any]](list), defaultdict[Any, int](int)
+    for desc in sorted(descs, key=lambda desc: desc.num_tokens):
+        kind = desc.uniform_token_count, desc.num_active_loras, desc.num_ubatches
+        for tokens in range(first[kind], desc.num_tokens + 1):
+            chosen[tokens, desc.num_active_loras].append(desc)
+        first[kind] = desc.num_tokens + 1
     return dict(chosen)
