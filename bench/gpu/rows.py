@@ -4,8 +4,7 @@ contest     vllm_config.yaml: stock vLLM, eager, one request at a time
 stock-full  the same with full CUDA graphs and 64 sequences, which vLLM 0.20.0 does not support
 fast        profiles/fast.yaml, whose drafts are accepted at the rates of pico's drafter
 fast-plain  the same without drafts
-fast-pads   the same with drafts of pads alone, accepted at pico's rates
-throughput, throughput-plain, throughput-pads  the same of profiles/throughput.yaml
+throughput, throughput-plain  the same of profiles/throughput.yaml
 useless     profiles/throughput.yaml, whose weights decide on the drafts: those of a random drafter are all wrong
 realtime, realtime-plain  profiles/realtime.yaml, and the same without drafts
 long        profiles/long.yaml
@@ -42,15 +41,6 @@ GRAPHS = {
     "compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE"},
 }
 PLAIN: dict[str, Any] = {"speculative_config": None}
-PADS = {
-    "speculative_config": {
-        "method": "ngram_gpu",
-        "model": "voxtral_serve.drafter.PadDrafter",
-        "num_speculative_tokens": 5,
-        "num_speculative_tokens_per_batch_size": [[1, 32, 5], [33, 128, 2], [129, 256, 1]],
-    }
-}
-PAD_RATES = (0.339, 0.269, 0.201, 0.144, 0.104)  # of pico's drafts of pads: bench/results/drafts-cpu.json
 
 
 # vLLM's counters: steps of a request with drafts, their drafts, and those that were accepted
@@ -66,7 +56,6 @@ class Served:
     gib         size of its KV cache; null for the config's share of the GPU. Without a fixed size, it would take all
                 memory that the earlier servers left. The stock model needs about 3 MB per token, the fast path 0.1 MB
     changes     what differs from the config
-    pads        its drafts are accepted at PAD_RATES, not at those of HEAD
     real        its weights decide which drafts are accepted
     cache       the server whose compiled code is its own, too; empty for none
     checkpoint  RANDOM, PICO or USELESS
@@ -75,7 +64,6 @@ class Served:
     file: str
     gib: float | None
     changes: Mapping[str, Any] = field(default_factory=dict)
-    pads: bool = False
     real: bool = False
     cache: str = ""
     checkpoint: str = RANDOM
@@ -87,10 +75,8 @@ SERVERS = {
     "stock-full": Served(CONTEST, 40, GRAPHS),
     "fast": Served(FAST, 4),
     "fast-plain": Served(FAST, 4, PLAIN),
-    "fast-pads": Served(FAST, 4, PADS, pads=True),
     "throughput": Served(THROUGHPUT, 7),
     "throughput-plain": Served(THROUGHPUT, 7, PLAIN),
-    "throughput-pads": Served(THROUGHPUT, 7, PADS, pads=True),
     "useless": Served(THROUGHPUT, 7, real=True, cache="throughput"),
     "realtime": Served(REALTIME, 24),
     "realtime-plain": Served(REALTIME, 24, PLAIN),
@@ -217,15 +203,13 @@ def _synthetic(server: str, speculative: Mapping[str, Any], acceptance: Sequence
     Random weights repeat one token, so all drafts or none would be accepted. vLLM takes the rates of the first drafts
     where it drafts fewer of them. `acceptance` is null for the rates of the server, empty for the weights' own.
     """
-    source = served(server)
     rates = list(acceptance or ())
-    if acceptance is None and not source.real:
-        most = int(speculative["num_speculative_tokens"])
-        rates = list(PAD_RATES[:most]) if source.pads else head_rates(HEAD, most)
+    if acceptance is None and not served(server).real:
+        rates = head_rates(HEAD, int(speculative["num_speculative_tokens"]))
     if not rates:
-        return {"method": "ngram_gpu", **speculative}  # without a method a GPU drafts nothing yet
+        return dict(speculative)
     synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
-    return {"method": "ngram_gpu", **speculative, "num_speculative_tokens": len(rates), **synthetic}
+    return {**speculative, "num_speculative_tokens": len(rates), **synthetic}
 
 
 def config(

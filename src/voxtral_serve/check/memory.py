@@ -114,7 +114,7 @@ def check_memory(
         report.problem(str(error))
         return
     _report_needs(report, needs, plan)
-    _report_drafts(report, options, needs, plan)
+    _report_drafts(report, needs, plan)
     _check_room(report, options, needs, plan, advice)
 
 
@@ -134,11 +134,9 @@ def _report_needs(report: Report, needs: MemoryNeeds, plan: Plan) -> None:
         report.row("live sessions", f"{size(needs.sessions)} for the encoder's keys and values of {plan.sessions:,}")
 
 
-def _report_drafts(report: Report, options: ServeOptions, needs: MemoryNeeds, plan: Plan) -> None:
+def _report_drafts(report: Report, needs: MemoryNeeds, plan: Plan) -> None:
     drafts = f"up to {plan.drafts} a step"
-    if options.device is not None and plan.drafts:
-        report.row("drafts", f"{size(needs.drafter)}, for later: a GPU has none yet (docs/pages/drafts.md)")
-    elif needs.drafter:
+    if needs.drafter:
         report.row("drafts", f"{drafts}, by the drafter of this checkpoint: {size(needs.drafter)}")
     elif plan.drafts:
         report.row("drafts", f"{drafts}, pads: this checkpoint has no drafter (`voxtral-serve draft train`)")

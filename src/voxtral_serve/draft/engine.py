@@ -143,11 +143,10 @@ def _verified(llm: LLM) -> int:
     return int(sum(values))
 
 
-def with_drafts(arguments: dict[str, Any], head: Path, on_gpu: bool) -> dict[str, Any]:
+def with_drafts(arguments: dict[str, Any], head: Path) -> dict[str, Any]:
     """The arguments of an engine that has a drafter and serves one clip at a time."""
     return arguments | {
         "max_num_seqs": 1,
-        "speculative_config": {"model": names.DRAFTER, "num_speculative_tokens": DRAFTS[-1]}
-        | ({"method": "ngram_gpu"} if on_gpu else {}),  # without a method a GPU drafts nothing yet
+        "speculative_config": {"model": names.DRAFTER, "num_speculative_tokens": DRAFTS[-1]},
         "additional_config": {"draft_head": str(head.absolute())},
     }

@@ -186,7 +186,7 @@ class Job:
     def _measure(self, clips: Sequence[np.ndarray]) -> None:
         say("starting vLLM with the drafter, to measure clips alone")
         torch.cuda.empty_cache()
-        with engine.running(engine.with_drafts(self.arguments, self.out, current_platform.is_cuda())) as llm:
+        with engine.running(engine.with_drafts(self.arguments, self.out)) as llm:
             times = engine.alone(engine.Transcriber(llm), clips, drafts=True)
         write_json(self._kept(WITH), times._asdict())
 

@@ -9,9 +9,8 @@ model's own token, and above 0 with the probability that the model gives it. A w
 
 A patch (voxtral_serve.patches.draft_method) adds the `method` by which vLLM calls the drafter:
 
-ngram_gpu      on GPUs with CUDA; `Drafter` has to ask for it there, until it is measured. vLLM drafts on the GPU and
-               can therefore schedule one step ahead. In Model Runner V2 the worker replaces the n-gram search
-               (worker.py); in V1 of 0.20.0 a patch does, by pads (ngram_pads).
+ngram_gpu      on GPUs with CUDA. vLLM drafts on the GPU and can therefore schedule one step ahead. In Model Runner V2
+               the worker replaces the n-gram search (worker.py); in V1 of 0.20.0 a patch does, by pads (ngram_pads).
 custom_class   elsewhere: an interface of vLLM 0.32.0 that gets the tokens on the CPU after each step.
 
 The requests of a step get the same number of drafts. Only steps with the same number of tokens for each request run as
@@ -77,7 +76,7 @@ def head_file(vllm_config: VllmConfig) -> Path | None:
     named = options.get(DRAFT_HEAD) if isinstance(options, dict) else None
     config = vllm_config.speculative_config
     if config is None or config.model != DRAFTER:
-        left_out = config is None and (V1 or current_platform.is_cuda())  # by the patch draft_method
+        left_out = config is None and V1  # by the patch draft_method
         if named is not None and not left_out:
             raise ValueError(
                 f"additional_config: {DRAFT_HEAD} is {named!r}, and nothing would use it: expected speculative_config "

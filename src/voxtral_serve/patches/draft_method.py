@@ -21,8 +21,7 @@ class DraftMethod(Patch):
     name = "draft_method"
     does = (
         "sets the `method` of a `speculative_config` that names a drafter of voxtral-serve and no method: `ngram_gpu` "
-        "on a GPU with CUDA, else `custom_class`; `Drafter` means no drafts on vLLM 0.20.0, and on a GPU without a "
-        "method"
+        "on a GPU with CUDA, else `custom_class`; `Drafter` means no drafts on vLLM 0.20.0"
     )
     target = "vllm.engine.arg_utils"
     breaks = "a profile with drafts needs another `method` on each platform, and cannot serve on vLLM 0.20.0 too"
@@ -68,10 +67,5 @@ def completed(config: dict[str, Any] | None, arguments: Any) -> dict[str, Any] |
         return None
     if given["method"] is not None:
         return config
-    if current_platform.is_cuda() and given["model"] == names.DRAFTER:
-        # Until its figures and texts on a GPU are in bench/results
-        drafter.logger.info("no drafts: %s is not measured on a GPU yet. `method: ngram_gpu` tries it", names.DRAFTER)
-        arguments.spec_model = arguments.spec_tokens = None  # of these, vLLM 0.32.0 would make a config
-        return None
     by_platform = "ngram_gpu" if current_platform.is_cuda() or drafter.V1 else "custom_class"
     return {**(config or {}), "method": by_platform}
