@@ -85,6 +85,8 @@ def test_realtime_is_fast_with_more_live_sessions() -> None:
     assert live.pop("max_num_seqs") > fast.pop("max_num_seqs")
     few, many = (each["speculative_config"].pop("num_speculative_tokens_per_batch_size") for each in (fast, live))
     assert many[: len(few)] == few
+    fewer, more = (each["compilation_config"].pop("cudagraph_capture_sizes") for each in (fast, live))
+    assert more[: len(fewer)] == fewer
     assert live == fast
 
 

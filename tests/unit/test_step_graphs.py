@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from places import ROOT
 from vllm.config import CompilationConfig, VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.platforms import current_platform
@@ -139,23 +141,14 @@ def test_a_step_finds_the_graph_of_its_number_of_drafts(stock: ModuleType, reque
     assert chosen(after, 3, 1 + 16 + 16, None) == ("FULL", 40, None)  # a live session beside uploads
 
 
-UP_TO_768 = [*(1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)]
-UP_TO_768 += [288, 384, 512, 576, 640, 704, 768]
-FAST: list[list[int]] = [[1, 16, 15], [17, 64, 7]]
-THROUGHPUT = [*FAST, [65, 128, 3], [129, 256, 1]]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "schedule", "graphs"),
-    [(UP_TO_768, FAST, 77), ([*UP_TO_768, 896, 1024], THROUGHPUT, 138)],
-    ids=["64 requests", "256 requests"],
-)
-def test_every_step_of_a_profile_is_a_graph(
-    patched: ModuleType, sizes: list[int], schedule: list[list[int]], graphs: int
-) -> None:
+@pytest.mark.parametrize(("name", "graphs"), [("fast", 77), ("realtime", 132), ("throughput", 138)])
+def test_every_step_of_a_profile_is_a_graph(patched: ModuleType, name: str, graphs: int) -> None:
     """Steps that only decode, with the number of drafts that the schedule has or one of fewer; and steps that begin up
     to eight clips beside requests whose drafts were made with as many others as there may be."""
-    most = schedule[-1][1]
+    profile = yaml.safe_load((ROOT / f"profiles/{name}.yaml").read_text(encoding="utf-8"))
+    sizes = profile["compilation_config"]["cudagraph_capture_sizes"]
+    schedule = profile["speculative_config"]["num_speculative_tokens_per_batch_size"]
+    most = profile["max_num_seqs"]
     made = drafting(patched, schedule=schedule, sizes=sizes, sequences=most)
     assert len(made._capture_descs[CUDAGraphMode.FULL]) == graphs
     for first, last, drafts in schedule:
