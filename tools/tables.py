@@ -126,7 +126,7 @@ def speed(reports: Reports) -> str:
 
 def general(row: Mapping[str, Any]) -> bool:
     """Whether a row is of a configuration to serve. The others are about drafts alone."""
-    return row["server"] not in ("useless", "pico", "pico-useless")
+    return row["server"] not in ("useless", "pico")
 
 
 def uploads(reports: Reports) -> str:

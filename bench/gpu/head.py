@@ -1,10 +1,9 @@
-"""Write drafters with random weights, which take as long as trained ones and guess no token.
+"""Write a drafter with random weights, which takes as long as a trained one and guesses no token.
 
 The engine refuses a drafter of another checkpoint: it compares its own audio rows of a chirp with those in the file.
 pico.model, the independent reference of the model, computes them here from the checkpoint's weights.
 """
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -42,17 +41,6 @@ def write_checkpoint(directory: Path, layers: int | None = None, tokens: int = T
         shape=shape,
     )
     head.write(directory / FILE)
-
-
-def write_useless(directory: Path) -> None:
-    """Write a checkpoint with pico's files and a drafter whose weights are random. Raises voxtral_serve's HeadError."""
-    directory.mkdir(parents=True)
-    for file in (rows.ROOT / rows.PICO).iterdir():
-        if file.is_file():
-            (directory / file.name).symlink_to(file.resolve())
-    own = Head.read(rows.HEAD)
-    torch.manual_seed(0)
-    dataclasses.replace(own, network=HeadNetwork(**own.shape, tokens=len(own.tokens))).write(directory / FILE)
 
 
 def chirp_rows(directory: Path) -> torch.Tensor:

@@ -69,7 +69,7 @@ class Measurement:
             settings=servers.variables(),
             idle_watts=watts(self.gpus),
         )
-        self._make_checkpoints({rows.served(item.server).checkpoint for item in missing})
+        self._make_checkpoint({rows.served(item.server).checkpoint for item in missing})
         for names in self._to_fill(missing):
             self._fill(names)
         for group in groups(missing):
@@ -78,24 +78,20 @@ class Measurement:
         return record.content
 
     def _launch(self, name: str, config: dict[str, Any]) -> Launch:
-        places = {rows.RANDOM: self.plan.work / "checkpoint", rows.USELESS: self.plan.work / "pico-useless"}
-        model = places.get(rows.served(name).checkpoint, rows.ROOT / rows.PICO)
+        model = self.plan.work / "checkpoint" if rows.served(name).checkpoint == rows.RANDOM else rows.ROOT / rows.PICO
         return Launch(config, self.plan.model or model, rows.cache_of(name))
 
-    def _make_checkpoints(self, needed: set[str]) -> None:
-        """Those of this benchmark, each once. One that is not complete has another name."""
-        if self.plan.model is not None:
+    def _make_checkpoint(self, needed: set[str]) -> None:
+        """That of random weights, once. One that is not complete has another name."""
+        place = self.plan.work / "checkpoint"
+        if self.plan.model is not None or rows.RANDOM not in needed or place.exists():
             return
         from bench.gpu import head  # which needs PyTorch and this repository's package
 
-        made = {rows.RANDOM: ("checkpoint", head.write_checkpoint), rows.USELESS: ("pico-useless", head.write_useless)}
-        for kind in sorted(needed & made.keys()):
-            name, write = made[kind]
-            if not (self.plan.work / name).exists():
-                partial = self.plan.work / f"{name}.partial"
-                write(partial)
-                partial.rename(self.plan.work / name)
-                self.clock.say(f"{name} written")
+        partial = place.with_suffix(".partial")
+        head.write_checkpoint(partial)
+        partial.rename(place)
+        self.clock.say("checkpoint written")
 
     def _to_fill(self, items: Sequence[Item]) -> list[list[str]]:
         """The servers to start together so that their caches are filled; none without a GPU.

@@ -6,10 +6,9 @@ fast        profiles/fast.yaml, whose drafts are accepted at the rates of pico's
 fast-plain  the same without drafts
 throughput, throughput-plain  the same of profiles/throughput.yaml
 useless     profiles/throughput.yaml, whose weights decide on the drafts: those of a random drafter are all wrong
-realtime, realtime-plain  profiles/realtime.yaml, and the same without drafts
+realtime    profiles/realtime.yaml
 long        profiles/long.yaml
 pico        profiles/fast.yaml with pico, the tiny trained model, and its own drafter: its weights decide on the drafts
-pico-useless  the same with a random drafter
 FILE.yaml   any other config file, whose server is up alone
 NAME:KEY=VALUE  any of these with a change of its config. VALUE is YAML; null means vLLM's default. Separate several
             changes with colons. With gpu_memory_utilization, the size of the KV cache is not set
@@ -34,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTEST = "vllm_config.yaml"
 PICO = "pico/checkpoint"
 HEAD = ROOT / PICO / "draft/head.safetensors"  # pico's drafter (pico/README.md)
-RANDOM, USELESS = "random weights", "pico with a random drafter"  # checkpoints that bench/gpu/report.py makes
+RANDOM = "random weights"  # the checkpoint that bench/gpu/report.py makes
 GRAPHS = {
     "enforce_eager": False,
     "max_num_seqs": 64,
@@ -58,7 +57,7 @@ class Served:
     changes     what differs from the config
     real        its weights decide which drafts are accepted
     cache       the server whose compiled code is its own, too; empty for none
-    checkpoint  RANDOM, PICO or USELESS
+    checkpoint  RANDOM or PICO
     """
 
     file: str
@@ -79,10 +78,8 @@ SERVERS = {
     "throughput-plain": Served(THROUGHPUT, 7, PLAIN),
     "useless": Served(THROUGHPUT, 7, real=True, cache="throughput"),
     "realtime": Served(REALTIME, 24),
-    "realtime-plain": Served(REALTIME, 24, PLAIN),
     "long": Served("profiles/long.yaml", 8),
     "pico": Served(FAST, 1, real=True, checkpoint=PICO),
-    "pico-useless": Served(FAST, 1, real=True, cache="pico", checkpoint=USELESS),
 }
 # As tables call the servers
 TITLES = {
@@ -95,13 +92,11 @@ TITLES = {
     "throughput-plain": "`profiles/throughput.yaml` without drafts",
     "useless": "`profiles/throughput.yaml` with a random drafter",
     "realtime": "`profiles/realtime.yaml`",
-    "realtime-plain": "`profiles/realtime.yaml` without drafts",
     "pico": "pico with its drafter",
-    "pico-useless": "pico with a random drafter",
 }
 SHARE = "gpu_memory_utilization"
 FILL_GIB = 2  # of KV cache, for a start that only fills the caches: vLLM compiles the same code for any size
-WEIGHTS_BYTES = {RANDOM: 8_900_000_000, PICO: 20_000_000, USELESS: 20_000_000}
+WEIGHTS_BYTES = {RANDOM: 8_900_000_000, PICO: 20_000_000}
 OTHER_BYTES = {True: 2_000_000_000, False: 4_500_000_000}  # eager or not: activations, CUDA graphs, the CUDA context
 SESSION_BYTES = 208 * 2**20  # of each of max_live_sessions: profiles/realtime.yaml
 # What `bench gpu report` measures, in this order; the seconds are what a row took on an H200 or may take. P95 of 20
@@ -115,9 +110,8 @@ REPORT: tuple[Item, ...] = (
     *(Uploads("throughput", 128, 1536, 20), Uploads("throughput", 256, 2560, 30)),
     *(Uploads("useless", 1, 20, 15), Uploads("useless", 16, 192, 12), Uploads("useless", 64, 768, 18)),
     Uploads("useless", 256, 2560, 35),
-    *(Sessions("realtime", 64, 20, 30), Sessions("realtime", 150), Sessions("realtime-plain", 64, 20, 30)),
+    *(Sessions("realtime", 64, 20, 30), Sessions("realtime", 150)),
     *(Uploads("pico", 1, 60, 10), Uploads("pico", 64, 768, 12)),
-    *(Uploads("pico-useless", 1, 60, 10), Uploads("pico-useless", 64, 768, 12)),
     *(Uploads("stock-full", 1, 20, 25), Uploads("stock-full", 64, 320, 30)),
     Uploads("contest", 1, 4, 50),
 )

@@ -26,7 +26,7 @@ def prepared(item: Any) -> dict[str, Any]:
         lags = {"lag_ms": spread, "lag_in_audio_ms": None, "final_ms": spread}
         return row | lags | {"sessions": item.sessions, "least_s": 30.0, "most_s": 60.0, "fell_behind": 0}
     times = {"p50_ms": 1234.5, "p95_ms": 2345.6}
-    drafting = item.server in ("fast", "throughput", "useless", "pico", "pico-useless")
+    drafting = item.server in ("fast", "throughput", "useless", "pico")
     times |= {"acceptance": [0.9, 0.6] if drafting else None, "tokens_per_step": 2.5 if drafting else None}
     return row | times | {"in_flight": item.in_flight, "clips": item.clips, "rtfx": 4.0 * item.in_flight}
 
@@ -65,7 +65,6 @@ def test_each_page_has_its_tables(checkout: Path, capsys: pytest.CaptureFixture[
     assert "NVIDIA H200, vLLM 0.32.0, random weights" in readme[-5]
     assert "(`bench/results/report-h200.json`)" in readme[-5]
     pages = {name: (checkout / name).read_text() for name in tables.PAGES}
-    live = "| `profiles/realtime.yaml` without drafts | 64 | 30 to 60 s | 32 / 155 | - | 32 / 155 | 0 | 0.72 |"
     assert live in pages["docs/pages/performance.md"]
     assert "| `profiles/fast.yaml` | 46 | - | 21.7 |" in pages["docs/pages/performance.md"]
     assert (
