@@ -36,11 +36,11 @@ PAD = 32
 def state() -> Any:
     state: Any = RowsState.__new__(RowsState)
     put: dict[int, str] = {}
-    state.put, state.kept = put, []
+    state.put, state.observed = put, []
     state.rows = SimpleNamespace(
         slot=torch.full((32,), -1),
         put=put.__setitem__,
-        keep=lambda clip, rows: state.kept.append((clip, rows)),
+        observe=lambda clip, rows: state.observed.append((clip, rows)),
         put_nothing=lambda slot: put.update({slot: "zeros"}),
         faults={},
     )
@@ -79,7 +79,7 @@ def test_the_model_asks_for_this_state() -> None:
 def test_a_clip_is_put_where_its_request_is_in_the_step_that_encodes_it(state: Any) -> None:
     state.add_request(5, request("clip"))
     slots_after(state, {"clip": "rows"}, batch((5, 3)))
-    assert state.put == {5: "rows"} and state.kept == [("clip", "rows")]
+    assert state.put == {5: "rows"} and state.observed == [("clip", "rows")]
     state.put.clear()
     slots_after(state, {}, batch((5, 1)))
     assert state.put == {}
