@@ -25,7 +25,7 @@ from voxtral_serve import shims
 from voxtral_serve.engine import drafter
 from voxtral_serve.engine.audio_rows import NO_AUDIO
 from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
-from voxtral_serve.engine.live_audio import STEP, LivePart, LiveStep
+from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.model_state import RowsState
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
@@ -299,7 +299,7 @@ def test_the_scheduler_may_want_pads(state: Any) -> None:
     one = batch((0, 39))
     worker.made.req_states.total_len.gpu[0] = 39
     slots_after(state, {"a": (rows := torch.randn(60, drafting.DIM))}, one)
-    worker.execute_model(SimpleNamespace(**{STEP: LiveStep(pads=True)}))
+    worker.execute_model(SimpleNamespace(**{drafter.PADS: True}))
     assert speculator.propose(one).tolist() == [[PAD] * drafting.DRAFTS]
     assert [*drafts.waiting] == [0]
     worker.execute_model(SimpleNamespace())

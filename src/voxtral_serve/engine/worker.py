@@ -53,10 +53,9 @@ class EncodeOnceWorker:
     def execute_model(self, scheduler_output: Any) -> Any:
         state = getattr(self.model_runner, "model_state", None)
         if state is not None:
-            step = step_of(scheduler_output)
-            state.parts = step.parts
+            state.parts = step_of(scheduler_output).parts
             if drafter.is_ours(self.vllm_config):
-                self.model_runner.speculator.only_pads = step.pads
+                self.model_runner.speculator.only_pads = drafter.wants_pads(scheduler_output)
             state.encode_ahead(scheduler_output)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
