@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,9 +76,11 @@ def engine(failing: int | None = None, error: Any = None, step_s: float = 0.02) 
     )
 
 
-def run(client: EngineClient, asked: Upload, gone_after: float | None = None) -> list[Any]:
-    """What the client is sent. Raises RefusedError and GoneError."""
-    sent: list[Any] = []
+def run(
+    client: EngineClient, asked: Upload, gone_after: float | None = None, sent: list[Any] | None = None
+) -> list[Any]:
+    """What the client is sent, in `sent` as it is sent. Raises RefusedError and GoneError."""
+    sent = [] if sent is None else sent
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -136,6 +139,24 @@ def test_events_are_openais() -> None:
     counts = {"input_tokens": PROMPT * PIECES, "output_tokens": 4 * PIECES, "total_tokens": (PROMPT + 4) * PIECES}
     assert done == {"type": "transcript.text.done", "text": NUMBERS, "usage": {"type": "tokens", **counts}}
     assert rest[-1] == {"type": "http.response.body", "body": b""}
+
+
+def test_each_text_is_sent_before_the_engine_makes_the_next() -> None:
+    sent: list[Any] = []
+
+    class Waiting(EngineClient):
+        """It goes on with a piece once the client has its last text."""
+
+        async def generate(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            async for output in super().generate(*args, **kwargs):
+                yield output
+                while output.outputs[0].text.encode() not in b"".join(each.get("body", b"") for each in sent):
+                    await asyncio.sleep(0.001)
+
+    client = Waiting(lambda samples: [f"{part}{number_of(samples)}." for part in "abc"])
+    *deltas, done = data(run(client, upload(streamed=True), sent=sent)[1:])
+    assert len(deltas) == 3 * PIECES
+    assert done["text"] == " ".join(f"a{number}.b{number}.c{number}." for number in range(PIECES))
 
 
 def test_the_last_event_has_the_fields_of_verbose_json() -> None:

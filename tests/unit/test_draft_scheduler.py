@@ -72,7 +72,7 @@ class Worker(Engine):
         drafts = {name: len(tokens) for name, tokens in step.scheduled_spec_decode_tokens.items()}
         assert all(0 < number <= self.most[len(self.before)] for number in drafts.values())
         if names:
-            self.told.append(Told(len(names), step_of(step).pads, step.num_spec_tokens_to_schedule))
+            self.told.append(Told(len(names), drafter.wants_pads(step), step.num_spec_tokens_to_schedule))
             self.verified.append(drafts)
             self.before = names
         return names

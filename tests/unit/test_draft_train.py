@@ -11,8 +11,9 @@ import pytest
 import soundfile
 import torch
 from places import PICO
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from vllm.config import CUDAGraphMode
+from vllm.utils.import_utils import resolve_obj_by_qualname
 
 from voxtral_serve import cli
 from voxtral_serve.draft import engine, recordings, run
@@ -23,6 +24,7 @@ from voxtral_serve.draft.report import Line, duration, table
 from voxtral_serve.draft.scoring import DRAFTS, score, walk
 from voxtral_serve.draft.shards import Entry, Shards, check_space
 from voxtral_serve.draft.training import IGNORED, Corpus, Trainer, batches, rate, right, seen_tokens
+from voxtral_serve.draft.worker import KeptRows, RowsExtension
 from voxtral_serve.engine.draft_network import Head, HeadNetwork
 
 RATE = recordings.RATE_HZ
@@ -285,6 +287,34 @@ def test_too_little_space(tmp_path: Path) -> None:
         check_space(tmp_path / "not/yet", 10**15)
 
 
+# ---- Rows of clips, in the worker
+
+
+def test_rows_are_kept_and_written_in_the_order_of_their_clips(tmp_path: Path) -> None:
+    def rows(value: float, length: int) -> torch.Tensor:
+        return (value + torch.arange(length)[:, None] / 100).expand(length, 4).contiguous()
+
+    kept, encoded = KeptRows(), rows(5, 10)
+    kept.add("a", encoded)
+    encoded.zero_()  # as the encoder does with the next clip
+    kept.add("b", rows(7, 4))
+    kept.add("c", rows(8, 12))
+    assert kept.write(tmp_path / "x.safetensors", ["c", "a"]) == [12, 10]
+    written = load_file(tmp_path / "x.safetensors")["rows"]
+    assert torch.equal(written, torch.cat([rows(8, 12), rows(5, 10)]).bfloat16())
+    assert [*kept.rows] == ["b"] and [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+    with pytest.raises(KeyError, match="early"):
+        kept.write(tmp_path / "y.safetensors", ["b", "early"])
+    assert [*kept.rows] == ["b"] and not (tmp_path / "y.safetensors").exists()
+
+
+@pytest.mark.parametrize("worker", ["worker.GpuWorker", "cpu_worker.CpuWorker"])
+def test_the_worker_has_none_of_the_names_of_its_extension(worker: str) -> None:
+    """vLLM asserts it."""
+    names = {name for name in dir(RowsExtension) if not name.startswith("__")}
+    assert names and names.isdisjoint(dir(resolve_obj_by_qualname(f"voxtral_serve.engine.{worker}")))
+
+
 # ---- Training
 
 
@@ -476,6 +506,7 @@ def test_the_options_of_the_engine(on_gpu: bool) -> None:
     assert (made["attention_backend"] == "CUSTOM") is on_gpu
     assert (made["compilation_config"].cudagraph_mode == CUDAGraphMode.FULL) is on_gpu
     assert made["enforce_eager"] is not on_gpu
+    assert resolve_obj_by_qualname(made["worker_extension_cls"]) is RowsExtension
     drafted = engine.with_drafts(made, Path("head"))
     assert drafted["additional_config"] == {"draft_head": str(Path("head").absolute())}
     assert drafted["speculative_config"] == {

@@ -1,14 +1,12 @@
 """Audio rows of running requests: each request's tokens get its own, whatever came, went and came back."""
 
 import pickle
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem, MultiModalSharedField
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
@@ -89,26 +87,6 @@ def test_a_request_without_audio_has_zeros_at_every_position(live_rows: AudioRow
     got = live_rows.added_to(torch.zeros(4, DIM), torch.tensor([3, 0, LENGTH + 1, 5]))
     assert got[:, 0].tolist() == [7, 0, 0, 0]
     assert live_rows.delays(4).tolist() == [6] * 4
-
-
-# Rows that a drafter is to be trained on
-
-
-def test_rows_are_kept_and_written_in_the_order_of_their_clips(held: AudioRows, tmp_path: Path) -> None:
-    rows = filled(5)
-    held.keep("early", rows)  # nothing is kept yet
-    held.kept = {}
-    held.keep("a", rows)
-    rows.zero_()  # as the encoder does with the next clip
-    held.keep("b", filled(7, 4))
-    held.keep("c", filled(8))
-    assert held.write(tmp_path / "x.safetensors", ["c", "a"]) == [LENGTH, LENGTH]
-    written = load_file(tmp_path / "x.safetensors")["rows"]
-    assert torch.equal(written, torch.cat([filled(8), filled(5)]).bfloat16())
-    assert [*held.kept] == ["b"] and [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
-    with pytest.raises(KeyError, match="early"):
-        held.write(tmp_path / "y.safetensors", ["b", "early"])
-    assert [*held.kept] == ["b"] and not (tmp_path / "y.safetensors").exists()
 
 
 # Delays
@@ -270,13 +248,13 @@ def test_a_request_for_which_no_slot_is_free(runner: Runner) -> None:
     assert (runner.slots.rows.faults, len(runner.slots.of)) == ({"d": NO_AUDIO}, SLOTS)
 
 
-def test_the_runner_keeps_the_rows_of_each_clip(runner: Runner, tmp_path: Path) -> None:
-    held = runner.slots.rows
-    held.kept = {}
-    begun(runner, "a", "b")
-    assert held.write(tmp_path / "x.safetensors", ["clip of b", "clip of a"]) == [LENGTH, LENGTH]
-    expected = torch.cat([filled(2), filled(1)]).bfloat16()
-    assert torch.equal(load_file(tmp_path / "x.safetensors")["rows"], expected)
+def test_the_rows_of_each_clip_can_be_observed(runner: Runner) -> None:
+    begun(runner, "a")
+    observed: dict[str, torch.Tensor] = {}
+    runner.slots.rows.observe = observed.__setitem__
+    begun(runner, "b", "c")
+    assert [*observed] == ["clip of b", "clip of c"]
+    assert torch.equal(observed["clip of c"], filled(2))
 
 
 def test_requests_that_were_preempted_in_steps_without_tokens(runner: Runner) -> None:

@@ -25,7 +25,7 @@ from voxtral_serve import shims
 from voxtral_serve.engine import drafter
 from voxtral_serve.engine.audio_rows import NO_AUDIO
 from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
-from voxtral_serve.engine.live_audio import STEP, LivePart, LiveStep
+from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.model_state import RowsState
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
@@ -36,11 +36,11 @@ PAD = 32
 def state() -> Any:
     state: Any = RowsState.__new__(RowsState)
     put: dict[int, str] = {}
-    state.put, state.kept = put, []
+    state.put, state.observed = put, []
     state.rows = SimpleNamespace(
         slot=torch.full((32,), -1),
         put=put.__setitem__,
-        keep=lambda clip, rows: state.kept.append((clip, rows)),
+        observe=lambda clip, rows: state.observed.append((clip, rows)),
         put_nothing=lambda slot: put.update({slot: "zeros"}),
         faults={},
     )
@@ -79,7 +79,7 @@ def test_the_model_asks_for_this_state() -> None:
 def test_a_clip_is_put_where_its_request_is_in_the_step_that_encodes_it(state: Any) -> None:
     state.add_request(5, request("clip"))
     slots_after(state, {"clip": "rows"}, batch((5, 3)))
-    assert state.put == {5: "rows"} and state.kept == [("clip", "rows")]
+    assert state.put == {5: "rows"} and state.observed == [("clip", "rows")]
     state.put.clear()
     slots_after(state, {}, batch((5, 1)))
     assert state.put == {}
@@ -299,7 +299,7 @@ def test_the_scheduler_may_want_pads(state: Any) -> None:
     one = batch((0, 39))
     worker.made.req_states.total_len.gpu[0] = 39
     slots_after(state, {"a": (rows := torch.randn(60, drafting.DIM))}, one)
-    worker.execute_model(SimpleNamespace(**{STEP: LiveStep(pads=True)}))
+    worker.execute_model(SimpleNamespace(**{drafter.PADS: True}))
     assert speculator.propose(one).tolist() == [[PAD] * drafting.DRAFTS]
     assert [*drafts.waiting] == [0]
     worker.execute_model(SimpleNamespace())

@@ -15,6 +15,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from voxtral_serve.draft.job import DraftError
 from voxtral_serve.draft.scoring import DRAFTS
+from voxtral_serve.draft.worker import RowsExtension
 from voxtral_serve.engine import names
 from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
 from voxtral_serve.engine.session import SessionShape
@@ -47,7 +48,10 @@ def options(checkpoint: Path, words: Sequence[str], on_gpu: bool) -> dict[str, A
     for name, value in (OPTIONS | (ON_GPU if on_gpu else ON_CPU)).items():
         ours += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
     arguments = EngineArgs.from_cli_args(parser.parse_args([*ours, *words]))
-    return vars(arguments) | {"disable_log_stats": False}  # it counts drafts
+    return vars(arguments) | {
+        "disable_log_stats": False,  # it counts drafts
+        "worker_extension_cls": f"{RowsExtension.__module__}.{RowsExtension.__qualname__}",
+    }
 
 
 @contextlib.contextmanager

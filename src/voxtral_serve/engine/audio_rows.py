@@ -5,12 +5,10 @@ each running request has a range of rows in one tensor, which is filled when its
 request slot of each of its tokens. The rows are filled by `model_state` in Model Runner V2 and by `model_runner` in V1.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import nn
 from vllm.config import VllmConfig
 
@@ -28,6 +26,9 @@ class AudioRows(nn.Module):
 
     `faults` says what is wrong with the audio of requests, by request id. The worker sends it to the scheduler with the
     step's output (worker.py), and a scheduler with live sessions ends these requests with an error.
+
+    `observe` is called with each clip that begins: its identifier and its rows [n, dim], in whose place the encoder
+    computes the next clip's.
     """
 
     pool: torch.Tensor
@@ -58,7 +59,7 @@ class AudioRows(nn.Module):
         self.register_buffer("token_delay", torch.zeros_like(self.slot), persistent=False)
         self.register_buffer("embeddings", torch.zeros(tokens, dim), persistent=False)
         self.faults: dict[str, str] = {}
-        self.kept: dict[str, torch.Tensor] | None = None  # by clip; None unless a drafter is to be trained on them
+        self.observe: Callable[[str, torch.Tensor], None] = lambda clip, rows: None
         self.put_nothing(self.slots)
 
     def put(self, slot: int, rows: torch.Tensor) -> None:
@@ -68,26 +69,6 @@ class AudioRows(nn.Module):
         n = min(len(rows), self.positions)
         place[:n] = rows[:n]
         place[n:].zero_()
-
-    def keep(self, clip: str, rows: torch.Tensor) -> None:
-        """Keep the rows [n, dim] of a clip, by its identifier, if `voxtral-serve draft train` collects them."""
-        if self.kept is not None:
-            self.kept[clip] = rows.to(torch.bfloat16, copy=True)  # the encoder computes the next clip in their place
-
-    def write(self, path: Path, clips: Sequence[str]) -> list[int]:
-        """Write the kept rows of these clips to a file, one clip after the other, and drop them.
-
-        The file has `rows`, bfloat16 [rows of all clips, dim], and is written as a whole or not at all. Returns the
-        number of rows of each clip. Raises KeyError for a clip that was not encoded since `kept` was set.
-        """
-        kept = self.kept or {}
-        rows = [kept[clip] for clip in clips]
-        partial = path.with_suffix(".partial")
-        save_file({"rows": torch.cat(rows).cpu()}, partial)
-        partial.replace(path)
-        for clip in clips:
-            del kept[clip]
-        return [len(each) for each in rows]
 
     def put_live(self, slot: int, live_slot: int, delay: int) -> None:
         """Let a request slot read the ring of a live session, whose delay is in token positions."""

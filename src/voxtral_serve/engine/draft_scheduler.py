@@ -2,7 +2,7 @@
 
 vLLM looks the number of drafts up once for each step, by the step's number of requests, in a list that it makes of
 `num_speculative_tokens_per_batch_size`. `Lookup` is in the list's place. The drafts are made at the end of the step and
-verified in the next one. Whether they are the head's or pads, the worker reads on the step (live_audio.LiveStep).
+verified in the next one. Whether they are the head's or pads, the worker reads on the step (drafter.wants_pads).
 
 While vLLM schedules ahead, drafts are placeholders here, and the requests' counts of tokens are as if all of them were
 right, until the step's output comes.
@@ -15,7 +15,6 @@ from vllm.logger import init_logger
 
 from voxtral_serve.engine import drafter
 from voxtral_serve.engine.draft_watch import TEXT, Choice, DraftWatch
-from voxtral_serve.engine.live_audio import STEP, step_of
 
 logger: logging.Logger = init_logger("vllm.voxtral_serve.drafts")
 VERIFIES = "voxtral_serve_verifies"  # attribute of vLLM's SchedulerOutput: the Choice whose drafts the step verifies
@@ -62,7 +61,7 @@ class DraftCounts:
         if running := len(output.num_scheduled_tokens):
             setattr(output, VERIFIES, self.drafted)
             self.drafted = self.lookup.choice
-            setattr(output, STEP, step_of(output)._replace(pads=self.drafted.pads))
+            setattr(output, drafter.PADS, self.drafted.pads)
             if (line := self.watch.report(running)) is not None:
                 logger.info(line)
         return output

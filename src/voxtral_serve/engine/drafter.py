@@ -35,10 +35,10 @@ from voxtral_serve import shims
 from voxtral_serve.engine.audio_rows import AudioRows
 from voxtral_serve.engine.draft_network import FILE, Head, HeadError, read_facts, tokenizer_hash
 from voxtral_serve.engine.draft_stream import DraftTokens, gather, gathered
-from voxtral_serve.engine.live_audio import step_of
 from voxtral_serve.engine.names import DRAFT_HEAD, DRAFTER, PAD_DRAFTER
 
 logger = init_logger("vllm.voxtral_serve.drafts")
+PADS = "voxtral_serve_pads"  # attribute of vLLM's SchedulerOutput: whether its step drafts pads despite a drafter
 # 0.20.0 has an early Model Runner V2, which it does not use by default.
 V1 = shims.installed("vllm") == "0.20.0"
 
@@ -56,6 +56,11 @@ def is_ours(vllm_config: VllmConfig) -> bool:
     """Whether `speculative_config.model` names Drafter or PadDrafter."""
     config = vllm_config.speculative_config
     return config is not None and config.model in (DRAFTER, PAD_DRAFTER)
+
+
+def wants_pads(scheduled: Any) -> bool:
+    """Whether the scheduler has chosen pads for a step, vLLM's SchedulerOutput, although there is a drafter."""
+    return bool(getattr(scheduled, PADS, False))
 
 
 def pads(vllm_config: VllmConfig, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -160,7 +165,7 @@ class Drafter:
         drafts beyond the context."""
         scheduled, count = self.slots.scheduled, len(sampled_token_ids)
         number = scheduled.num_spec_tokens_to_schedule
-        if self.tokens is None or not number or step_of(scheduled).pads:
+        if self.tokens is None or not number or wants_pads(scheduled):
             drafts = [self.draft[:number]] * count
         else:
             self.tokens.run()

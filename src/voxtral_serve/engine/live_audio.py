@@ -43,12 +43,10 @@ class LiveStep(NamedTuple):
 
     parts: by request id.
     preempted: requests that were preempted since the last step that had tokens; vLLM's own field has those of one step.
-    pads: whether the worker drafts pads although it has a drafter.
     """
 
     parts: Mapping[str, LivePart] = {}
     preempted: Set[str] = frozenset()
-    pads: bool = False
 
 
 def step_of(scheduled: Any) -> LiveStep:

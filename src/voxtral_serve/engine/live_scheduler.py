@@ -23,7 +23,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from voxtral_serve.engine.live_audio import AHEAD, FAULTS, STEP, LivePart, SessionAudio, step_of
+from voxtral_serve.engine.live_audio import AHEAD, FAULTS, STEP, LivePart, LiveStep, SessionAudio
 from voxtral_serve.engine.session import NAME, OPTION, SESSION, SessionShape
 
 logger = init_logger("vllm.voxtral_serve.live")
@@ -191,7 +191,7 @@ class LiveSessions:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         output = self._schedule(*args, **kwargs)
         parts = self._parts(output.num_scheduled_tokens)
-        setattr(output, STEP, step_of(output)._replace(parts=parts, preempted=self.untold))
+        setattr(output, STEP, LiveStep(parts, self.untold))
         if output.num_scheduled_tokens:
             self.untold = set()
         self._drop_drafts(output.num_scheduled_tokens)

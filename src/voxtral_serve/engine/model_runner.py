@@ -50,7 +50,7 @@ class Slots:
             clips = [runner.encoder_cache[name] for name in names]
             self._begin(request, clips, step.parts.get(request))
             for name, clip in zip(names, clips, strict=True):
-                self.rows.keep(name, clip)
+                self.rows.observe(name, clip)
         if self.live is not None and step.parts:
             self.rows.faults |= self.live.encode(step.parts)
             if self.drafts is not None:

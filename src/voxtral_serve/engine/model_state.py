@@ -77,7 +77,7 @@ class RowsState(DefaultModelState):
         for slot, clip in self.begun:
             rows = self.encoder_cache.encoder_outputs[clip]
             self.rows.put(slot, rows)
-            self.rows.keep(clip, rows)
+            self.rows.observe(clip, rows)
             if self.drafts is not None:
                 self.drafts.begin(slot, len(rows))
         self.begun.clear()

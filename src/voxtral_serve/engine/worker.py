@@ -5,10 +5,6 @@ vLLM's option `worker_cls` names it. The config hook of the model sets the optio
 
 import copy
 import os
-import select
-import signal
-import threading
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,10 +53,9 @@ class EncodeOnceWorker:
     def execute_model(self, scheduler_output: Any) -> Any:
         state = getattr(self.model_runner, "model_state", None)
         if state is not None:
-            step = step_of(scheduler_output)
-            state.parts = step.parts
+            state.parts = step_of(scheduler_output).parts
             if drafter.is_ours(self.vllm_config):
-                self.model_runner.speculator.only_pads = step.pads
+                self.model_runner.speculator.only_pads = drafter.wants_pads(scheduler_output)
             state.encode_ahead(scheduler_output)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
@@ -72,31 +67,6 @@ class EncodeOnceWorker:
             return output
         faults, rows.faults = rows.faults, {}
         return with_faults(output, faults)
-
-    def keep_rows(self, caller: int) -> None:
-        """Keep the audio rows of all clips from now on, for `voxtral-serve draft train`, whose process id is `caller`.
-
-        The engine ends with that process: vLLM's would outlive a SIGKILL, and with it the GPU's memory. Ctrl-C reaches
-        both, and is the caller's.
-        """
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self.model_runner.get_model().audio_rows.kept = {}
-        threading.Thread(target=end_with, args=(caller, os.getppid()), daemon=True).start()
-
-    def write_rows(self, path: str, clips: list[str]) -> list[int]:
-        """Write the kept rows of these clips to a file (`AudioRows.write`). Returns the number of rows of each clip."""
-        written: list[int] = self.model_runner.get_model().audio_rows.write(Path(path), clips)
-        return written
-
-
-def end_with(caller: int, parent: int) -> None:
-    """Wait for the end of a process, and end this one; also its parent, the engine, if a worker has its own process."""
-    ended = select.poll()
-    ended.register(os.pidfd_open(caller), select.POLLIN)
-    ended.poll()
-    if parent != caller:
-        os.kill(parent, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def with_faults(output: Any, faults: dict[str, str]) -> Any:
