@@ -3,8 +3,9 @@
     python -m tools.tables            # writes them
     python -m tools.tables --check    # changes nothing; exit status 1 if a page is stale
 
-The figures are those of `python -m bench gpu report`: one file, one GPU, one run. `gpus` also has the bounds of GPUs
-that were not measured (bench.gpu.bounds). The tables of patches and of fields are made of the code's own records.
+The figures are those of `python -m bench gpu report`: each table of one file, one GPU, one run. `gpus` also has the
+bounds of GPUs that were not measured (bench.gpu.bounds). The tables of patches and of fields are made of the code's
+own records.
 """
 
 import argparse
@@ -28,10 +29,11 @@ from voxtral_serve.patches import every
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = "bench/results/report-h200.json"
+STOCK = "bench/results/stock-h200.json"  # a report of 2.0.0, whose profiles/fast.yaml has no drafts
 SPEECH = "bench/results/speech-h200.json"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-SPEED = ("contest@1", "stock-full@1", "fast@1", "stock-full@64", "fast@64", "throughput@256")
-CONTEST = SPEED[0]  # the only row that a report may lack
+SPEED = ("fast-plain@1", "fast@1", "fast-plain@64", "fast@64", "throughput-plain@256", "throughput@256")
+OF_STOCK = ("contest@1", "stock-full@1", "fast@1", "stock-full@64", "fast@64")
 LIVE = "realtime@150live"
 PLAIN = {"fast": "fast-plain", "throughput": "throughput-plain", "useless": "throughput-plain"}  # the same, no drafts
 HOURS, DOLLARS = 100_000, 3.0  # of an archive; for an hour of a GPU
@@ -53,13 +55,13 @@ class Reports:
             raise ValueError(f"{told}: make it on a GPU with `python -m bench gpu report --out {name}`") from None
         return content
 
-    def row(self, name: str) -> dict[str, Any]:
+    def row(self, name: str, file: str = REPORT) -> dict[str, Any]:
         """The row of this name. Raises ValueError if it was not measured, or had a failed request."""
-        for row in self.read(REPORT)["rows"]:
+        for row in self.read(file)["rows"]:
             if row["row"] == name and not row["failed"]:
                 found: dict[str, Any] = row
                 return found
-        raise ValueError(f"{REPORT} has no row {name!r} without failures: run its `bench gpu report` again")
+        raise ValueError(f"{file} has no row {name!r} without failures: run its `bench gpu report` again")
 
     def has(self, name: str) -> bool:
         return any(row["row"] == name for row in self.read(REPORT)["rows"])
@@ -74,11 +76,11 @@ class Reports:
         """The content of every file report-NAME.json."""
         return [json.loads(path.read_bytes()) for path in sorted((self._root / REPORT).parent.glob("report-*.json"))]
 
-    def source(self) -> str:
-        content = self.read(REPORT)
+    def source(self, file: str = REPORT) -> str:
+        content = self.read(file)
         gpu = ", ".join(content["machine"]["gpu"] or ["no GPU"])
         when = f"{content['date_utc'][:10]}, commit {content['machine']['git_commit'][:7]}"
-        return f"{gpu}, vLLM {content['rows'][0]['vllm']}, random weights of full size, {when} (`{REPORT}`)."
+        return f"{gpu}, vLLM {content['rows'][0]['vllm']}, random weights of full size, {when} (`{file}`)."
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -111,17 +113,26 @@ def small(value: float | None) -> str:
 Table = Callable[[Reports], str]
 
 
+SPEEDS = ("configuration", "requests at once", "P50 ms", "RTFx", "J per s of audio")
+
+
+def of_speed(row: Mapping[str, Any], server: str) -> tuple[str, ...]:
+    cells = (figure(row["p50_ms"]), small(row["rtfx"]), small(row["joules_per_audio_second"]))
+    return (TITLES[server], str(row["in_flight"]), *cells)
+
+
 def speed(reports: Reports) -> str:
-    lines, names = [], [name for name in SPEED if name != CONTEST or reports.has(name)]
-    for row in map(reports.row, names):
-        cells = (figure(row["p50_ms"]), small(row["rtfx"]), small(row["joules_per_audio_second"]))
-        lines.append((TITLES[row["server"]], str(row["in_flight"]), *cells))
+    lines = [of_speed(row, row["server"]) for row in map(reports.row, SPEED)]
     row = reports.row(LIVE)
     cells = (f"lag {pair(row['lag_ms'])} (P99)", "-", small(row["joules_per_audio_second"]))
     lines.append((f"{TITLES['realtime']}, live", f"{row['sessions']} sessions", *cells))
-    heads = ("configuration", "requests at once", "P50 ms", "RTFx", "J per s of audio")
-    note = f" The first row has {reports.row(CONTEST)['clips']} clips." if CONTEST in names else ""
-    return f"{markdown(heads, lines)}\n\n{reports.source()}{note}"
+    return f"{markdown(SPEEDS, lines)}\n\n{reports.source()}"
+
+
+def stock(reports: Reports) -> str:
+    rows = [reports.row(name, STOCK) for name in OF_STOCK]
+    lines = [of_speed(row, PLAIN.get(row["server"], row["server"])) for row in rows]
+    return f"{markdown(SPEEDS, lines)}\n\n{reports.source(STOCK)} The first row has {rows[0]['clips']} clips."
 
 
 def general(row: Mapping[str, Any]) -> bool:
@@ -172,18 +183,18 @@ def drafts(reports: Reports) -> str:
         plain = f"{PLAIN.get(row['server'])}@{row['in_flight']}"
         if row["server"].startswith("pico") or reports.has(plain):
             without = reports.row(plain) if reports.has(plain) else {}
-            cells = [small(each.get(name)) for name in ("p50_ms", "rtfx") for each in (without, row)]
+            names = ("p50_ms", "rtfx", "joules_per_audio_second")
+            cells = [small(each.get(name)) for name in names for each in (without, row)]
             steps = figure(row.get("tokens_per_step"), 2)
             lines.append((TITLES[row["server"]], str(row["in_flight"]), steps, *cells))
-    if not lines:
-        return "Not measured on a GPU yet."
-    heads = ("configuration", "in flight", "tokens a step", "P50 ms without drafts", "with", "RTFx without", "with")
+    heads = ["configuration", "in flight", "tokens a step", "P50 ms without drafts", "with", "RTFx without", "with"]
+    heads += ["J per s of audio without", "with"]
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 
 
 def archive(reports: Reports) -> str:
     lines = []
-    for row in map(reports.row, ("stock-full@64", "fast@64", "throughput@256")):
+    for row in map(reports.row, ("fast-plain@64", "fast@64", "throughput@256")):
         hours = HOURS / row["rtfx"]
         energy = row["joules_per_audio_second"] and row["joules_per_audio_second"] * HOURS / 1000  # kWh
         cells = (small(row["rtfx"]), figure(hours), figure(hours * DOLLARS), figure(energy))
@@ -191,17 +202,6 @@ def archive(reports: Reports) -> str:
     dollars = f"$ at {DOLLARS:g} an hour"
     heads = ("configuration", "in flight", "RTFx", f"GPU hours for {HOURS:,} hours", dollars, "kWh of the GPU")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
-
-
-def summary(reports: Reports) -> str:
-    lines = []
-    for what, stock, ours in (("one request", "stock-full@1", "fast@1"), ("64 requests", "stock-full@64", "fast@64")):
-        for name, unit in (("p50_ms", "P50 ms"), ("rtfx", "RTFx")):
-            cells = (small(reports.row(row)[name]) for row in (stock, ours))
-            lines.append((f"{what}: {unit}", *cells))
-    row = reports.row(LIVE)
-    lines.append((f"{row['sessions']} live sessions: lag ms, P50 / P99", "-", pair(row["lag_ms"])))
-    return f"{markdown(('', 'stock vLLM', 'this repository'), lines)}\n\n{reports.source()}"
 
 
 def speech(reports: Reports) -> str:
@@ -261,11 +261,11 @@ def stages(_: Reports) -> str:
 
 PAGES: dict[str, dict[str, Table]] = {
     "README.md": {"speed": speed},
-    "docs/pages/performance.md": {"uploads": uploads, "live": live, "start": start},
+    "docs/pages/performance.md": {"stock": stock, "uploads": uploads, "live": live, "start": start},
     "docs/pages/drafts.md": {"drafts": drafts},
     "docs/pages/gpus.md": {"gpus": gpus},
     "docs/pages/batch.md": {"archive": archive},
-    "docs/pages/index.md": {"summary": summary},
+    "docs/pages/index.md": {"speed": speed},
     "docs/pages/speech-synthesis.md": {"speech": speech},
     "docs/pages/checkpoints.md": {"patches": patches},
     "docs/pages/monitoring.md": {"stages": stages},

@@ -27,6 +27,7 @@ from bench import BenchError
 from bench.answers import Row
 from bench.gpu.plan import Item, Sessions, Uploads
 from bench.measure import spread
+from bench.metrics import server_ms
 from mistral_layout.audio import PROMPT_TOKENS, n_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +88,6 @@ TITLES = {
     "stock-full": "stock, full CUDA graphs",
     "fast": "`profiles/fast.yaml`",
     "fast-plain": "`profiles/fast.yaml` without drafts",
-    "drafts": "`profiles/throughput.yaml` with drafts of pads",
     "throughput": "`profiles/throughput.yaml`",
     "throughput-plain": "`profiles/throughput.yaml` without drafts",
     "useless": "`profiles/throughput.yaml` with a random drafter",
@@ -298,6 +298,7 @@ def figures(
     `ms_per_token`: sum of the latencies of the completed requests / `tokens`. At concurrency 1, this is the time per
     token including upload, encoder and HTTP. Above, it is the time that a request waits for each of its tokens.
     `rtfx`: seconds of completed audio / `wall_s`, the time from the start of the first request to the end of the last.
+    `server_ms`: P50 of each stage of the server, if it says them (Server-Timing).
     `joules_per_audio_second`: energy of the whole GPU in this time, including idle power, / seconds of audio.
     """
     done = [row for row in answers if row.error is None and row.latency_ms is not None]
@@ -322,4 +323,5 @@ def figures(
         "tokens_expected": sum(clip_tokens[row.id] for row in answers),
         "audio_s": round(audio_s, 3),
         "wall_s": wall_s,
+        "server_ms": server_ms(done),
     }

@@ -708,7 +708,7 @@ def test_the_drafter_is_counted(full: Path, drafter: int, monkeypatch: pytest.Mo
     assert report.problems == []
     size = 2 * (drafter + 30_000 * 3072) + 4 * 65 * (1024 + 1 + 15)
     assert row(report, "drafts") == f"up to 15 a step, by the drafter of this checkpoint: {size / MIB:.2f} MiB"
-    assert row(report, "not counted").endswith("vLLM measures them when it starts, about 3.63 GiB on an H200")
+    assert row(report, "not counted").endswith("vLLM measures them when it starts, about 3.20 GiB on an H200")
 
 
 @newest
@@ -729,14 +729,16 @@ def documented(gpu: str) -> tuple[float, list[str]]:
 
 @newest
 @pytest.mark.usefixtures("drafter")
-@pytest.mark.parametrize("gpu", ["24 GB", "16 GB"])
-def test_the_default_profile_fits_a_small_gpu_with_drafts(gpu: str, full: Path) -> None:
+@pytest.mark.parametrize(("gpu", "others"), [("24 GB", "3.20"), ("16 GB", "2.83")])
+def test_the_default_profile_fits_a_small_gpu_with_drafts(gpu: str, others: str, full: Path) -> None:
     """As the page says: 24 GB as it is, 16 GB with fewer requests and live sessions, and not without these options."""
     gib, words = documented(gpu)
     report = check_all(ROOT / "profiles/fast.yaml", full, [*GPU_BLOCKS, *words], device=other_gpu(gib))
     assert report.problems == []
     assert row(report, "drafts").startswith("up to 15 a step, by the drafter of this checkpoint: ")
-    assert row(report, "others") == "3.63 GiB for activations, CUDA graphs and PyTorch's own buffers, as on an H200"
+    assert (
+        row(report, "others") == f"{others} GiB for activations, CUDA graphs and PyTorch's own buffers, as on an H200"
+    )
     assert row(report, "device") == f"a GPU with {gib:g} GiB: {gib:.2f} GiB in total, as --gpu says"
     assert row(report, "room for").startswith("about ")
     if words:

@@ -85,6 +85,17 @@ def test_a_useless_head_ends_near_the_best_without_it(running: int, pads: Sequen
     assert watched <= 1.05 * min(time_per_token(choice, running, steps(running), NONE, pads) for choice in fixed)
 
 
+def test_a_useless_head_is_given_up_at_once() -> None:
+    """In fewer steps than a clip has tokens, also alone, where no draft after the first one is ever reached."""
+    watch, heard = DraftWatch([0, 15], True, PAD), 0
+    for _ in range(100):
+        watch.text([WORD] * CLIP)  # pads are of no use, either
+    while watch.best(1, 15) != Choice(False, 0):
+        watch.heard([0], 15)
+        heard += 1
+    assert 10 < heard < 100
+
+
 @pytest.mark.parametrize("running", RUNNING)
 def test_a_good_head_drafts_what_the_schedule_has(running: int) -> None:
     watch = DraftWatch(SCHEDULE, True, PAD)
@@ -141,7 +152,7 @@ def test_a_change_is_reported_once() -> None:
     watch.heard([0] * 10**5, 15)
     (line,) = filter(None, (watch.report(16) for _ in range(9 * PATIENCE)))
     assert line == (
-        "drafts: pads for 16 running requests. 0% of the first guesses were right, 1.02 tokens a step with 15; 2.00 "
+        "drafts: pads for 16 running requests. 0% of the first guesses were right, 1.00 tokens a step with 15; 2.00 "
         "tokens a step with 15 pads. `voxtral-serve draft train` trains a drafter, which guesses, with your own audio"
     )
     # Requests that come and go change the choice as well: ever fewer lines say so.

@@ -40,7 +40,8 @@ def checkout(tmp_path: Path) -> Path:
     content |= {"rows": list(map(prepared, rows.REPORT)), "configs": {"fast": {"config": fast}}}
     (tmp_path / tables.REPORT).parent.mkdir(parents=True)
     (tmp_path / tables.REPORT).write_text(json.dumps(content))
-    shutil.copy(tables.ROOT / tables.SPEECH, tmp_path / tables.SPEECH)
+    for name in (tables.SPEECH, tables.STOCK):
+        shutil.copy(tables.ROOT / name, tmp_path / name)
     for page, made in tables.PAGES.items():
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         marks = "\n\nbetween\n\n".join(f"<!-- table: {name} -->\n<!-- end -->" for name in made)
@@ -65,17 +66,18 @@ def test_each_page_has_its_tables(checkout: Path, capsys: pytest.CaptureFixture[
     assert "NVIDIA H200, vLLM 0.32.0, random weights" in readme[-5]
     assert "(`bench/results/report-h200.json`)" in readme[-5]
     pages = {name: (checkout / name).read_text() for name in tables.PAGES}
-    assert live in pages["docs/pages/performance.md"]
+    assert "| stock, full CUDA graphs | 1 | 698 | 13.8 | 24.8 |" in pages["docs/pages/performance.md"]
+    assert "| `profiles/fast.yaml` without drafts | 1 | 353 | 26.6 | 18.9 |" in pages["docs/pages/performance.md"]
     assert "| `profiles/fast.yaml` | 46 | - | 21.7 |" in pages["docs/pages/performance.md"]
     assert (
         "pico" not in pages["docs/pages/performance.md"] and "random drafter" not in pages["docs/pages/performance.md"]
     )
     drafts = pages["docs/pages/drafts.md"].splitlines()
-    assert "| `profiles/fast.yaml` | 16 | 2.50 | 1,234 | 1,234 | 64.0 | 64.0 |" in drafts
-    assert "| pico with a random drafter | 64 | 2.50 | - | 1,234 | - | 256 |" in drafts
+    assert "| `profiles/fast.yaml` | 16 | 2.50 | 1,234 | 1,234 | 64.0 | 64.0 | 0.72 | 0.72 |" in drafts
+    assert "| pico with its drafter | 64 | 2.50 | - | 1,234 | - | 256 | - | 0.72 |" in drafts
     assert sum("without drafts" in line for line in drafts) == 1  # the head of the table
     assert "| `profiles/throughput.yaml` | 256 | 1,024 | 98 | 293 | 72 |" in pages["docs/pages/batch.md"]
-    assert "| 150 live sessions: lag ms, P50 / P99 | - | 32 / 155 |" in pages["docs/pages/index.md"]
+    assert "| `profiles/fast.yaml` | 64 | 1,234 | 256 | 0.72 |" in pages["docs/pages/index.md"]
 
 
 def test_bounds_of_a_gpu(checkout: Path) -> None:

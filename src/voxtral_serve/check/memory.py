@@ -25,7 +25,7 @@ from voxtral_serve.engine.names import ENCODE_ONCE
 EAGER_BYTES = 1_250_000_000
 STOCK_BYTES = 3_500_000_000  # vLLM's own model with full CUDA graphs
 ENCODE_ONCE_BYTES = 2_400_000_000
-DRAFTS_BYTES = 1_500_000_000  # more with drafts: graphs for each number of them, and logits
+DRAFTS_BYTES = 500_000_000  # more with drafts: graphs for each number of them
 LIVE_ROWS = 8  # of a session that one pass of the encoder computes at most (LiveEncoder)
 
 
@@ -56,7 +56,7 @@ class MemoryNeeds:
         row = (held.params["dim"] if options.encode_once else encoder["dim"] * pooled) * plan.element_bytes
         audio_rows = plan.audio_rows * row if options.encode_once else 0
         sessions = _session_bytes(encoder, pooled, plan) if options.encode_once and plan.sessions else 0
-        drafter, others = _drafter_bytes(held, plan), _other_bytes(options, plan)
+        drafter, others = _drafter_bytes(held, plan), _other_bytes(options, held, plan)
         return cls(weights, quantized, plan.encoder_cache * row, audio_rows, sessions, drafter, others, kv)
 
 
@@ -81,12 +81,14 @@ def _drafter_bytes(held: Checkpoint, plan: Plan) -> int:
     return (network + embeddings) * plan.element_bytes + 4 * guesses
 
 
-def _other_bytes(options: ServeOptions, plan: Plan) -> int:
+def _other_bytes(options: ServeOptions, held: Checkpoint, plan: Plan) -> int:
     if options.values.enforce_eager:
         return EAGER_BYTES
     if not options.encode_once:
         return STOCK_BYTES
-    return ENCODE_ONCE_BYTES + (DRAFTS_BYTES if plan.drafts else 0)
+    # vLLM's warm-up has float32 logits for all drafts of all requests.
+    logits = 4 * held.params["vocab_size"] * plan.max_num_seqs * (1 + plan.drafts)
+    return ENCODE_ONCE_BYTES + (DRAFTS_BYTES + logits if plan.drafts else 0)
 
 
 def check_memory(

@@ -6,7 +6,8 @@ of draft_network), pads, and none, with each number of drafts that the schedule 
 `choose` returns what makes most tokens for the cost.
 
 head   A step that verifies drafts of the head shows how many were right. Of draft i, `right` is the share that was
-       right where all before it were, a moving average; s_i is the product of the first i.
+       right where all before it were: a mean at first, later a moving average; s_i is the product of the first i.
+       A draft that no step has reached is taken to be as good as the one before it.
 pads   No pad has to be drafted: a text shows the steps in which pads would have made it. n - 1 pads and the token after
        them take n / (drafts + 1) steps, rounded up.
 
@@ -26,6 +27,7 @@ PROBE = 64  # 1.6 % of the steps
 MEMORY = 256  # drafts after which a moving average has forgotten 63 % of what it was
 TEXT = 2048  # the same, in tokens of texts: 15 clips of 10 s
 START = 0.9  # `right` of a head that has not drafted yet: its number of drafts falls until they are right
+DOUBT = 16  # drafts that START counts as
 PATIENCE = 512  # steps in which a choice has to stay before it is reported; twice as many after each report
 
 
@@ -52,6 +54,7 @@ class DraftWatch:
         self.schedule, self.pad = [*schedule], pad
         self.counts = sorted({*schedule[1:]} - {0})
         self.right = [START] * max(self.counts, default=0) if head else []
+        self.known = [DOUBT] * len(self.right)  # drafts that `right` is the mean of
         self.of_head = self._of_head()  # tokens of a request in a step, by number of drafts
         self.of_pads = {count: min(1 + 0.34 * count, 2.0) for count in self.counts}  # about pico's
         self.steps = 0
@@ -72,9 +75,13 @@ class DraftWatch:
         for draft in range(count):
             if not tried:
                 break
-            right = tried - ended[draft]
-            self.right[draft] += (right - tried * self.right[draft]) / (MEMORY + tried)
+            right, known = tried - ended[draft], self.known[draft]
+            self.right[draft] += (right - tried * self.right[draft]) / (known + tried)
+            self.known[draft] = min(known + tried, MEMORY)
             tried = right
+        for draft in range(1, len(self.right)):
+            if self.known[draft] == DOUBT:
+                self.right[draft] = self.right[draft - 1]
         self.of_head = self._of_head()
 
     def text(self, tokens: Sequence[int]) -> None:
