@@ -265,7 +265,6 @@ PAGES: dict[str, dict[str, Table]] = {
     "docs/pages/drafts.md": {"drafts": drafts},
     "docs/pages/gpus.md": {"gpus": gpus},
     "docs/pages/batch.md": {"archive": archive},
-    "docs/pages/index.md": {"speed": speed},
     "docs/pages/speech-synthesis.md": {"speech": speech},
     "docs/pages/checkpoints.md": {"patches": patches},
     "docs/pages/monitoring.md": {"stages": stages},

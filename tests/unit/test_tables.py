@@ -77,7 +77,6 @@ def test_each_page_has_its_tables(checkout: Path, capsys: pytest.CaptureFixture[
     assert "| pico with its drafter | 64 | 2.50 | - | 1,234 | - | 256 | - | 0.72 |" in drafts
     assert sum("without drafts" in line for line in drafts) == 1  # the head of the table
     assert "| `profiles/throughput.yaml` | 256 | 1,024 | 98 | 293 | 72 |" in pages["docs/pages/batch.md"]
-    assert "| `profiles/fast.yaml` | 64 | 1,234 | 256 | 0.72 |" in pages["docs/pages/index.md"]
 
 
 def test_bounds_of_a_gpu(checkout: Path) -> None:
@@ -119,10 +118,10 @@ def test_without_a_report_it_says_how_to_make_it(checkout: Path, capsys: pytest.
 
 
 def test_other_marks_are_an_error(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = checkout / "docs/pages/index.md"
+    page = checkout / "docs/pages/batch.md"
     page.write_text("<!-- table: totals -->\n<!-- end -->\n")
     assert tables.main([], checkout) == 1
-    assert "docs/pages/index.md: marks of the tables ['totals']: expected" in capsys.readouterr().err
+    assert "docs/pages/batch.md: marks of the tables ['totals']: expected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
