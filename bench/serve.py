@@ -20,8 +20,9 @@ def stay_up(config: Path, directory: Path, port: int, flags: Sequence[str] = ())
             model = "MODEL" if keyed else models.json()["data"][0]["id"]
             key = ' -H "Authorization: Bearer KEY"' if keyed else ""
             name = "with a key" if keyed else model
+            page = engine.get(server.url, timeout_s=10).headers.get("content-type", "").startswith("text/html")
             print(f"Serving {name} at {server.url} (this machine only). Press Ctrl-C to stop.")
-            if engine.get(server.url, timeout_s=10).headers.get("content-type", "").startswith("text/html"):
+            if page:
                 print(f"To try it in a browser: {server.url}")
             print("In another terminal:\n")
             print(f"  curl {server.url}/v1/audio/transcriptions{key} -F model={model} -F file=@{SAMPLE}\n", flush=True)

@@ -515,6 +515,11 @@ def test_the_options_of_the_engine(on_gpu: bool) -> None:
     }
 
 
+def test_a_worker_extension_of_the_user_is_refused() -> None:
+    with pytest.raises(DraftError, match="--worker-extension-cls my.Own: the training has its own; remove it"):
+        engine.options(PICO, ("--worker-extension-cls", "my.Own"), False)
+
+
 def test_too_little_space_is_found_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clips = ten_minutes(tmp_path / "clips")
     job = run.Job(TrainJob((clips,), PICO, tmp_path / "head.safetensors"))

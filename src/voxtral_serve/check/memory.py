@@ -21,7 +21,8 @@ from voxtral_serve.checkpoint import Checkpoint, CheckpointError, OtherModel
 from voxtral_serve.checkpoint.headers import read_header
 from voxtral_serve.engine.names import ENCODE_ONCE
 
-# Activations, CUDA graphs and the CUDA context of an H200 (bench/results/report-h200.json): peak memory less the rest
+# Activations, CUDA graphs and the CUDA context of an H200: peak memory less the rest (bench/results/report-h200.json,
+# stock-h200.json)
 EAGER_BYTES = 1_250_000_000
 STOCK_BYTES = 3_500_000_000  # vLLM's own model with full CUDA graphs
 ENCODE_ONCE_BYTES = 2_400_000_000

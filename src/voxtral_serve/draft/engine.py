@@ -24,7 +24,7 @@ POSITIONS = 512  # of the longest clip, 37 s; longer recordings are cut
 # As profiles/fast.yaml has them, with fewer sizes, because the start waits for each.
 GRAPHS = {
     "cudagraph_mode": "FULL",
-    "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512],
+    "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 40, 64, 96, 128, 160, 192, 224, 256, 384, 512],
     "compile_sizes": [1],
 }
 OPTIONS = {
@@ -39,15 +39,20 @@ ON_CPU = {"max-num-seqs": 16, "dtype": "float32"}
 
 
 def options(checkpoint: Path, words: Sequence[str], on_gpu: bool) -> dict[str, Any]:
-    """Arguments of vllm.LLM. `words` are options of `vllm serve`, which precede those that are set here.
+    """Arguments of vllm.LLM. `words` are options of `vllm serve`, which take precedence over those that are set here.
 
-    Raises SystemExit(2), as vLLM's parser does, for options that it does not know.
+    Raises DraftError for a worker extension, of which vLLM has one, and SystemExit(2), as vLLM's parser does, for
+    options that it does not know.
     """
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="voxtral-serve draft train ... --"))
     ours = ["--model", str(checkpoint), "--no-use-tqdm-on-load", *([] if on_gpu else ["--enforce-eager"])]
     for name, value in (OPTIONS | (ON_GPU if on_gpu else ON_CPU)).items():
         ours += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
     arguments = EngineArgs.from_cli_args(parser.parse_args([*ours, *words]))
+    if arguments.worker_extension_cls:
+        raise DraftError(
+            f"--worker-extension-cls {arguments.worker_extension_cls}: the training has its own; remove it"
+        )
     return vars(arguments) | {
         "disable_log_stats": False,  # it counts drafts
         "worker_extension_cls": f"{RowsExtension.__module__}.{RowsExtension.__qualname__}",

@@ -7,7 +7,8 @@ of draft_network), pads, and none, with each number of drafts that the schedule 
 
 head   A step that verifies drafts of the head shows how many were right. Of draft i, `right` is the share that was
        right where all before it were: a mean at first, later a moving average; s_i is the product of the first i.
-       A draft that no step has reached is taken to be as good as the one before it.
+       A draft that no step has reached is taken to be as good as the one before it, so a few steps without a right one
+       end the head's drafts, until a probe has one.
 pads   No pad has to be drafted: a text shows the steps in which pads would have made it. n - 1 pads and the token after
        them take n / (drafts + 1) steps, rounded up.
 
@@ -54,7 +55,7 @@ class DraftWatch:
         self.schedule, self.pad = [*schedule], pad
         self.counts = sorted({*schedule[1:]} - {0})
         self.right = [START] * max(self.counts, default=0) if head else []
-        self.known = [DOUBT] * len(self.right)  # drafts that `right` is the mean of
+        self.known = [0] * len(self.right)  # drafts that were verified, by place; at most MEMORY
         self.of_head = self._of_head()  # tokens of a request in a step, by number of drafts
         self.of_pads = {count: min(1 + 0.34 * count, 2.0) for count in self.counts}  # about pico's
         self.steps = 0
@@ -75,12 +76,12 @@ class DraftWatch:
         for draft in range(count):
             if not tried:
                 break
-            right, known = tried - ended[draft], self.known[draft]
-            self.right[draft] += (right - tried * self.right[draft]) / (known + tried)
-            self.known[draft] = min(known + tried, MEMORY)
+            right, weight = tried - ended[draft], min(DOUBT + self.known[draft], MEMORY) + tried
+            self.right[draft] += (right - tried * self.right[draft]) / weight
+            self.known[draft] = min(self.known[draft] + tried, MEMORY)
             tried = right
         for draft in range(1, len(self.right)):
-            if self.known[draft] == DOUBT:
+            if not self.known[draft]:
                 self.right[draft] = self.right[draft - 1]
         self.of_head = self._of_head()
 
