@@ -516,7 +516,7 @@ def test_the_options_of_the_engine(on_gpu: bool) -> None:
 
 
 def test_a_worker_extension_of_the_user_is_refused() -> None:
-    with pytest.raises(DraftError, match="--worker-extension-cls my.Own: the training has its own; remove it"):
+    with pytest.raises(DraftError, match=r"--worker-extension-cls my\.Own: the training has its own; remove it"):
         engine.options(PICO, ("--worker-extension-cls", "my.Own"), False)
 
 
