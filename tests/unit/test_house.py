@@ -47,6 +47,7 @@ HOUSE = {
         ("voxtral_serve.checkpoint", "voxtral_serve.shims", "voxtral_serve.units"),
     ),
     "voxtral_serve.audio": Rule("Sound alone, whatever transcribes it.", ("voxtral_serve.units",)),
+    "voxtral_serve.speakers": Rule("Sound and times alone, in a process without vLLM.", never=("transformers", "vllm")),
     "voxtral_serve.transcript": Rule(
         "Text and times, whatever server they come from.", ("voxtral_serve.audio", "voxtral_serve.units")
     ),

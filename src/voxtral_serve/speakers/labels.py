@@ -1,0 +1,42 @@
+"""A speaker for each word of a recording."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from voxtral_serve.speakers import clusters
+from voxtral_serve.speakers.windows import Network, Span, Voices, voices
+
+
+def label(samples: np.ndarray, words: Sequence[Span], network: Network, number: int | None = None) -> list[int]:
+    """The speaker of each word, numbered from 0 in the order in which they speak first.
+
+    samples  float32 [n] at 16 kHz, between -1 and 1
+    words    start and end of each in seconds, in their order
+    number   of the speakers, 1 to clusters.MOST; None if it is not known
+    """
+    found = voices(samples, words, network)
+    return of_words(found, words, clusters.clusters(found.vectors, number))
+
+
+def of_words(found: Voices, words: Sequence[Span], labels: np.ndarray) -> list[int]:
+    """The speaker of each word from those of the windows: int [n]."""
+    if not len(labels):
+        return [0] * len(words)
+    means = clusters.centres(found.vectors, labels)
+    scores = found.vectors @ means.T
+    starts, ends = found.spans[:, 0], found.spans[:, 1]
+    speakers = []
+    for start, end in words:
+        overlap = np.minimum(ends, end) - np.maximum(starts, start)
+        over = overlap > 0
+        if not over.any():
+            over = np.arange(len(starts)) == np.abs(starts + ends - start - end).argmin()
+            overlap = np.ones(len(starts))
+        speakers.append(int((overlap[over] @ scores[over]).argmax()))
+    return _in_order(speakers)
+
+
+def _in_order(speakers: Sequence[int]) -> list[int]:
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(speaker, len(numbers)) for speaker in speakers]
