@@ -115,6 +115,9 @@ HOUSE = {
         ("bench", "pico", "voxtral_serve.engine.draft_network", "mistral_layout"),
         never=("vllm",),
     ),
+    "bench.speakers": Rule(
+        "It scores the labels themselves.", ("bench", "voxtral_serve.speakers"), never=("transformers", "vllm")
+    ),
     "bench.gpu.speech_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "mistral_layout"), never=("vllm",)),
     "bench.gpu.voxcpm2_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "voxtral_serve.check")),
     "pico.evaluate": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
