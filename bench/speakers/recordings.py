@@ -206,7 +206,7 @@ def _mixed(readers: dict[str, Path], mix: Mix) -> tuple[np.ndarray, list[Turn]]:
 def _write_words(audio: Path, out: Path) -> None:
     """Recognize the words with PocketSphinx. Many are wrong, and their times are right. Raises BenchError."""
     try:
-        from pocketsphinx import Decoder  # type: ignore[import-not-found,unused-ignore]
+        from pocketsphinx import Decoder
     except ImportError:
         raise BenchError("PocketSphinx is not installed: pip install pocketsphinx==5.1.1") from None
     decoder: Any = Decoder(samprate=RATE_HZ, loglevel="FATAL")

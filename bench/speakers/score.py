@@ -26,6 +26,7 @@ def score(folder: Path, device: str = "cpu") -> dict[str, Any]:
     """The figures of each recording in a folder that `recordings.make` wrote. Raises BenchError."""
     import torch
 
+    from voxtral_serve.audio.speech import Detector
     from voxtral_serve.speakers.campplus import CamPlusPlus
 
     torch.set_num_threads(1)
@@ -33,8 +34,8 @@ def score(folder: Path, device: str = "cpu") -> dict[str, Any]:
         entries = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
         raise BenchError(f"{folder / MANIFEST}: {error}") from None
-    network = CamPlusPlus(device)
-    recordings = [_scored(folder, entry, network) for entry in entries]
+    network, detector = CamPlusPlus(device), Detector()
+    recordings = [_scored(folder, entry, network, detector) for entry in entries]
     return {
         "schema_version": 1,
         "device": device,
@@ -44,9 +45,9 @@ def score(folder: Path, device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def _scored(folder: Path, entry: dict[str, Any], network: Any) -> dict[str, Any]:
-    from voxtral_serve.speakers import clusters
-    from voxtral_serve.speakers.labels import of_words
+def _scored(folder: Path, entry: dict[str, Any], network: Any, detector: Any) -> dict[str, Any]:
+    from voxtral_serve.audio.decode import Clip
+    from voxtral_serve.speakers.labels import labelled
     from voxtral_serve.speakers.windows import voices
 
     name = entry["name"]
@@ -56,10 +57,10 @@ def _scored(folder: Path, entry: dict[str, Any], network: Any) -> dict[str, Any]
     count = len({turn.speaker for turn in spoken})
     minutes = len(samples) / RATE_HZ / 60
     start = time.process_time()
-    found = voices(samples, spans, network)
+    found = voices(samples, detector.stretches(Clip(samples, RATE_HZ)), network)
     row: dict[str, Any] = {}
     for kind, number in (("unknown", None), ("given", count)):
-        labels = of_words(found, spans, clusters.clusters(found.vectors, number))
+        labels = labelled(found, spans, number)
         if kind == "unknown":
             cpu_s = time.process_time() - start
         wrong, counted = wrong_words(labels, spans, spoken)
@@ -136,8 +137,8 @@ def table(content: dict[str, Any]) -> str:
         wrong = [f"{100 * row[kind]['wrong_words'] / max(row['words'], 1):.1f}" for kind in ("unknown", "given")]
         mark = "" if row["chosen_on"] else " *"
         found = row["unknown"]
-        cells = (f"{row['name']}{mark}", f"{row['seconds']:.0f}", f"{row['speakers']}, {found['speakers']}", wrong[0])
-        cells += (f"{100 * found['der']:.1f}", wrong[1], f"{row['cpu_s_per_minute']:.1f}")
+        cells = [f"{row['name']}{mark}", f"{row['seconds']:.0f}", f"{row['speakers']}, {found['speakers']}", wrong[0]]
+        cells += [f"{100 * found['der']:.1f}", wrong[1], f"{row['cpu_s_per_minute']:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     for name in ("chosen_on", "held_out"):
         part = content[name]

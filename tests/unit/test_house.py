@@ -116,7 +116,9 @@ HOUSE = {
         never=("vllm",),
     ),
     "bench.speakers": Rule(
-        "It scores the labels themselves.", ("bench", "voxtral_serve.speakers"), never=("transformers", "vllm")
+        "It scores the labels themselves.",
+        ("bench", "voxtral_serve.audio", "voxtral_serve.speakers"),
+        never=("transformers", "vllm"),
     ),
     "bench.gpu.speech_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "mistral_layout"), never=("vllm",)),
     "bench.gpu.voxcpm2_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "voxtral_serve.check")),

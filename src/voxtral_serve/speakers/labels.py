@@ -8,15 +8,35 @@ from voxtral_serve.speakers import clusters
 from voxtral_serve.speakers.windows import Network, Span, Voices, voices
 
 
-def label(samples: np.ndarray, words: Sequence[Span], network: Network, number: int | None = None) -> list[int]:
+def label(
+    samples: np.ndarray, speech: Sequence[Span], words: Sequence[Span], network: Network, number: int | None = None
+) -> list[int]:
     """The speaker of each word, numbered from 0 in the order in which they speak first.
 
     samples  float32 [n] at 16 kHz, between -1 and 1
-    words    start and end of each in seconds, in their order
+    speech   start and end in seconds of its stretches of speech, in their order
+    words    start and end of each, in their order
     number   of the speakers, 1 to clusters.MOST; None if it is not known
     """
-    found = voices(samples, words, network)
-    return of_words(found, words, clusters.clusters(found.vectors, number))
+    return labelled(voices(samples, speech, network), words, number)
+
+
+def labelled(found: Voices, words: Sequence[Span], number: int | None = None) -> list[int]:
+    """The speaker of each word, as `label`, from the voices of the speech."""
+    used = _with_words(found, words)
+    return of_words(used, words, clusters.clusters(used.vectors, number))
+
+
+def _with_words(found: Voices, words: Sequence[Span]) -> Voices:
+    """The windows with a word in them: noises that were taken for speech make no speaker."""
+    if not words or not len(found.spans):
+        return Voices(found.spans[:0], found.vectors[:0])
+    starts, ends = np.array(words).T
+    ends = np.maximum.accumulate(ends)
+    # The first word that ends after the window's start begins before the window's end
+    following = np.searchsorted(ends, found.spans[:, 0], side="right")
+    used = np.append(starts, np.inf)[following] < found.spans[:, 1]
+    return Voices(found.spans[used], found.vectors[used]) if used.any() else found
 
 
 def of_words(found: Voices, words: Sequence[Span], labels: np.ndarray) -> list[int]:

@@ -1,4 +1,4 @@
-"""Windows of speech under the words of a recording, and the vectors of their voices."""
+"""Windows of the speech in a recording, and the vectors of their voices."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -8,7 +8,7 @@ import numpy as np
 from voxtral_serve.speakers.campplus import BINS, FRAME, HOP, RATE, spectrogram
 
 WINDOW_S, HOP_S = 1.5, 0.75
-GAP_S = 0.25  # words with a shorter pause between them are one stretch
+GAP_S = 0.25  # speech with a shorter pause is one stretch
 LEAST_S = 0.4  # a shorter stretch is widened to this on both sides
 STRETCH_S = 60.0  # a longer stretch is computed in parts
 FRAMES = 1 + (round(WINDOW_S * RATE) - FRAME) // HOP  # of a window
@@ -34,10 +34,10 @@ class Voices(NamedTuple):
     vectors: np.ndarray
 
 
-def stretches(words: Sequence[Span], seconds: float) -> list[Span]:
-    """Stretches of speech in a recording of this length: words, in their order, without the pauses between them."""
+def stretches(speech: Sequence[Span], seconds: float) -> list[Span]:
+    """Speech in its order, in a recording of this length, without short pauses and with short stretches widened."""
     found: list[Span] = []
-    for start, end in words:
+    for start, end in speech:
         if found and start - found[-1][1] < GAP_S:
             found[-1] = (found[-1][0], max(end, found[-1][1]))
         else:
@@ -59,11 +59,11 @@ def windows(stretch: Span) -> list[Span]:
     return [*found, (max(stretch[0], end - WINDOW_S), end)]
 
 
-def voices(samples: np.ndarray, words: Sequence[Span], network: Network) -> Voices:
-    """The windows and vectors of the speech in samples [n] at RATE. `words` are in their order, within it."""
+def voices(samples: np.ndarray, speech: Sequence[Span], network: Network) -> Voices:
+    """The windows of `speech`, stretches in their order, of samples [n] at RATE, and their vectors."""
     spans: list[Span] = []
     vectors: list[np.ndarray] = []
-    for stretch in stretches(words, len(samples) / RATE):
+    for stretch in stretches(speech, len(samples) / RATE):
         for part in _parts(windows(stretch)):
             features = _features(samples, part)
             if features is not None:
