@@ -47,14 +47,19 @@ HOUSE = {
         ("voxtral_serve.checkpoint", "voxtral_serve.shims", "voxtral_serve.units"),
     ),
     "voxtral_serve.audio": Rule("Sound alone, whatever transcribes it.", ("voxtral_serve.units",)),
-    "voxtral_serve.speakers": Rule("Sound and times alone, in a process without vLLM.", never=("transformers", "vllm")),
+    "voxtral_serve.speakers": Rule(
+        "Sound and times alone, in a process without vLLM.",
+        ("voxtral_serve.audio.decode_worker",),
+        never=("transformers", "vllm"),
+    ),
     "voxtral_serve.transcript": Rule(
         "Text and times, whatever server they come from.", ("voxtral_serve.audio", "voxtral_serve.units")
     ),
     "voxtral_serve.guard": Rule(
         "It runs in vLLM's API server, without the engine's code.",
         (
-            *("voxtral_serve.audio", "voxtral_serve.transcript", "voxtral_serve.shims", "voxtral_serve.units"),
+            *("voxtral_serve.audio", "voxtral_serve.speakers", "voxtral_serve.transcript"),
+            *("voxtral_serve.shims", "voxtral_serve.units"),
             *("voxtral_serve.keys", "voxtral_serve.logs"),
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
