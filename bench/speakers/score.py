@@ -5,77 +5,97 @@ the fewest words are wrong, and words while nobody speaks do not count. The diar
 with a collar of 0.25 s and with overlap: words of one label with pauses under TURN_S make a turn.
 """
 
+import asyncio
 import json
-import time
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import soundfile
 
 from bench import BenchError
 from bench.speakers.recordings import MANIFEST, RATE_HZ, Turn, turns, words
 
+OUT = "bench/results/speakers.json"
 TURN_S = 0.5
 COLLAR_S = 0.25  # around each boundary, on both sides
+SUMS = {"settings chosen on these": "chosen_on", "others\\*": "held_out", "AMI meetings of both": "meetings"}
 Span = tuple[float, float]
 
 
 def score(folder: Path, device: str = "cpu") -> dict[str, Any]:
-    """The figures of each recording in a folder that `recordings.make` wrote. Raises BenchError."""
-    import torch
+    """The figures of each recording in a folder that `recordings.make` wrote, and of the server's process that labels.
 
-    from voxtral_serve.audio.speech import Detector
-    from voxtral_serve.speakers.campplus import CamPlusPlus
-
-    torch.set_num_threads(1)
+    Raises BenchError.
+    """
     try:
         entries = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
         raise BenchError(f"{folder / MANIFEST}: {error}") from None
-    network, detector = CamPlusPlus(device), Detector()
-    recordings = [_scored(folder, entry, network, detector) for entry in entries]
+    recordings = asyncio.run(_all(folder, entries, device))
+    minutes = sum(each["seconds"] for each in recordings) / 60
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "device": device,
+        "cpu_s_per_minute": round(sum(each["cpu_s"] for each in recordings) / minutes, 2),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
         "recordings": recordings,
         "chosen_on": _together([each for each in recordings if each["chosen_on"]]),
         "held_out": _together([each for each in recordings if not each["chosen_on"]]),
+        "meetings": _together([each for each in recordings if each["source"].startswith("AMI")]),
     }
 
 
-def _scored(folder: Path, entry: dict[str, Any], network: Any, detector: Any) -> dict[str, Any]:
+async def _all(folder: Path, entries: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    from voxtral_serve.guard.labeller import LabelError, Labeller
+    from voxtral_serve.speakers.campplus import SIZE
+    from voxtral_serve.speakers.windows import Voices
+
+    labeller = Labeller(device)
+    try:
+        await labeller.labels(Voices(np.empty((0, 2)), np.empty((0, SIZE))), [])  # it starts
+        return [await _scored(folder, entry, labeller) for entry in entries]
+    except LabelError as error:
+        raise BenchError(str(error)) from None
+    finally:
+        await labeller.aclose()
+
+
+async def _scored(folder: Path, entry: dict[str, Any], labeller: Any) -> dict[str, Any]:
     from voxtral_serve.audio.decode import Clip
-    from voxtral_serve.speakers.labels import labelled
-    from voxtral_serve.speakers.windows import voices
+    from voxtral_serve.audio.speech import Detector
 
     name = entry["name"]
-    samples = soundfile.read(folder / f"{name}.wav", dtype="float32")[0]
+    clip = Clip(soundfile.read(folder / f"{name}.wav", dtype="float32")[0], RATE_HZ)
+    seconds = len(clip.samples) / RATE_HZ
     spoken = turns(folder / f"{name}.rttm")
-    spans = [span for span in words(folder / f"{name}.ctm") if span[1] <= len(samples) / RATE_HZ]
+    spans = [span for span in words(folder / f"{name}.ctm") if span[1] <= seconds]
     count = len({turn.speaker for turn in spoken})
-    minutes = len(samples) / RATE_HZ / 60
-    start = time.process_time()
-    found = voices(samples, detector.stretches(Clip(samples, RATE_HZ)), network)
+    speech = Detector().stretches(clip)
+    start = _cpu_s()
+    found = await labeller.voices(clip, speech)
     row: dict[str, Any] = {}
     for kind, number in (("unknown", None), ("given", count)):
-        labels = labelled(found, spans, number)
+        labels = await labeller.labels(found, spans, number)
         if kind == "unknown":
-            cpu_s = time.process_time() - start
+            cpu_s = _cpu_s() - start
         wrong, counted = wrong_words(labels, spans, spoken)
         row[kind] = {
             "speakers": len(set(labels)),
             "wrong_words": wrong,
-            "der": error_rate(labels, spans, spoken, 60 * minutes),
+            "der": error_rate(labels, spans, spoken, seconds),
         }
-    return entry | {
-        "seconds": round(60 * minutes, 1),
-        "speakers": count,
-        "words": counted,
-        "cpu_s_per_minute": round(cpu_s / minutes, 2),
-        **row,
-    }
+    times = {"seconds": round(seconds, 1), "cpu_s": round(cpu_s, 2)}
+    return entry | times | {"speakers": count, "words": counted, **row}
+
+
+def _cpu_s() -> float:
+    """Seconds of CPU that this process's children have had."""
+    times = [child.cpu_times() for child in psutil.Process().children()]
+    return sum(each.user + each.system for each in times)
 
 
 def _together(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -130,21 +150,20 @@ def error_rate(labels: Sequence[int], spans: Sequence[Span], spoken: Sequence[Tu
 
 
 def table(content: dict[str, Any]) -> str:
-    """The figures as a table of Markdown."""
-    lines = ["| recording | s | speakers, found | wrong words % | DER % | with the number: wrong % | CPU s/min |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    """The figures as a table of Markdown, and a sentence on the cost."""
+    parts = [(name, content[key]) for name, key in SUMS.items()]
+    lines = ["|recording|s|speakers, found|wrong words %|with their number %|DER %|", "|---|---|---|---|---|---|"]
     for row in content["recordings"]:
-        wrong = [f"{100 * row[kind]['wrong_words'] / max(row['words'], 1):.1f}" for kind in ("unknown", "given")]
-        mark = "" if row["chosen_on"] else " *"
+        name = row["name"] if row["chosen_on"] else f"{row['name']}\\*"
         found = row["unknown"]
-        cells = [f"{row['name']}{mark}", f"{row['seconds']:.0f}", f"{row['speakers']}, {found['speakers']}", wrong[0]]
-        cells += [f"{100 * found['der']:.1f}", wrong[1], f"{row['cpu_s_per_minute']:.1f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    for name in ("chosen_on", "held_out"):
-        part = content[name]
-        shares = [100 * part[kind]["wrong_words"] / max(part["words"], 1) for kind in ("unknown", "given")]
-        lines.append(
-            f"{name}: {part['right_number']} of {part['recordings']} right numbers; of {part['words']} words "
-            f"{shares[0]:.1f} % wrong, {shares[1]:.1f} % with the number"
-        )
-    return "\n".join(lines)
+        counts = f"{row['speakers']}, {found['speakers']}"
+        lines.append(f"|{name}|{row['seconds']:.0f}|{counts}|{_wrong(row)}|{100 * found['der']:.0f}|")
+    for name, part in parts:
+        right = f"right in {part['right_number']} of {part['recordings']}"
+        lines.append(f"|**{name}**|{part['seconds']:.0f}|{right}|{_wrong(part)}|-|")
+    cost = f"{content['cpu_s_per_minute']:.1f} s of a core per minute of audio, {content['peak_bytes'] / 1e6:.0f} MB"
+    return "\n".join(lines) + f"\n\nThe process on {content['device']}: {cost} (`python -m bench speakers score`)."
+
+
+def _wrong(row: dict[str, Any]) -> str:
+    return "|".join(f"{100 * row[kind]['wrong_words'] / max(row['words'], 1):.1f}" for kind in ("unknown", "given"))

@@ -72,7 +72,7 @@ def test_a_mix_takes_turns_of_whole_phrases(tmp_path: Path) -> None:
 
 
 def test_score_writes_the_figures_of_each_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The real network on a tone: one voice."""
+    """The real process on a tone: one voice."""
     samples = 0.1 * np.sin(np.arange(4 * RATE_HZ) / 5)
     soundfile.write(tmp_path / "tone.wav", samples, RATE_HZ)
     (tmp_path / "tone.rttm").write_text("SPEAKER tone 1 0 4 <NA> <NA> ann <NA> <NA>\n")
@@ -84,7 +84,9 @@ def test_score_writes_the_figures_of_each_recording(tmp_path: Path, capsys: pyte
     (row,) = content["recordings"]
     assert row["unknown"] == row["given"] == {"speakers": 1, "wrong_words": 0, "der": row["given"]["der"]}
     assert content["held_out"]["right_number"] == 1 and content["chosen_on"]["recordings"] == 0
-    assert "| tone * | 4 | 1, 1 | 0.0 |" in capsys.readouterr().out
+    assert content["cpu_s_per_minute"] == pytest.approx(15 * row["cpu_s"], abs=0.2) and content["peak_bytes"] > 1e8
+    printed = capsys.readouterr().out
+    assert "\n|tone\\*|4|1, 1|0.0|0.0|" in printed and "\n|**others\\***|4|right in 1 of 1|0.0|0.0|-|\n" in printed
 
 
 def test_a_folder_without_sources_or_recordings_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
