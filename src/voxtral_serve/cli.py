@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from voxtral_serve import __version__
 from voxtral_serve.batch.job import PATIENCE_S, SUBTITLES, BatchJob
-from voxtral_serve.client.jobs import DELAYS_MS, FORMATS, LIVE_FORMATS, FilesJob, LiveJob
+from voxtral_serve.client.jobs import DELAYS_MS, FORMATS, LIVE_FORMATS, MOST_SPEAKERS, FilesJob, LiveJob
 from voxtral_serve.draft.job import TrainJob
 from voxtral_serve.prove.job import OUT, ProveJob
 
@@ -130,6 +130,8 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
     add("--again", action="store_true", help="with --out: transcribe files again whose transcripts exist")
     add("--model", metavar="NAME", help="model to request (default: the first that the server lists)")
     add("--language", metavar="CODE", help="such as en, for models that take a language")
+    speakers = "label who says what; N is the number of speakers, if it is known. Name the files before it"
+    add("--speakers", type=_speakers, nargs="?", const=0, metavar="N", help=speakers)
     add("--jobs", type=int, default=4, metavar="N", help="files in flight at a time (default: %(default)s)")
     live = "print words as they arrive, from the microphone or from one file; Ctrl-C ends the audio"
     add("--live", action="store_true", help=live)
@@ -143,7 +145,7 @@ def _transcribe(call: Call) -> int:
     if given.live:
         if len(given.files) > 1:
             command.error("--live takes one FILE, or none for the microphone")
-        for name in ("language", "jobs"):
+        for name in ("language", "speakers", "jobs"):
             if getattr(given, name) != command.get_default(name):
                 command.error(f"--{name} is not for --live")
         if given.format not in LIVE_FORMATS:
@@ -185,9 +187,18 @@ def _transcribe(call: Call) -> int:
             again=given.again,
             model=given.model,
             language=given.language,
+            speakers=given.speakers,
             in_flight=given.jobs,
         )
     )
+
+
+def _speakers(word: str) -> int:
+    """The number of speakers in a command line. Raises argparse.ArgumentTypeError."""
+    if not (word.isascii() and word.isdigit() and len(word) < 3 and 1 <= int(word) <= MOST_SPEAKERS):
+        told = f"{word!r} is not a number of speakers: expected 1 to {MOST_SPEAKERS}, or files before --speakers"
+        raise argparse.ArgumentTypeError(told)
+    return int(word)
 
 
 def _add_batch(commands: Any) -> argparse.ArgumentParser:
