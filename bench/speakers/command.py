@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     flags.out.write_text(json.dumps(content, indent=1) + "\n")
     print(score.table(content))
+    for name, sums in content["known"].items():
+        print(f"known speakers, {name}: {sums}")
     return 0
 
 

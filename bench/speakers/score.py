@@ -17,6 +17,7 @@ import psutil
 import soundfile
 
 from bench import BenchError
+from bench.speakers import known
 from bench.speakers.recordings import MANIFEST, RATE_HZ, Turn, turns, words
 
 OUT = "bench/results/speakers.json"
@@ -35,7 +36,7 @@ def score(folder: Path, device: str = "cpu") -> dict[str, Any]:
         entries = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
         raise BenchError(f"{folder / MANIFEST}: {error}") from None
-    recordings = asyncio.run(_all(folder, entries, device))
+    recordings, references = zip(*asyncio.run(_all(folder, entries, device)), strict=True)
     minutes = sum(each["seconds"] for each in recordings) / 60
     return {
         "schema_version": 2,
@@ -46,10 +47,13 @@ def score(folder: Path, device: str = "cpu") -> dict[str, Any]:
         "chosen_on": _together([each for each in recordings if each["chosen_on"]]),
         "held_out": _together([each for each in recordings if not each["chosen_on"]]),
         "meetings": _together([each for each in recordings if each["source"].startswith("AMI")]),
+        "known": known.figures(references),
     }
 
 
-async def _all(folder: Path, entries: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+async def _all(
+    folder: Path, entries: Sequence[dict[str, Any]], device: str
+) -> list[tuple[dict[str, Any], known.Labelled]]:
     from voxtral_serve.guard.labeller import LabelError, Labeller
     from voxtral_serve.speakers.campplus import SIZE
     from voxtral_serve.speakers.windows import Voices
@@ -64,7 +68,7 @@ async def _all(folder: Path, entries: Sequence[dict[str, Any]], device: str) -> 
         await labeller.aclose()
 
 
-async def _scored(folder: Path, entry: dict[str, Any], labeller: Any) -> dict[str, Any]:
+async def _scored(folder: Path, entry: dict[str, Any], labeller: Any) -> tuple[dict[str, Any], known.Labelled]:
     from voxtral_serve.audio.decode import Clip
     from voxtral_serve.audio.speech import Detector
 
@@ -89,7 +93,8 @@ async def _scored(folder: Path, entry: dict[str, Any], labeller: Any) -> dict[st
             "der": error_rate(labels, spans, spoken, seconds),
         }
     times = {"seconds": round(seconds, 1), "cpu_s": round(cpu_s, 2)}
-    return entry | times | {"speakers": count, "words": counted, **row}
+    references = known.labelled(entry["chosen_on"], found, labels, spans, spoken)
+    return entry | times | {"speakers": count, "words": counted, **row}, references
 
 
 def _cpu_s() -> float:

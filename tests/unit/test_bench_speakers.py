@@ -8,8 +8,9 @@ import pytest
 import soundfile
 
 from bench import BenchError
-from bench.speakers import command, recordings, score
+from bench.speakers import command, known, recordings, score
 from bench.speakers.recordings import RATE_HZ, Mix, Turn
+from voxtral_serve.speakers.windows import Voices
 
 SPOKEN = [Turn(0.0, 4.0, "ann"), Turn(4.0, 8.0, "bob"), Turn(7.0, 8.0, "ann")]
 WORDS = [(start, start + 1.0) for start in map(float, range(9))]  # the last while nobody speaks
@@ -71,6 +72,32 @@ def test_a_mix_takes_turns_of_whole_phrases(tmp_path: Path) -> None:
         assert 0.75 < turn.end - turn.start < 0.95
 
 
+def unit(*values: float) -> np.ndarray:
+    vectors = np.array(values, np.float32)
+    return vectors / np.linalg.norm(vectors)
+
+
+def test_references_are_judged_in_their_recording_and_in_others() -> None:
+    """Ann and Bob, whose labels are theirs; Eve, who sounds as Ann; and Ann once more, where Bob's label is hers."""
+    ann, bob = unit(1, 0, 0), unit(0, 1, 0)
+    first = known.Labelled(True, np.stack([ann, bob]), ["ann", "bob"], {"ann": ann, "bob": bob})
+    eve = known.Labelled(False, unit(1, 0.1, 0)[None], ["eve"], {"eve": unit(1, 0.1, 0.1)})
+    wrong = known.Labelled(False, ann[None], ["bob"], {"ann": ann})
+    assert known.figures([first, eve, wrong]) == {
+        "chosen_on": {"clips": 2, "right": 2, "wrong": 0, "strangers": 1, "taken": 1},  # eve's; ann's is no stranger's
+        "held_out": {"clips": 2, "right": 1, "wrong": 1, "strangers": 4, "taken": 3},
+    }
+
+
+def test_a_reference_is_of_the_first_half_of_windows_in_which_a_speaker_is_alone() -> None:
+    spans = np.array([(start, start + 1.5) for start in (0.0, 0.75, 1.5, 2.25, 3.0, 6.0, 6.75)])
+    vectors = np.eye(7, dtype=np.float32)
+    found = known.labelled(True, Voices(spans, vectors), [0] * 4 + [1] * 4, WORDS[:8], SPOKEN)
+    assert found.speakers == ["ann", "bob"]
+    assert set(found.references) == {"ann"}  # bob is alone in one window, of which nothing is half
+    np.testing.assert_allclose(found.references["ann"], unit(1, 1, 0, 0, 0, 0, 0))
+
+
 def test_score_writes_the_figures_of_each_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The real process on a tone: one voice."""
     samples = 0.1 * np.sin(np.arange(4 * RATE_HZ) / 5)
@@ -85,6 +112,7 @@ def test_score_writes_the_figures_of_each_recording(tmp_path: Path, capsys: pyte
     assert row["unknown"] == row["given"] == {"speakers": 1, "wrong_words": 0, "der": row["given"]["der"]}
     assert content["held_out"]["right_number"] == 1 and content["chosen_on"]["recordings"] == 0
     assert content["cpu_s_per_minute"] == pytest.approx(15 * row["cpu_s"], abs=0.2) and content["peak_bytes"] > 1e8
+    assert content["known"]["held_out"] == dict.fromkeys(("clips", "right", "wrong", "strangers", "taken"), 0)
     printed = capsys.readouterr().out
     assert "\n|tone\\*|4|1, 1|0.0|0.0|" in printed and "\n|**others\\***|4|right in 1 of 1|0.0|0.0|-|\n" in printed
 

@@ -121,8 +121,8 @@ HOUSE = {
         never=("vllm",),
     ),
     "bench.speakers": Rule(
-        "It scores the labels themselves.",
-        ("bench", "voxtral_serve.audio", "voxtral_serve.speakers"),
+        "It scores the labels themselves, as the server's process makes them.",
+        ("bench", "voxtral_serve.audio", "voxtral_serve.guard.labeller", "voxtral_serve.speakers"),
         never=("transformers", "vllm"),
     ),
     "bench.gpu.speech_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "mistral_layout"), never=("vllm",)),

@@ -45,16 +45,16 @@ def of_words(found: Voices, words: Sequence[Span], labels: np.ndarray) -> list[i
         return [0] * len(words)
     means = clusters.centres(found.vectors, labels)
     scores = found.vectors @ means.T
-    starts, ends = found.spans[:, 0], found.spans[:, 1]
-    speakers = []
-    for start, end in words:
-        overlap = np.minimum(ends, end) - np.maximum(starts, start)
-        over = overlap > 0
-        if not over.any():
-            over = np.arange(len(starts)) == np.abs(starts + ends - start - end).argmin()
-            overlap = np.ones(len(starts))
-        speakers.append(int((overlap[over] @ scores[over]).argmax()))
-    return _in_order(speakers)
+    return _in_order([int((weights(found.spans, word) @ scores).argmax()) for word in words])
+
+
+def weights(spans: np.ndarray, word: Span) -> np.ndarray:
+    """[n]: the seconds of the word in each of the windows `spans` [n, 2]. If it is in none, 1 for the nearest."""
+    (starts, ends), (start, end) = spans.T, word
+    overlap = np.maximum(np.minimum(ends, end) - np.maximum(starts, start), 0.0)
+    if not overlap.any():
+        overlap[np.abs(starts + ends - start - end).argmin()] = 1.0
+    return np.asarray(overlap)
 
 
 def _in_order(speakers: Sequence[int]) -> list[int]:
