@@ -73,7 +73,7 @@ WRONG = [
     ("stream", "maybe", "true or false"),
     ("stream_include_usage", "maybe", "true or false"),
     ("n", "2", "1"),
-    ("response_format", "xml", "one of json, text, verbose_json, srt, vtt"),
+    ("response_format", "xml", "one of json, text, verbose_json, srt, vtt, diarized_json"),
     ("timestamp_granularities[]", "letter", "one of word, segment"),
     ("language", "e" * 65, "text of at most 64 characters"),
     ("prompt", "e" * 65537, "text of at most 65,536 characters"),
@@ -114,7 +114,7 @@ OPENAIS = {
     [
         *sorted(OPENAIS - {*fields.UploadFields.model_fields, "file"}),
         *("vllm_xargs", "hotwords", "to_language", "length_penalty", "max_tokens", "response_format2", "file2"),
-        *("context_bias", "diarize", "structured_outputs", "mm_processor_kwargs", "priority"),
+        *("context_bias", "structured_outputs", "mm_processor_kwargs", "priority"),
     ],
 )
 def test_what_has_no_effect_is_named(name: str) -> None:
