@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,22 @@ def test_a_cancelled_order_ends_the_process_and_the_next_one_works() -> None:
         await asyncio.wait([running])
         assert await process.wait() == -signal.SIGKILL
         assert len((await served.voices(clip, [(0.0, 1.0)])).spans) == 1
+
+    run(test)
+
+
+def test_a_request_that_ends_before_its_labels_ends_their_work() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        with ThreadPoolExecutor(1) as threads:
+            async with served.listening(clip, lambda _: SPEECH[:1], threads, 1) as found:
+                assert await found(WORDS[:3]) == [0, 0, 0]
+            assert served._process is not None
+            process = served._process.process
+            async with served.listening(clip, lambda _: SPEECH, threads, None):
+                await asyncio.sleep(0.2)
+        assert await process.wait() == -signal.SIGKILL
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(test)
 

@@ -138,19 +138,23 @@ class Answer:
         return event
 
     async def label(self, labels: Labels | None) -> None:
-        """Find the speakers, for a request that asks for them, when its text is complete.
+        """Find the speakers, for a request that asks for them, when its text is complete. `labels` as for `answered`.
 
         Raises RefusedError if they cannot be found and the request needs them, or if the tokens do not give times.
         """
+        self._words = []
+        if labels is None:
+            return
+        assert self.stream is not None  # a model without word times has no labels
         try:
-            words = [] if labels is None or self.stream is None else timed_words(self._pieces(), self.stream)
-            found = await labels([(word.start, word.end) for word in words]) if labels is not None and words else []
+            words = timed_words(self._pieces(), self.stream)
+            found = await labels([(word.start, word.end) for word in words]) if words else []
         except TimeError as error:
             raise self._no_times(error) from error
         except LabelError as error:
             if not self.request.optional:
                 raise RefusedError(503, f"no speaker labels: {error}", "no_speaker_labels") from error
-            self._ignored = (*self._ignored, DIARIZE)
+            self._words, self._ignored = None, (*self._ignored, DIARIZE)
             return
         pairs = zip(words, map(self.form.speaker, found), strict=True)
         self._words = [word._replace(speaker=speaker) for word, speaker in pairs]
