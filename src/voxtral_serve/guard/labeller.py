@@ -141,9 +141,9 @@ class Labeller:
                 "the process that labels speakers", START, arguments, ENVIRONMENT, START_S
             )
         except (RuntimeError, *BROKEN, TimeoutError) as error:
-            log.warning("no speaker labels: %s", error or f"not ready after {START_S} s")
-            raise LabelError(
-                str(error) or f"the process that labels speakers was not ready after {START_S} s"
+            log.warning("no speaker labels: %s", str(error) or f"the process was not ready after {START_S} s")
+            raise LabelError(  # the error has paths of the machine
+                "the process that labels speakers cannot start: the server's log says why"
             ) from error
         return self._process
 
