@@ -130,8 +130,7 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
     add("--again", action="store_true", help="with --out: transcribe files again whose transcripts exist")
     add("--model", metavar="NAME", help="model to request (default: the first that the server lists)")
     add("--language", metavar="CODE", help="such as en, for models that take a language")
-    speakers = "label who says what; N is the number of speakers, if it is known. Name the files before it"
-    add("--speakers", type=_speakers, nargs="?", const=0, metavar="N", help=speakers)
+    _add_speakers(command)
     add("--jobs", type=int, default=4, metavar="N", help="files in flight at a time (default: %(default)s)")
     live = "print words as they arrive, from the microphone or from one file; Ctrl-C ends the audio"
     add("--live", action="store_true", help=live)
@@ -193,6 +192,11 @@ def _transcribe(call: Call) -> int:
     )
 
 
+def _add_speakers(command: argparse.ArgumentParser) -> None:
+    what = "label who says what; N is the number of speakers, if it is known. Name the files before it"
+    command.add_argument("--speakers", type=_speakers, nargs="?", const=0, metavar="N", help=what)
+
+
 def _speakers(word: str) -> int:
     """The number of speakers in a command line. Raises argparse.ArgumentTypeError."""
     if not (word.isascii() and word.isdigit() and len(word) < 3 and 1 <= int(word) <= MOST_SPEAKERS):
@@ -224,6 +228,7 @@ def _add_batch(commands: Any) -> argparse.ArgumentParser:
     add("--url", action="append", default=[], metavar="URL", help="use this server, and start none; repeatable")
     add("--model", metavar="NAME", help="model to request (default: the first that a server lists)")
     add("--language", metavar="CODE", help="such as en, for models that take a language")
+    _add_speakers(command)
     in_flight = "requests in flight at each server (default: max_num_seqs of the config, 16 with --url)"
     add("--in-flight", type=int, metavar="N", help=in_flight)
     rows = "rows of a file of results, which are done together (default: 16 to 1024, by the manifest's length)"
@@ -262,6 +267,7 @@ def _batch(call: Call) -> int:
             arguments=tuple(call.serve),
             model=given.model,
             language=given.language,
+            speakers=given.speakers,
             in_flight=given.in_flight,
             rows_per_file=given.rows_per_file,
             subtitles=subtitles,

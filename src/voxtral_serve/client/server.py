@@ -10,7 +10,7 @@ from pathlib import Path
 import requests
 import urllib3
 
-from voxtral_serve.client.errors import GoneError, RequestError, StoppedError, UsageError
+from voxtral_serve.client.errors import GoneError, NoSpeakersError, RequestError, StoppedError, UsageError
 from voxtral_serve.client.text import plain, shown
 from voxtral_serve.measure import upload
 from voxtral_serve.measure.errors import MeasureError
@@ -91,7 +91,7 @@ class Server:
 
         answer = self._answer(send)
         if speakers is not None and "diarize" in answer.ignored:
-            raise RequestError("200, but without speakers: this server does not label them")
+            raise NoSpeakersError("200, but without speakers: this server does not label them")
         if whole:
             if answer.kind.startswith("application/json"):
                 raise RequestError(f"200, but JSON instead of {form}: {_start(answer)}")
@@ -99,7 +99,7 @@ class Server:
         if answer.text is None:
             raise RequestError(f"200, but not a JSON object with 'text': {_start(answer)}")
         if speakers is not None and not _has_speakers(answer):
-            raise RequestError(f"200, but without speakers: {_start(answer)}")
+            raise NoSpeakersError(f"200, but without speakers: {_start(answer)}")
         return f"{answer.text.strip()}\n".encode() if form == "text" else answer.body
 
     def _answer(self, send: Callable[[], Answer]) -> Answer:
