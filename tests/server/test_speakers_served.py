@@ -6,6 +6,7 @@ are on human voices: `python -m bench speakers`.
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import re
 import threading
@@ -112,12 +113,15 @@ def test_every_form_has_the_same_speakers(fast: Server, audio: np.ndarray, verbo
 
 def test_openais_client(fast: Server, audio: np.ndarray, verbose: dict[str, Any]) -> None:
     client = openai.OpenAI(base_url=f"{fast.url}/v1", api_key=KEY, timeout=120)
-    create, number = client.audio.transcriptions.create, {"num_speakers": 2}
-    file = ("clip.wav", wav(Clip(audio[SHORT], RATE)))
-    model = "gpt-4o-transcribe-diarize"
-    answer = create(
-        model=model, file=file, response_format="diarized_json", chunking_strategy="auto", extra_body=number
+    create: Any = functools.partial(
+        client.audio.transcriptions.create,
+        model="gpt-4o-transcribe-diarize",
+        file=("clip.wav", wav(Clip(audio[SHORT], RATE))),
+        response_format="diarized_json",
+        chunking_strategy="auto",
+        extra_body={"num_speakers": 2},
     )
+    answer = create()
     assert isinstance(answer, TranscriptionDiarized)
     assert (answer.task, answer.text) == ("transcribe", verbose["text"])
     expected = [(chr(ord("A") + int(name) - 1), text) for name, text in turns(verbose["segments"])]
