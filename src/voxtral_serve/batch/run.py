@@ -82,6 +82,7 @@ class _Run:
             key=key,
             model=job.model,
             language=job.language,
+            speakers=job.speakers,
             in_flight=in_flight * max(len(job.urls), 1),
             subtitles=job.subtitles,
             patience_s=job.patience_s,
@@ -157,7 +158,8 @@ class _Run:
             )
             with _progress(tally, left):
                 try:
-                    dataset.write_datasink(output.RowSink(self.out.below("rows")), concurrency=max(engines, WRITERS))
+                    sink = output.RowSink(self.out.below("rows"), self.job.speakers is not None)
+                    dataset.write_datasink(sink, concurrency=max(engines, WRITERS))
                 except Exception as error:
                     raise _cause(error, tally) from None
             end = time.time()

@@ -150,6 +150,7 @@ class Rules(NamedTuple):
     piece_s      the most seconds of audio that the model transcribes in one request
     timed        whether the model's tokens have times
     can          which of "language", "prompt" and "translate" the model supports
+    unlabelled   why speakers cannot be labelled; None if they can
     """
 
     file_bytes: int
@@ -160,6 +161,7 @@ class Rules(NamedTuple):
     piece_s: Fraction
     timed: bool
     can: frozenset[str]
+    unlabelled: str | None = None
 
     @property
     def upload_bytes(self) -> int:

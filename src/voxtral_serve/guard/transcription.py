@@ -219,13 +219,21 @@ class TranscriptionRequest(Request):
         clip = await facts.decoders.decode(file, facts.rules.bounds, facts.rules.rate, "file", held)
         self.timing.end("decode")
         audio = await asyncio.get_running_loop().run_in_executor(
-            self.guard.threads, pieces.split, clip, request.form.name, facts.rules, facts.detector
+            self.guard.threads, pieces.split, clip, request.form.with_times, facts.rules, facts.detector
         )
         self.timing.end("speech")
         await self._accept(facts, clip.seconds, "upload")
-        return await answered(
-            facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing
-        )
+        async with contextlib.AsyncExitStack() as work:
+            labels = None
+            if request.form.speakers and not audio.silent:
+                assert facts.labeller is not None  # as `rules.unlabelled` is None
+                found = facts.detector.stretches
+                labels = await work.enter_async_context(
+                    facts.labeller.listening(clip, found, self.guard.threads, request.number)
+                )
+            return await answered(
+                facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing, labels
+            )
 
     async def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
         """Count the audio before vLLM gets it. Raises RefusedError if the key has not so much left."""

