@@ -16,7 +16,9 @@ from guarding import RATE, SAMPLES, FakeApp, facts, form, guarded, post
 from voxtral_serve.guard import access, limits, middleware, transcription
 from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import request as guard_request
+from voxtral_serve.guard.labeller import Labeller
 from voxtral_serve.patches.live_server import log
+from voxtral_serve.transcript.words import TokenStream
 
 REQUESTS = 50
 
@@ -239,6 +241,38 @@ def test_bodies_that_arrive_take_no_place_in_the_queue() -> None:
         return statuses
 
     assert asyncio.run(test()) == [200, 429]
+
+
+def test_few_requests_ask_for_speakers_at_a_time() -> None:
+    """The next one is refused before its file is decoded; one that does not need them is served without."""
+    stream = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
+    labeller = Labeller(most=1)
+    made, app = guarded(labeller=labeller, stream=stream)
+    app.engine.texts = lambda samples: [" word"]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app.send = send  # type: ignore[method-assign]
+    file = ("clip.wav", inputs.encoded(SAMPLES))
+    with labeller.place():
+        asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))
+        asyncio.run(post(made, app, *form(file=file, diarize=(None, "optional"))))
+    asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))  # the place is free
+    asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))  # and again
+    refused, served, *wrong = (message for message in sent if message["type"] == "http.response.start")
+    bodies = [json.loads(message["body"]) for message in sent if message.get("body")]
+    assert (refused["status"], bodies[0]["error"]["code"]) == (503, "no_speaker_labels")
+    assert (b"retry-after", b"1") in refused["headers"]
+    assert served["status"] == 200 and (b"x-voxtral-ignored", b"diarize") in served["headers"]
+    assert bodies[1]["text"] and "segments" not in bodies[1]
+    assert [message["status"] for message in wrong] == [400, 400]
+
+
+@pytest.mark.parametrize(("in_flight", "most"), [(16, 4), (3, 1)])
+def test_a_quarter_of_the_requests_in_flight_may_ask_for_speakers(in_flight: int, most: int) -> None:
+    assert Labeller.of_environment(in_flight).most == most
 
 
 @pytest.mark.slow

@@ -79,6 +79,11 @@ async def answered(
         return writer.failed(error)
 
 
+def unlabelled(error: LabelError) -> RefusedError:
+    """The error of a request that needs labels."""
+    return RefusedError(503, f"no speaker labels: {error}", "no_speaker_labels")
+
+
 def naming(ignored: Sequence[str], send: Send) -> Send:
     """`send`, with the names of fields that had no effect among the headers of an answer."""
 
@@ -153,7 +158,7 @@ class Answer:
             raise self._no_times(error) from error
         except LabelError as error:
             if not self.request.optional:
-                raise RefusedError(503, f"no speaker labels: {error}", "no_speaker_labels") from error
+                raise unlabelled(error) from error
             self._words, self._ignored = None, (*self._ignored, DIARIZE)
             return
         pairs = zip(words, map(self.form.speaker, found), strict=True)

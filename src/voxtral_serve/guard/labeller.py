@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ MEMORY = GIB  # of address space, beside the network's: the largest graph of clu
 PART_S = 30.0  # of a clip in an order; it takes a second of a core
 START_S = 60  # until the process is ready; it takes 3 s on an idle core
 FREE_S = 60  # the longest wait for the process
+SHARE = 4  # one in so many requests in flight may ask for speakers: labels take longer than text
 VOICES_S, LABELS_S = 60, 120  # the longest time for an order
 DEVICE = "VOXTRAL_SERVE_SPEAKERS_DEVICE"  # a name of PyTorch's
 
@@ -35,21 +36,50 @@ Labels = Callable[[Sequence[Span]], Awaitable[list[int]]]  # from words to their
 
 
 class LabelError(RuntimeError):
-    """There are no labels: the process cannot start, has ended, or took too long. The message says which."""
+    """There are no labels. The message says why, such as that the process has ended."""
+
+
+def no_labels(error: LabelError) -> Labels:
+    """What raises this error for any words."""
+
+    async def labels(words: Sequence[Span]) -> list[int]:
+        raise error
+
+    return labels
 
 
 class Labeller:
-    """The process of one API process. `device` is a name of PyTorch's, `memory` in bytes beside the network's."""
+    """The process of one API process.
 
-    def __init__(self, device: str = "cpu", memory: int = MEMORY) -> None:
-        self.device, self.memory = device, memory
+    most    requests at a time that ask for speakers
+    device  a name of PyTorch's
+    memory  in bytes, beside the network's
+    """
+
+    def __init__(self, most: int = 1, device: str = "cpu", memory: int = MEMORY) -> None:
+        self.most, self.device, self.memory = most, device, memory
+        self._asking = 0
         self._places = Places(1)
         self._process: LabelProcess | None = None
 
     @classmethod
-    def of_environment(cls) -> "Labeller":
-        """On the device that DEVICE names, by default the CPU."""
-        return cls(os.environ.get(DEVICE, "cpu"))
+    def of_environment(cls, in_flight: int) -> "Labeller":
+        """That of an API process with so many requests in flight, on the device that DEVICE names."""
+        return cls(max(in_flight // SHARE, 1), os.environ.get(DEVICE, "cpu"))
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place among the requests that ask for speakers. Raises LabelError if there is none."""
+        if self._asking >= self.most:
+            raise LabelError(
+                f"{self.most} requests that ask for speakers are in flight, as many as this server takes: try again "
+                "soon"
+            )
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
 
     async def voices(self, clip: Clip, speech: Sequence[Span]) -> Voices:
         """The voices of the stretches of speech of a clip at RATE, which are in their order. Raises LabelError."""

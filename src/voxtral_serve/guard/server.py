@@ -178,7 +178,7 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
         open=OpenLimits.of_process(processes, rules.chat_bytes),
         sessions=sessions,
         keys=access.ring(state, processes),
-        labeller=Labeller.of_environment() if rules.unlabelled is None else None,
+        labeller=Labeller.of_environment(in_flight) if rules.unlabelled is None else None,
         about=about(names, rules, LIMITS, all_in_flight, _options(config)[OPTION] if sessions is not None else None),
     )
 
