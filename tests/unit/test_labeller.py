@@ -97,18 +97,36 @@ def test_a_process_that_dies_costs_one_request_and_is_replaced() -> None:
     run(test)
 
 
-def test_a_cancelled_order_ends_the_process_and_the_next_one_works() -> None:
+def test_a_cancelled_order_leaves_the_process_for_the_next_one() -> None:
     async def test(served: Labeller) -> None:
         clip = Clip(SAMPLES, RATE)
         await served.voices(clip, [(0.0, 1.0)])
         assert served._process is not None
         process = served._process.process
-        running = asyncio.create_task(served.voices(clip, SPEECH))
-        await asyncio.sleep(0.1)
+        for _ in range(3):
+            running = asyncio.create_task(served.voices(clip, SPEECH[1:2]))
+            await asyncio.sleep(0.1)
+            running.cancel()
+            await asyncio.wait([running])
+            assert running.cancelled()
+        found = await served.voices(clip, [(0.0, 1.0)])  # after the part that the process had begun
+        assert len(found.spans) == 1
+        assert served._process.process is process and process.returncode is None
+
+    run(test)
+
+
+def test_a_cancelled_start_is_not_repeated() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        running = asyncio.create_task(served.voices(clip, SPEECH[:1]))
+        await asyncio.sleep(0.2)
+        children = psutil.Process().children()
         running.cancel()
         await asyncio.wait([running])
-        assert await process.wait() == -signal.SIGKILL
-        assert len((await served.voices(clip, [(0.0, 1.0)])).spans) == 1
+        await served.voices(clip, SPEECH[:1])
+        assert served._process is not None
+        assert served._process.process.pid in {child.pid for child in children}
 
     run(test)
 
@@ -119,14 +137,12 @@ def test_a_request_that_ends_before_its_labels_ends_their_work() -> None:
         with ThreadPoolExecutor(1) as threads:
             async with served.listening(clip, lambda _: SPEECH[:1], threads, 1) as found:
                 assert await found(WORDS[:3]) == [0, 0, 0]
-            assert served._process is not None
-            process = served._process.process
             async with served.listening(clip, lambda _: SPEECH, threads, None):
                 await asyncio.sleep(0.2)
-        assert await process.wait() == -signal.SIGKILL
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert asyncio.all_tasks() <= {asyncio.current_task(), served._running}  # no further part is begun
 
     run(test)
+    assert not [child for child in psutil.Process().children() if "speakers.worker" in " ".join(child.cmdline())]
 
 
 def test_an_order_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,6 +33,8 @@ VOICES_S, LABELS_S = 60, 120  # the longest time for an order
 DEVICE = "VOXTRAL_SERVE_SPEAKERS_DEVICE"  # a name of PyTorch's
 
 
+Answer = TypeVar("Answer")
+Values = ParamSpec("Values")
 Labels = Callable[[Sequence[Span]], Awaitable[list[int]]]  # from words to their speakers; raises LabelError
 
 
@@ -61,6 +64,7 @@ class Labeller:
         self._asking = 0
         self._places = Places(1)
         self._process: LabelProcess | None = None
+        self._running: asyncio.Task[Any] | None = None  # the last order
 
     @classmethod
     def of_environment(cls, in_flight: int) -> "Labeller":
@@ -90,16 +94,14 @@ class Labeller:
             first, last = round(stretches[0][0] * RATE), round(stretches[-1][1] * RATE)
             inside = [(start - first / RATE, end - first / RATE) for start, end in stretches]
             samples = np.ascontiguousarray(clip.samples[first:last], np.float32)
-            async with self._used(len(speech), VOICES_S) as process:
-                found = await process.voices(samples, inside)
+            found = await self._order(len(speech), VOICES_S, LabelProcess.voices, samples, inside)
             spans.append(found.spans + first / RATE)
             vectors.append(found.vectors)
         return Voices(np.concatenate(spans), np.concatenate(vectors))
 
     async def labels(self, found: Voices, words: Sequence[Span], number: int | None = None) -> list[int]:
         """The speaker of each word, as speakers.labels.labelled gives it. Raises LabelError."""
-        async with self._used(len(words), LABELS_S) as process:
-            return await process.labels(found, words, number)
+        return await self._order(len(words), LABELS_S, LabelProcess.labels, found, words, number)
 
     @asynccontextmanager
     async def listening(
@@ -126,38 +128,61 @@ class Labeller:
 
     async def aclose(self) -> None:
         """Kill the process."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
         if self._process is not None:
             self._process.kill()
             await self._process.process.wait()
             self._process = None
 
-    @asynccontextmanager
-    async def _used(self, size: int, deadline_s: float) -> AsyncIterator["LabelProcess"]:
-        """The process, for one order. It is killed if the order fails or is cancelled. Raises LabelError."""
+    async def _order(
+        self,
+        size: int,
+        deadline_s: float,
+        order: Callable[Concatenate["LabelProcess", Values], Awaitable[Answer]],
+        *values: Values.args,
+        **more: Values.kwargs,
+    ) -> Answer:
+        """The process's answer to an order of this size. Raises LabelError.
+
+        An order that has begun keeps the process until its answer is read, also when who waits for it is cancelled:
+        otherwise clients that leave would have it started again and again.
+        """
         try:
             async with asyncio.timeout(FREE_S):
                 await self._places.take(size)
         except TimeoutError:
             raise LabelError(f"the process that labels speakers was busy for {FREE_S} s: try again soon") from None
+        running = asyncio.create_task(self._answer(deadline_s, order, *values, **more))
+        running.add_done_callback(lambda _: self._places.give())
+        self._running = running
+        return await asyncio.shield(running)
+
+    async def _answer(
+        self,
+        deadline_s: float,
+        order: Callable[Concatenate["LabelProcess", Values], Awaitable[Answer]],
+        *values: Values.args,
+        **more: Values.kwargs,
+    ) -> Answer:
+        process = await self._ready()
+        process.ready = False
         try:
-            process = await self._ready()
-            process.ready = False
-            try:
-                async with asyncio.timeout(deadline_s):
-                    yield process
-                process.ready = True
-            except TimeoutError:
-                log.warning("the process that labels speakers was ended: it took more than %d s", deadline_s)
-                raise LabelError(f"the process that labels speakers ended at its deadline of {deadline_s} s") from None
-            except BROKEN as error:
-                how = await process.ended()
-                log.warning("the process that labels speakers ended with %s (%s)", how, type(error).__name__)
-                raise LabelError(f"the process that labels speakers ended with {how}") from None
-            finally:
-                if not process.ready:
-                    process.kill()
+            async with asyncio.timeout(deadline_s):
+                answer = await order(process, *values, **more)
+            process.ready = True
+            return answer
+        except TimeoutError:
+            log.warning("the process that labels speakers was ended: it took more than %d s", deadline_s)
+            raise LabelError(f"the process that labels speakers ended at its deadline of {deadline_s} s") from None
+        except BROKEN as error:
+            how = await process.ended()
+            log.warning("the process that labels speakers ended with %s (%s)", how, type(error).__name__)
+            raise LabelError(f"the process that labels speakers ended with {how}") from None
         finally:
-            self._places.give()
+            if not process.ready:
+                process.kill()
 
     async def _ready(self) -> "LabelProcess":
         if self._process is not None:
