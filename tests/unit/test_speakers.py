@@ -240,6 +240,26 @@ def test_speakers_are_numbered_in_the_order_of_their_first_word() -> None:
     assert labels.of_words(found, words, of[::-1]) == [0, 0, 1, 1, 1]  # the last: of the nearest window
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_weights_of_windows_are_those_of_all_windows(seed: int) -> None:
+    """Words inside of windows, across them, between them, without length, and before and after all."""
+    random = np.random.default_rng(seed)
+    starts = np.sort(np.round(random.uniform(0, 60, 30), 1))
+    spans = np.stack([starts, starts + random.choice([0.4, 1.5], 30)], axis=1)
+    begins = np.round(random.uniform(-3, 66, 200), 1)
+    words = [(float(start), float(start + random.choice([0.0, 0.3, 4.0]))) for start in begins]
+    sizes = []
+    for (start, end), (first, found) in zip(words, labels.weights(spans, words), strict=True):
+        expected = np.maximum(np.minimum(spans[:, 1], end) - np.maximum(spans[:, 0], start), 0.0)
+        if not expected.any():
+            expected[np.abs(spans[:, 0] + spans[:, 1] - start - end).argmin()] = 1.0
+        whole = np.zeros(30)
+        whole[first : first + len(found)] = found
+        np.testing.assert_array_equal(whole, expected)
+        sizes.append(len(found))
+    assert max(sizes) < 15  # only windows near the word are looked at
+
+
 def test_no_voice_is_one_speaker() -> None:
     assert labels.label(np.zeros(RATE, np.float32), [(0.0, 1.0)], [], Recorder()) == []
     assert labels.label(np.zeros(100, np.float32), [(0.0, 0.005)], [(0.0, 0.005)], Recorder()) == [0]

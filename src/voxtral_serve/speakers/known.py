@@ -76,9 +76,9 @@ def centres(found: Voices, words: Sequence[Span], speakers: Sequence[int]) -> np
     Zeros if `found` has no window. There is at least one word.
     """
     sums = np.zeros((max(speakers) + 1, found.vectors.shape[1]))
-    for word, speaker in zip(words, speakers, strict=True):
-        if len(found.spans):
-            sums[speaker] += weights(found.spans, word) @ found.vectors
+    if len(found.spans):
+        for speaker, (first, seconds) in zip(speakers, weights(found.spans, words), strict=True):
+            sums[speaker] += seconds @ found.vectors[first : first + len(seconds)]
     return np.asarray(sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-9))
 
 

@@ -1,6 +1,6 @@
 """A speaker for each word of a recording."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -45,16 +45,30 @@ def of_words(found: Voices, words: Sequence[Span], labels: np.ndarray) -> list[i
         return [0] * len(words)
     means = clusters.centres(found.vectors, labels)
     scores = found.vectors @ means.T
-    return _in_order([int((weights(found.spans, word) @ scores).argmax()) for word in words])
+    found_words = weights(found.spans, words)
+    return _in_order([int((seconds @ scores[first : first + len(seconds)]).argmax()) for first, seconds in found_words])
 
 
-def weights(spans: np.ndarray, word: Span) -> np.ndarray:
-    """[n]: the seconds of the word in each of the windows `spans` [n, 2]. If it is in none, 1 for the nearest."""
-    (starts, ends), (start, end) = spans.T, word
-    overlap = np.maximum(np.minimum(ends, end) - np.maximum(starts, start), 0.0)
-    if not overlap.any():
-        overlap[np.abs(starts + ends - start - end).argmin()] = 1.0
-    return np.asarray(overlap)
+def weights(spans: np.ndarray, words: Sequence[Span]) -> Iterator[tuple[int, np.ndarray]]:
+    """For each word a window, and [k]: the seconds of the word in that one and those after it; others have none of it.
+
+    If it is in none of the windows `spans` [n, 2], whose starts are in their order, it is 1 for the nearest.
+    """
+    starts, ends = spans.T
+    middles = starts + ends
+    order = np.argsort(middles, kind="stable")
+    ranked = middles[order]
+    begins, stops = np.array(words, float).reshape(-1, 2).T
+    firsts = np.searchsorted(np.maximum.accumulate(ends), begins, side="right")
+    lasts = np.searchsorted(starts, stops)
+    afters = np.searchsorted(ranked, begins + stops)
+    for (start, end), first, last, after in zip(words, firsts, lasts, afters, strict=True):
+        overlap = np.maximum(np.minimum(ends[first:last], end) - np.maximum(starts[first:last], start), 0.0)
+        if overlap.any():
+            yield int(first), overlap
+            continue
+        near = [int(order[np.searchsorted(ranked, ranked[at])]) for at in (after - 1, after) if 0 <= at < len(order)]
+        yield min(near, key=lambda at: (abs(middles[at] - start - end), at)), np.ones(1)
 
 
 def _in_order(speakers: Sequence[int]) -> list[int]:
