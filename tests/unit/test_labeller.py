@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from voxtral_serve.audio.decode import Clip
+from voxtral_serve.audio.decode_worker import READY
 from voxtral_serve.guard import labeller
 from voxtral_serve.guard.labeller import LabelError, Labeller
 from voxtral_serve.speakers import labels, windows
@@ -172,13 +173,62 @@ def test_memory_beyond_the_limit_ends_the_process_only() -> None:
     run(test, memory=100 << 20)
 
 
-def test_a_process_that_cannot_start_says_why_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("windows_made", [-1, 3, 10**9, 10**15])
+def test_more_windows_than_a_clip_can_have_are_nonsense(windows_made: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labeller, "START", answering(f'{{"windows": {windows_made}}}'))
+
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match="ended with"):
+            await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+
+    run(test)
+
+
+@pytest.mark.parametrize("found", ["[0, 20]", "[-1, 0]", "[0]", "[0, 1, 2]"])
+def test_labels_that_cannot_be_are_nonsense(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labeller, "START", answering(f'{{"labels": {found}}}'))
+
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match="ended with"):
+            await served.labels(windows.Voices(np.empty((0, 2)), np.empty((0, 192), np.float32)), WORDS[:2])
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError])
+def test_an_answer_that_cannot_be_held_is_no_failure_of_the_server(error: type[Exception]) -> None:
+    async def broken(process: labeller.LabelProcess) -> None:
+        raise error
+
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match="ended with"):
+            await served._order(1, 60, broken)
+
+    run(test)
+
+
+def answering(line: str) -> str:
+    """A process that answers its first order with this line."""
+    return (
+        "import sys, time\n"
+        f"sys.stdout.buffer.write({READY!r}); sys.stdout.flush(); sys.stdin.buffer.readline()\n"
+        f"print({line!r}, flush=True); time.sleep(60)"
+    )
+
+
+def test_a_process_that_cannot_start_says_why_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(served: Labeller) -> None:
         with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
             await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
         (line,) = caplog.messages
         assert line.startswith("no speaker labels: ") and "no-such-device" in line
+        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
+            await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        assert len(caplog.messages) == 1  # for a while it is not started again
         served.device = "cpu"
+        monkeypatch.setattr(labeller, "RETRY_S", 0)
         await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
 
     run(test, device="no-such-device")

