@@ -277,6 +277,27 @@ def test_speakers_are_in_segments_words_and_subtitles(tmp_path: Path) -> None:
     assert output.schema(True).names == output.schema(False).names
 
 
+def test_after_labels_a_file_without_them_is_a_row_with_an_error(tmp_path: Path) -> None:
+    for name in ("a.wav", "b.wav", "silent.wav"):
+        (tmp_path / name).write_bytes(b"0")
+    segment = {"text": "alpha", "start": 0.1, "end": 1.0, "speaker": "SPEAKER_1"}
+    silent, labelled = (
+        Answer(body=json.dumps({"text": "", "duration": 2.0, "segments": found}).encode()) for found in ([], [segment])
+    )
+    with FakeServer({"a.wav": labelled, "b.wav": GOOD}, silent) as server:
+        made = work(tmp_path, server.url, model="m", speakers=0)
+        made.row(given(tmp_path / "silent.wav"))
+        with pytest.raises(JobError, match="200, but without speakers"):  # silence has not shown that there are labels
+            made.row(given(tmp_path / "b.wav"))
+        assert made.row(given(tmp_path / "a.wav"))["error"] is None
+        assert made.row(given(tmp_path / "b.wav"))["error"].startswith("200, but without speakers")
+
+
+@pytest.mark.parametrize(("options", "speakers", "most"), [({}, None, 16), ({}, 0, 4), ({"max_num_seqs": 2}, 3, 2)])
+def test_requests_in_flight_by_default(options: dict[str, int], speakers: int | None, most: int) -> None:
+    assert run.default_in_flight(options, speakers) == most
+
+
 def test_a_server_that_does_not_label_speakers_stops_the_job(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(b"0")
     with FakeServer(default=GOOD) as server, pytest.raises(JobError, match="200, but without speakers"):

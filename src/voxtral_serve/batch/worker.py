@@ -91,6 +91,7 @@ class Worker:
             self.servers = OwnEngine(plan.config, plan.directory, plan.arguments)
         self.asking = threading.Lock()
         self.known: dict[str, tuple[str, tuple[str, ...]]] = {}  # URL -> model, times
+        self.labelled: set[str] = set()  # URLs of servers that have labelled speakers
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """`block` has manifest.SCHEMA, the result output.schema. Raises JobError."""
@@ -141,8 +142,14 @@ class Worker:
                 model, known = self.ask(server)
                 content = server.transcribe(path, model, "verbose_json", self.plan.language, known, self.plan.speakers)
                 worked = True
-                return model, json.loads(content)
+                answer = json.loads(content)
+                if self.plan.speakers is not None and answer.get("segments"):  # with speakers: the client has checked
+                    self.labelled.add(server.url)
+                return model, answer
             except NoSpeakersError as error:
+                if server.url in self.labelled:
+                    worked = True
+                    raise RowError(str(error)) from None
                 raise JobError(f"{server.url}: {error}") from None
             except RequestError as error:
                 worked = error.status in OF_ONE_FILE
