@@ -229,9 +229,7 @@ def _add_batch(commands: Any) -> argparse.ArgumentParser:
     add("--model", metavar="NAME", help="model to request (default: the first that a server lists)")
     add("--language", metavar="CODE", help="such as en, for models that take a language")
     _add_speakers(command)
-    in_flight = (
-        "requests in flight at each server (default: the config's max_num_seqs, or 16; 4 with --speakers)"
-    )
+    in_flight = "requests in flight at each server (default: the config's max_num_seqs, or 16; 4 with --speakers)"
     add("--in-flight", type=int, metavar="N", help=in_flight)
     rows = "rows of a file of results, which are done together (default: 16 to 1024, by the manifest's length)"
     add("--rows-per-file", type=int, metavar="N", help=rows)

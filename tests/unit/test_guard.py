@@ -24,7 +24,8 @@ REQUESTS = 50
 
 
 def test_limits_of_an_empty_environment() -> None:
-    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset(), True, 30)
+    expected = (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset(), True, 30, "cpu")
+    assert limits.limits({}) == expected
 
 
 def test_limits() -> None:
@@ -42,6 +43,14 @@ def test_limits() -> None:
 def test_a_wrong_limit_is_named(name: str, value: str) -> None:
     with pytest.raises(limits.LimitError, match=f"{name} is .*expected a whole number"):
         limits.limits({name: value})
+
+
+@pytest.mark.parametrize("value", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:0,1", "cuda:1 ", "cuda:1\n", "cuda:٣"])
+def test_a_wrong_device_of_speaker_labels_is_named(value: str) -> None:
+    name = "VOXTRAL_SERVE_SPEAKERS_DEVICE"
+    with pytest.raises(limits.LimitError, match=f"{name} is .*expected cpu, cuda, or cuda:N"):
+        limits.limits({name: value})
+    assert [limits.limits({name: each}).speakers_device for each in ("cuda", "cuda:12")] == ["cuda", "cuda:12"]
 
 
 @pytest.mark.parametrize("hosts", ["http://a", "a/b", "*", "a b", "a@b"])

@@ -62,7 +62,10 @@ def test_the_process_answers_as_the_functions_do() -> None:
     run(test)
 
 
-def test_the_process_gives_way_and_can_open_nothing() -> None:
+def test_the_process_gives_way_and_can_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+
     async def test(served: Labeller) -> None:
         await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
         assert served._process is not None
@@ -70,6 +73,8 @@ def test_the_process_gives_way_and_can_open_nothing() -> None:
         assert process.nice() == psutil.Process().nice() + 10 or process.nice() == 19
         files = Path(f"/proc/{process.pid}/limits").read_text()
         limits = {line[:26].strip(): line[26:].split()[0] for line in files.splitlines()[1:]}
+        environment = process.environ()
+        assert environment["CUDA_VISIBLE_DEVICES"] == "3" and "VLLM_API_KEY" not in environment
         assert limits["Max open files"] == "3"
         assert limits["Max file size"] == "0"
         assert limits["Max address space"] != "unlimited"

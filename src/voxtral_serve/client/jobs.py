@@ -5,8 +5,12 @@ from pathlib import Path
 
 # A transcript's format -> how its file's name ends
 FORMATS = {
-    **{"text": ".txt", "json": ".json", "verbose_json": ".json", "diarized_json": ".json"},
-    **{"srt": ".srt", "vtt": ".vtt"},
+    "text": ".txt",
+    "json": ".json",
+    "verbose_json": ".json",
+    "diarized_json": ".json",
+    "srt": ".srt",
+    "vtt": ".vtt",
 }
 MOST_SPEAKERS = 20
 

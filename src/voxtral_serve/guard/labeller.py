@@ -18,6 +18,7 @@ import numpy as np
 
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.guard.decoders import ENVIRONMENT, Places
+from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.processes import BROKEN, OrderProcess
 from voxtral_serve.patches.live_server import log
 from voxtral_serve.speakers.campplus import RATE, SIZE, MissingError, check_installed
@@ -35,7 +36,7 @@ SHARE = 4  # one in so many requests in flight may ask for speakers: labels take
 VOICES_S, LABELS_S = 60, 120  # the longest time for an order
 # The error itself has paths of the machine
 CANNOT_START = "the process that labels speakers cannot start: the server's log says why"
-DEVICE = "VOXTRAL_SERVE_SPEAKERS_DEVICE"  # a name of PyTorch's
+GPUS = "CUDA_VISIBLE_DEVICES"  # those of the server, which the process counts as the server does
 
 
 Answer = TypeVar("Answer")
@@ -74,8 +75,8 @@ class Labeller:
 
     @classmethod
     def of_environment(cls, in_flight: int) -> "Labeller":
-        """That of an API process with so many requests in flight, on the device that DEVICE names."""
-        return cls(max(in_flight // SHARE, 1), os.environ.get(DEVICE, "cpu"))
+        """That of an API process with so many requests in flight, on the device that the environment names."""
+        return cls(max(in_flight // SHARE, 1), LIMITS.speakers_device)
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -199,9 +200,12 @@ class Labeller:
         if self._failed_s is not None and time.monotonic() - self._failed_s < RETRY_S:
             raise LabelError(CANNOT_START)
         arguments = (str(self.memory), self.device)
+        environment = dict(ENVIRONMENT)
+        if GPUS in os.environ:
+            environment[GPUS] = os.environ[GPUS]
         try:
             self._process = await LabelProcess.begin(
-                "the process that labels speakers", START, arguments, ENVIRONMENT, START_S
+                "the process that labels speakers", START, arguments, environment, START_S
             )
         except (RuntimeError, *BROKEN, TimeoutError) as error:
             log.warning("no speaker labels: %s", str(error) or f"the process was not ready after {START_S} s")
