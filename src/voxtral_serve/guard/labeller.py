@@ -41,20 +41,44 @@ GPUS = "CUDA_VISIBLE_DEVICES"  # those of the server, which the process counts a
 
 Answer = TypeVar("Answer")
 Values = ParamSpec("Values")
-Labels = Callable[[Sequence[Span]], Awaitable[list[int]]]  # from words to their speakers; raises LabelError
 
 
 class LabelError(RuntimeError):
     """There are no labels. The message says why, such as that the process has ended."""
 
 
-def no_labels(error: LabelError) -> Labels:
-    """What raises this error for any words."""
+class Labels:
+    """What labels the words of one clip.
 
-    async def labels(words: Sequence[Span]) -> list[int]:
+    voices  those of the clip, while they are computed
+    find    from voices and words to speakers
+    """
+
+    def __init__(
+        self, voices: asyncio.Future[Voices], find: Callable[[Voices, Sequence[Span]], Awaitable[list[int]]]
+    ) -> None:
+        self._voices, self._find = voices, find
+
+    def check(self) -> None:
+        """Raises LabelError if it is known by now that there will be no labels."""
+        if self._voices.done():
+            self._voices.result()
+
+    async def __call__(self, words: Sequence[Span]) -> list[int]:
+        """The speaker of each word. Raises LabelError."""
+        return await self._find(await self._voices, words)
+
+
+def no_labels(error: LabelError) -> Labels:
+    """Labels that fail with this error."""
+    failed: asyncio.Future[Voices] = asyncio.get_running_loop().create_future()
+    failed.set_exception(error)
+    failed.exception()  # which asyncio would log if nobody asked for it
+
+    async def find(found: Voices, words: Sequence[Span]) -> list[int]:
         raise error
 
-    return labels
+    return Labels(failed, find)
 
 
 class Labeller:
@@ -114,7 +138,7 @@ class Labeller:
     async def listening(
         self, clip: Clip, stretches: Callable[[Clip], list[Span]], threads: Executor, number: int | None
     ) -> AsyncIterator[Labels]:
-        """While this is open, the voices of a clip at RATE are computed. Gives the function that labels its words.
+        """While this is open, the voices of a clip at RATE are computed. Gives what labels its words.
 
         stretches  finds the clip's speech, in one of `threads`
         number     of the speakers; None if it is not known
@@ -123,12 +147,12 @@ class Labeller:
         async def voices() -> Voices:
             return await self.voices(clip, await asyncio.get_running_loop().run_in_executor(threads, stretches, clip))
 
-        async def labels(words: Sequence[Span]) -> list[int]:
-            return await self.labels(await task, words, number)
+        async def find(found: Voices, words: Sequence[Span]) -> list[int]:
+            return await self.labels(found, words, number)
 
         task = asyncio.create_task(voices())
         try:
-            yield labels
+            yield Labels(task, find)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
