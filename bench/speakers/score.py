@@ -58,7 +58,7 @@ async def _all(
     from voxtral_serve.speakers.campplus import SIZE
     from voxtral_serve.speakers.windows import Voices
 
-    labeller = Labeller(device)
+    labeller = Labeller(device=device)
     try:
         await labeller.labels(Voices(np.empty((0, 2)), np.empty((0, SIZE))), [])  # it starts
         return [await _scored(folder, entry, labeller) for entry in entries]
