@@ -1,1 +1,0 @@
-"""Who says which word: voices as vectors, clusters of them, and a label for each word."""
