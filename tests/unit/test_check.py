@@ -756,8 +756,6 @@ def test_memory_that_is_not_counted_is_as_measured(full: Path, tmp_path: Path) -
         if described.get("checkpoint", "random weights") != "random weights":
             continue
         config = described["config"] | {"model": str(full)}
-        if drafts := config.get("speculative_config"):
-            config["speculative_config"] = {key: value for key, value in drafts.items() if key != "method"}
         (tmp_path / "config.yaml").write_text(json.dumps(config))
         read = options.read_options(Report(), tmp_path / "config.yaml", GPU_BLOCKS)
         assert read is not None
