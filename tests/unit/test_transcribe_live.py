@@ -18,6 +18,9 @@ from turnedclock import Clock
 from voxtral_serve.client import live, sound
 from voxtral_serve.client.jobs import LiveJob
 
+# A word in every token of a minute: however late a signal is, no pause ends a turn before it.
+MINUTE = [(0.08 * number, f" {number}") for number in range(1, 751)]
+SAID = "".join(word for _, word in MINUTE).lstrip() + "\n"
 COMMIT, APPEND = "input_audio_buffer.commit", "input_audio_buffer.append"
 # A sounddevice that hears a ramp, a block every 10 ms.
 MICROPHONE = """
@@ -52,14 +55,13 @@ def fake_sounddevice(directory: Path, source: str) -> dict[str, str]:
 
 
 def test_words_come_while_the_file_is_spoken(tmp_path: Path) -> None:
-    said = [(0.4, " alpha"), (70, " beta")]
     path = write_clip(tmp_path, 60)
-    with FakeRealtime(said) as server, start("--live", path, "--url", server.url + "/v1") as process:
+    with FakeRealtime(MINUTE) as server, start("--live", path, "--url", server.url + "/v1") as process:
         assert process.stdout and process.stderr
-        assert process.stdout.read(5) == "alpha"
+        assert process.stdout.read(len("1 2 3")) == "1 2 3"
         assert not server.sessions[0].final
         process.send_signal(signal.SIGINT)
-        assert (process.stdout.read(), process.stderr.read(), process.wait(60)) == (" beta\n", "", 0)
+        assert (process.stdout.read(), process.stderr.read(), process.wait(60)) == (SAID[len("1 2 3") :], "", 0)
 
 
 def test_a_file_is_sent_in_tokens_of_80_ms(tmp_path: Path) -> None:
@@ -344,11 +346,10 @@ def test_arguments(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_audio_and_waits_for_the_text(tmp_path: Path) -> None:
     path = write_clip(tmp_path, 60)
-    said = [(0.2, "alpha"), (30.0, " beta")]
-    with FakeRealtime(said, late_s=0.3) as server, start("--live", path, "--url", server.url) as process:
+    with FakeRealtime(MINUTE, late_s=0.3) as server, start("--live", path, "--url", server.url) as process:
         wait_for(lambda: bool(server.sessions) and len(server.sessions[0].sizes) > 5)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60) == ("alpha beta\n", "")
+        assert process.communicate(timeout=60) == (SAID, "")
         assert process.returncode == 0
     assert server.sessions[0].kinds[-1] == COMMIT
     with FakeRealtime(late_s=60) as server, start("--live", path, "--url", server.url) as process:
