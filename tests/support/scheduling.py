@@ -40,8 +40,10 @@ def engine_config(blocks: int = 64, **options: Any) -> Any:
 class Engine:
     """A scheduler, and what vLLM's EngineCore does with it: `step` is one pass of its loop."""
 
+    make = staticmethod(scheduler)
+
     def __init__(self, config: Any, cache: KVCacheConfig) -> None:
-        self.scheduler: Any = scheduler(
+        self.scheduler: Any = self.make(
             vllm_config=config,
             kv_cache_config=cache,
             structured_output_manager=StructuredOutputManager(config),
