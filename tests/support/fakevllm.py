@@ -54,6 +54,8 @@ get = fakeserver._Handler.do_GET
 def do_get(self):
     if self.path == "/health":
         self._send(config.get("health", 200), b"")
+        if config.get("leaves") == "once it is up":
+            os._exit(7)
     elif config.get("keyed") and self.path == "/v1/models":
         self._send(401, b"")
     elif config.get("keyed") and self.path == "/":

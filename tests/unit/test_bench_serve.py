@@ -92,6 +92,16 @@ def test_a_second_ctrl_c_leaves_nothing_behind(vllm: Vllm) -> None:
     assert vllm.left() == set()
 
 
+def test_serve_notices_that_vllm_ended_before_it_said_its_model(vllm: Vllm) -> None:
+    vllm.does(leaves="once it is up")
+    process = vllm.start(vllm.serve_flags())
+    stdout, error = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (2, "")
+    assert "error: vllm serve exited with status 7." in error
+    assert "Traceback (most recent call last)" not in error
+    assert vllm.left() == set()
+
+
 def test_serve_notices_that_vllm_ended(vllm: Vllm) -> None:
     process = vllm.start(vllm.serve_flags())
     assert process.stdout
