@@ -116,7 +116,9 @@ class Answer:
         self.text = ""
         self.usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
         self._texts, self._tokens = [""] * len(audio.pieces), [list[int]() for _ in audio.pieces]
-        self._logprobs = TokenLogprobs(stream) if request.logprobs and stream is not None else None
+        self._token_logprobs = [list[float]() for _ in audio.pieces]
+        told = request.logprobs and form.name == "json"
+        self._logprobs = TokenLogprobs(stream) if told and stream is not None else None
         self._unsent: list[dict[str, Any]] = []  # logprobs whose text has not been sent
         self._number: int | None = None  # of the last piece that has text
         self._words: list[Word] | None = None  # with their speakers, if the request asks for them
@@ -133,6 +135,7 @@ class Answer:
             self._unsent += self._logprobs.add(chunk.tokens, chunk.logprobs)
         self._texts[number] += chunk.text
         self._tokens[number] += chunk.tokens
+        self._token_logprobs[number] += chunk.logprobs
         delta = chunk.text
         if number != self._number and (delta := delta.lstrip()):
             self._number = number
@@ -228,8 +231,9 @@ class Answer:
         return {"type": "duration", "seconds": math.ceil(self.audio.clip.seconds)}
 
     def _pieces(self) -> list[PieceTranscript]:
-        parts = zip(self._texts, self._tokens, self.audio.pieces, self.audio.voiced, strict=True)
-        return [PieceTranscript(text, tokens, piece, voiced) for text, tokens, piece, voiced in parts]
+        audio = self.audio
+        parts = zip(self._texts, self._tokens, audio.pieces, audio.voiced, self._token_logprobs, strict=True)
+        return [PieceTranscript(*part) for part in parts]
 
     def _no_times(self, error: TimeError) -> RefusedError:
         return RefusedError(500, f"no times for {self.form.name}: {error}", "no_times")

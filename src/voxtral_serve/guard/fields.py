@@ -91,7 +91,8 @@ class TranscriptRequest(NamedTuple):
 
     form      how to write the answer
     streamed  whether to send it as events
-    logprobs  whether the answer has the logprobs of the tokens: `include[]=logprobs`
+    logprobs  whether the engine gives the logprobs of the tokens: for `include[]=logprobs` with `json`, and for the
+              confidence in `verbose_json`
     ignored   names of fields without effect, for the header: "logprobs" if they are not available
     language  as the client wrote it; None if it did not
     prompt    empty if there is none
@@ -136,12 +137,13 @@ def read(
     speakers = asking is not None and _labels(asking, fields, rules)
     granularities = frozenset(fields.timestamp_granularities or ("segment",))
     form = AnswerFormat(fields.response_format, granularities, fields.language, task, speakers=speakers)
-    logprobs = LOGPROBS in fields.include and form.name == "json" and rules.timed
+    listed = LOGPROBS in fields.include and form.name == "json"
+    logprobs = rules.timed and (listed or form.name == VERBOSE)
     without_effect = {
         "language": bool(fields.language) and "language" not in rules.can,
         "prompt": bool(fields.prompt) and "prompt" not in rules.can,
         "chunking_strategy": fields.chunking_strategy != "auto",  # long clips are always cut, as with "auto"
-        LOGPROBS: LOGPROBS in fields.include and not logprobs,
+        LOGPROBS: LOGPROBS in fields.include and not (listed and rules.timed),
         "include": bool(set(fields.include) - {LOGPROBS}),
         DIARIZE: asking is not None and not speakers,
         "num_speakers": fields.num_speakers is not None and not speakers,

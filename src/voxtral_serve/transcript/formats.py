@@ -53,12 +53,13 @@ class AnswerFormat(NamedTuple):
 
 class PieceTranscript(NamedTuple):
     """A piece of the clip, its text and the tokens of that text. `voiced` is that of the piece's samples, see
-    audio.level; None if no times of words are needed."""
+    audio.level; None if no times of words are needed. `logprobs` has one for each token, or none."""
 
     text: str
     tokens: Sequence[int]
     piece: Piece
     voiced: np.ndarray | None
+    logprobs: Sequence[float] = ()
 
 
 class TimeError(RuntimeError):
@@ -108,10 +109,16 @@ def verbose(
     content: dict[str, Any] = {"task": form.task, "language": form.language, "duration": round(seconds, 3)}
     content["text"] = _text(form, pieces)
     if "word" in form.granularities:
-        content["words"] = [{"word": w.text, **_times(w), **_speaker(w)} for w in timed]
+        content["words"] = [
+            {"word": w.text, **_times(w), **_known("probability", w.probability), **_speaker(w)} for w in timed
+        ]
     if "segment" in form.granularities:
         content["segments"] = [
-            {"id": n, "seek": 0, **_times(s), "text": s.text, "temperature": 0.0, **_speaker(s)}
+            {
+                **{"id": n, "seek": 0, **_times(s), "text": s.text, "temperature": 0.0},
+                **_known("avg_logprob", s.avg_logprob),
+                **_speaker(s),
+            }
             for n, s in enumerate(found)
         ]
     return content | {"usage": usage}
@@ -149,6 +156,10 @@ def _times(each: Word | Segment) -> dict[str, float]:
     return {"start": round(each.start, 3), "end": round(each.end, 3)}
 
 
+def _known(name: str, value: float | None) -> dict[str, float]:
+    return {} if value is None else {name: round(value, 4)}
+
+
 def _speaker(each: Word | Segment) -> dict[str, str]:
     return {} if each.speaker is None else {"speaker": each.speaker}
 
@@ -182,13 +193,13 @@ def timed_words(pieces: Sequence[PieceTranscript], stream: TokenStream) -> list[
         for word in _piece_words(each, stream):
             # A piece's last word may end after the next piece's first word starts.
             start = max(word.start, timed[-1].end if timed else 0.0)
-            timed.append(Word(word.text, start, max(word.end, start + LEAST_S)))
+            timed.append(word._replace(start=start, end=max(word.end, start + LEAST_S)))
     return timed
 
 
 def _piece_words(piece: PieceTranscript, stream: TokenStream) -> list[Word]:
     assert piece.voiced is not None
-    timed = refine(words(piece.tokens, stream), piece.voiced)
+    timed = refine(words(piece.tokens, stream, piece.logprobs), piece.voiced)
     if [word.text for word in timed] != piece.text.split():
         raise TimeError(f"the text has {len(piece.text.split())} words, and its tokens have {len(timed)} with a time")
     offset = piece.piece.start

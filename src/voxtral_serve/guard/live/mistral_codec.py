@@ -184,8 +184,8 @@ class MistralCodec(Codec):
         }
 
     def _segment(self, timed: TimedSegment) -> str:
-        text, start, end, _ = timed.segment
-        segment = {"text": text, "start": round(start, 3), "end": round(end, 3)}
+        found = timed.segment
+        segment = {"text": found.text, "start": round(found.start, 3), "end": round(found.end, 3)}
         self._segments.append({"type": "transcription_segment", **segment})
         return written("transcription.segment", **segment)
 
