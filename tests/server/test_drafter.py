@@ -75,11 +75,13 @@ def test_logprobs_are_the_references(llm: Any) -> None:
     """One for each token, of drafts that were accepted, of those in place of a rejected one, and of bonus tokens."""
     sampling = offline.sampling(logprobs=0, flat_logprobs=True)
     answers = llm.generate([offline.prompt(offline.read(name)) for name in NAMES], sampling, use_tqdm=False)
+    least = 0.0
     for name, answer in zip(NAMES, answers, strict=True):
         (said,) = answer.outputs
         expected = logprobs(offline.read(name), [*said.token_ids])
         assert chosen_logprobs(said) == pytest.approx(expected, abs=2e-3)
-        assert min(expected) < -0.05
+        least = min(least, *expected)
+    assert least < -0.5
 
 
 @pytest.mark.slow

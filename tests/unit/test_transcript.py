@@ -134,7 +134,7 @@ def test_verbose_json() -> None:
     kind, body = written(answer_format("verbose_json", "word", "segment"), [WHOLE], STREAM, 1.0, USAGE)
     assert kind == "application/json"
     assert json.loads(body) == {
-        **{"task": "transcribe", "language": "en", "duration": 1.0, "text": "Hello world."},
+        **{"task": "transcribe", "language": "english", "duration": 1.0, "text": "Hello world."},
         "words": [{"word": "Hello", "start": 0.0, "end": 0.28}, {"word": "world.", "start": 0.28, "end": 0.52}],
         "segments": [{"id": 0, "seek": 0, "start": 0.0, "end": 0.52, "text": "Hello world.", "temperature": 0.0}],
         "usage": USAGE,

@@ -28,6 +28,7 @@ from voxtral_serve.transcript.formats import (
     verbose,
     written,
 )
+from voxtral_serve.transcript.language import listed, recognised_later
 from voxtral_serve.transcript.logprobs import TokenLogprobs
 from voxtral_serve.transcript.words import TokenStream, Word
 
@@ -74,6 +75,9 @@ async def answered(
         if form.speakers:
             await answer.label(labels)
             timing.end("speakers")
+        # Whisper has been told the language, or has said it; a translation is English, whatever was spoken.
+        spoken = language if stream is None else None
+        answer.take_language(spoken if spoken or task == "translate" else await answer.recognised())
         return answer.messages() if writer is None else await writer.end()
     except (RefusedError, LabelError) as failure:
         error = unlabelled(failure) if isinstance(failure, LabelError) else failure
@@ -123,6 +127,7 @@ class Answer:
         self._number: int | None = None  # of the last piece that has text
         self._words: list[Word] | None = None  # with their speakers, if the request asks for them
         self._ignored = request.ignored
+        self._language: str | None = None  # code of that of the text
 
     def add(self, number: int, chunk: PieceChunk) -> dict[str, Any] | None:
         """Take a chunk of a piece. Returns the event for it, or None if the text has not grown."""
@@ -170,6 +175,17 @@ class Answer:
         pairs = zip(words, map(self.form.speaker, found), strict=True)
         self._words = [word._replace(speaker=speaker) for word, speaker in pairs]
 
+    async def recognised(self) -> str | None:
+        """The code of the text's language; None if it is not clear, or nothing of the answer tells it."""
+        told = self.form.name == VERBOSE or self._words is not None or self.request.tells_languages
+        return await recognised_later(self.text) if told else None
+
+    def take_language(self, code: str | None) -> None:
+        """The language of the text; None if it is not known."""
+        self._language = code
+        if code is not None:
+            self.form = self.form._replace(language=code)
+
     def end(self) -> list[dict[str, Any]]:
         """The last events of a stream. Raises RefusedError if times are asked for and the tokens do not give them."""
         text = {"text": self.text.rstrip(), "usage": {"type": "tokens", **self.usage}}
@@ -180,7 +196,7 @@ class Answer:
             elif self.form.name == DIARIZED:
                 segments, content = diarized(*self._timed())["segments"], text
             else:
-                content = {**text, **self._all_logprobs(), **self._segments()}
+                content = {**text, **self._languages(), **self._all_logprobs(), **self._segments()}
         except TimeError as error:
             raise self._no_times(error) from error
         ignored = {"ignored": [DIARIZE]} if self._ignored != self.request.ignored else {}
@@ -192,7 +208,7 @@ class Answer:
         if self.form.name == "json":
             # The model's text begins with a blank, as its first word does; OpenAI's does not.
             text = self.form.separator.join(filter(None, (text.strip() for text in self._texts)))
-            content = {"text": text, "usage": usage, **self._all_logprobs(), **self._segments()}
+            content = {"text": text, "usage": usage, **self._languages(), **self._all_logprobs(), **self._segments()}
             return b"application/json", json.dumps(content, ensure_ascii=False).encode()
         try:
             kind, text = written(*self._timed())
@@ -215,6 +231,9 @@ class Answer:
 
     def _all_logprobs(self) -> dict[str, Any]:
         return {} if self._logprobs is None else {"logprobs": self._logprobs.finish()}
+
+    def _languages(self) -> dict[str, Any]:
+        return {"languages": listed(self._language)} if self.request.tells_languages else {}
 
     def _segments(self) -> dict[str, Any]:
         """Speakers as Mistral has them in JSON; its client wants model and language."""

@@ -15,6 +15,7 @@ from voxtral_serve.guard.limits import FIELDS_BYTES, Rules
 from voxtral_serve.guard.typed import FIELD_NAME, checked, named
 from voxtral_serve.speakers.clusters import MOST
 from voxtral_serve.transcript.formats import DIARIZED, VERBOSE, AnswerFormat, FormatName, Granularity
+from voxtral_serve.transcript.language import TELLING
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 NAME_LENGTH = 256  # characters of a model's name
@@ -112,6 +113,11 @@ class TranscriptRequest(NamedTuple):
     model: str | None = None
     number: int | None = None
     optional: bool = False
+
+    @property
+    def tells_languages(self) -> bool:
+        """Whether `json`, and the last event of its stream, has `languages`."""
+        return self.form.name == "json" and self.model in TELLING
 
 
 def check_task(task: str, can: frozenset[str]) -> None:

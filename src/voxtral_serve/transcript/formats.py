@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from voxtral_serve.audio.speech import Piece
+from voxtral_serve.transcript.language import NAMES
 from voxtral_serve.transcript.subtitles import Segment, said, segments, srt, vtt
 from voxtral_serve.transcript.words import LEAST_S, TokenStream, Word, refine, words
 
@@ -26,7 +27,7 @@ class AnswerFormat(NamedTuple):
 
     name           OpenAI's response_format
     granularities  of verbose_json, some of Granularity
-    language       of verbose_json: the requested one
+    language       of the text or, if that is not known, the requested one: a code, which verbose_json names
     task           "transcribe" or "translate"
     separator      between the texts of two pieces
     speakers       whether speakers are told apart
@@ -103,11 +104,12 @@ def verbose(
 ) -> dict[str, Any]:
     """OpenAI's `verbose_json`, from what `written` takes; its segments lack the fields that are not known here.
 
-    `language` is the request's, because vLLM does not say which language it recognized. Raises TimeError.
+    `language` is a name, as OpenAI has it, or what the request has if that is no code of transcript.language. Segments
+    have `avg_logprob` and words `probability`, as faster-whisper's, if the tokens have logprobs. Raises TimeError.
     """
     timed, found = _timed(pieces, stream, timed)
-    content: dict[str, Any] = {"task": form.task, "language": form.language, "duration": round(seconds, 3)}
-    content["text"] = _text(form, pieces)
+    content: dict[str, Any] = {"task": form.task, "language": NAMES.get(form.language or "", form.language)}
+    content |= {"duration": round(seconds, 3), "text": _text(form, pieces)}
     if "word" in form.granularities:
         content["words"] = [
             {"word": w.text, **_times(w), **_known("probability", w.probability), **_speaker(w)} for w in timed

@@ -15,8 +15,8 @@ SENTENCE = re.compile(r"[.?!]$")
 
 
 class Segment(NamedTuple):
-    """Text with its start and end in seconds from the clip's beginning. `speaker` is that of its words, and `avg_logprob`
-    the mean of the logprobs of their tokens; None where they are not known."""
+    """Text with its start and end in seconds from the clip's beginning. `speaker` is that of its words, and
+    `avg_logprob` the mean of the logprobs of their tokens; None where they are not known."""
 
     text: str
     start: float

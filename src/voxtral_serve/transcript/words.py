@@ -23,8 +23,8 @@ TAIL_S = 0.04  # the end of a word, which may be quiet
 class Word(NamedTuple):
     """A word as it is written, without the blank before it; start and end in seconds from the clip's beginning.
 
-    `speaker` is the name of who says it; None if speakers are not told apart. `logprobs` are those of its tokens: natural
-    logarithms, none where they are not known.
+    `speaker` is the name of who says it; None if speakers are not told apart. `logprobs` are those of its tokens:
+    natural logarithms, none where they are not known.
     """
 
     text: str
