@@ -2,7 +2,8 @@
 
 input_audio.append has the audio. input_audio.flush has the text of the audio so far come at once, with its segments and
 transcription.done; input_audio.end does so, too, and ends the connection. An `error` has a message and the number of an
-HTTP status. `diarize`, `speaker_references`, `context_bias` and `language` have no effect: session.updated says so.
+HTTP status. transcription.language comes once the text's language is clear, and when it changes. `diarize`,
+`speaker_references`, `context_bias` and `language` have no effect: session.updated says so.
 """
 
 from dataclasses import replace
