@@ -111,9 +111,9 @@ def check_forms(url: str, clip: dataset.Clip) -> None:
     assert numbers == [str(number) for number in range(1, len(segments) + 1)]
 
 
-def test_language_and_confidence(url: str, clips: list[dataset.Clip]) -> None:
-    """Of words that were heard right and wrong, and as `logprobs` has them, which `json` gives."""
-    clip = next(each for each in clips if each.duration_s > 4)
+def test_language_and_confidence(url: str) -> None:
+    """As `logprobs` has it, which `json` gives; in a clip that pico hears wrong, so that it is not sure of all words."""
+    clip = dataset.load(DATA).clips[0]
     both = {"timestamp_granularities[]": ["word", "segment"], "response_format": "verbose_json"}
     whole, (*_, done) = upload(url, clip.path, **both), events(upload(url, clip.path, stream="true", **both))
     content = whole.json()
@@ -122,7 +122,7 @@ def test_language_and_confidence(url: str, clips: list[dataset.Clip]) -> None:
     assert {name: done[name] for name in content} == content
     told = upload(url, clip.path, **{"include[]": "logprobs"}).json()["logprobs"]
     chances = [math.exp(each["logprob"]) for each in told]
-    assert min(chances) < 0.99
+    assert min(chances) < 0.9
     for word in content["words"]:
         own, text = [], ""
         while text.strip() != word["word"]:
