@@ -156,7 +156,7 @@ def rows_of_session(served: Any, name: str, first: int, count: int) -> torch.Ten
     live, store = served.live, served.audio_rows
     (slot,) = [slot for request, slot in live.slot_of.items() if request.startswith(name)]
     numbers = torch.arange(first, first + count) % store.ring
-    rows: torch.Tensor = store.live()[slot * store.ring + numbers].clone()
+    rows: torch.Tensor = store.live()[slot * store.ring + numbers.to(store.pool.device)].float().cpu()
     return rows
 
 
