@@ -188,27 +188,25 @@ def reference_first_logits(audio: np.ndarray) -> torch.Tensor:
 
 
 class Difference(NamedTuple):
-    """The first token of a clip that is not the reference's: its number, and by how much less likely the reference has
-    it, in natural logarithms."""
+    """The first token of a clip that is not the reference's: the numbers of clip and token, and by how much less likely
+    the reference has it, in natural logarithms."""
 
-    clip: str
+    clip: int
     at: int
     gap: float
 
 
 @torch.no_grad()
-def differences(names: Sequence[str], answers: Sequence[Sequence[int]]) -> list[Difference]:
+def differences(audios: Sequence[np.ndarray], answers: Sequence[Sequence[int]]) -> list[Difference]:
     """Of each clip whose tokens are not the reference's. An end counts as EOS."""
     found = []
-    for name, expected, got in zip(names, reference_tokens(names), answers, strict=True):
-        if [*got] == expected:
-            continue
-        at = next(i for i, pair in enumerate(zip([*expected, model.EOS], [*got, model.EOS])) if len({*pair}) > 1)
-        audio = read(name)
-        tokens = torch.tensor([prompt(audio)["prompt_token_ids"] + expected[:at]])
-        logits = reference().decode(reference_rows(audio)[None, : tokens.shape[1]], tokens)[0, -1]
-        pair = ([*expected, model.EOS][at], [*got, model.EOS][at])
-        found.append(Difference(name, at, float(logits[pair[0]] - logits[pair[1]])))
+    for number, (audio, expected) in enumerate(zip(audios, reference().transcribe([*audios]), strict=True)):
+        theirs, ours = ([*tokens, model.EOS] for tokens in (expected, answers[number]))
+        if theirs != ours:
+            at = next(at for at, (token, other) in enumerate(zip(theirs, ours, strict=False)) if token != other)
+            tokens = torch.tensor([prompt(audio)["prompt_token_ids"] + expected[:at]])
+            logits = reference().decode(reference_rows(audio)[None, : tokens.shape[1]], tokens)[0, -1]
+            found.append(Difference(number, at, float(logits[theirs[at]] - logits[ours[at]])))
     return found
 
 
