@@ -23,8 +23,8 @@ from pico import model
 
 NEAR = 0.3 if ON_GPU else 1e-4
 SHARE = 0.1  # of the clips of a test, and one more: that may differ in near-ties
-# Greatest difference of rows over their greatest magnitude. Rows of another clip, or of other positions, are above 0.5.
-ROWS = 0.06 if ON_GPU else 1e-5
+# Greatest difference of rows over their greatest magnitude: 0.006 in bfloat16 on a CPU. Between two clips: 0.07 and more.
+ROWS = 0.015 if ON_GPU else 1e-5
 UPLOADS, LIVE = (16, 8) if ON_GPU else (6, 3)
 CHUNK = 48
 
@@ -98,7 +98,7 @@ class TestAsServed:
                 end = min(len(whole), len(other))
                 least = min(least, offline.relative(rows[begin:end], other[begin:end]))
             slots.append([slot_of[str(number)] for number in range(len(audios))])
-            assert worst <= ROWS and least > 5 * ROWS, (worst, least)
+            assert worst <= ROWS and least > 4 * ROWS, (worst, least)
             record_property(f"rows of uploads, turn {turn}", f"{worst:.2g} of their own clip, {least:.2g} of another")
         assert any(len({*each}) > 1 for each in zip(*slots, strict=True))  # no clip was always in one slot
 

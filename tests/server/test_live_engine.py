@@ -25,9 +25,9 @@ from voxtral_serve.patches import clip_end
 MOST = 16
 AUDIOS = 8
 FRAMES = 4  # of the encoder, in one token
-RELATIVE = 1e-6  # seen: 4e-7 at most
+RELATIVE = 3e-5 if offline.ON_GPU else 1e-6  # seen on a CPU: 4e-7 at most
 PIECES = [1280, 160, 1000, 5000, 16_000, 10**6]
-slow = pytest.mark.slow
+slow, gpu = pytest.mark.slow, pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def uploaded(llm: Any, audios: list[np.ndarray]) -> list[list[int]]:
     return offline.generate(llm, audios)
 
 
+@gpu
 @pytest.mark.parametrize(
     "samples", [pytest.param(80, marks=slow), 1280, pytest.param(16_000, marks=slow), pytest.param(10**6, marks=slow)]
 )
@@ -73,6 +74,7 @@ def test_rows_are_those_of_the_whole_clip(llm: Any, engine: sessions.Sessions, s
     assert offline.relative(got, whole[:rows]) <= RELATIVE
 
 
+@gpu
 def test_tokens_are_those_of_uploads(
     engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
 ) -> None:
@@ -80,6 +82,7 @@ def test_tokens_are_those_of_uploads(
     assert [session.text for session in heard] == uploaded
 
 
+@gpu
 def test_the_left_padding_is_not_encoded_with_each_clip(llm: Any, audios: list[np.ndarray]) -> None:
     """Nor in a session: its rows are those of uploads, above."""
     ((computed, whole),) = llm.apply_model(partial(offline.frames_encoded, audios=audios[:3]))
@@ -88,6 +91,7 @@ def test_the_left_padding_is_not_encoded_with_each_clip(llm: Any, audios: list[n
     assert computed > 0
 
 
+@gpu
 def test_beside_uploads(engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]) -> None:
     for number, audio in enumerate(audios):
         engine.upload(f"upload {number}", audio)
@@ -96,6 +100,7 @@ def test_beside_uploads(engine: sessions.Sessions, audios: list[np.ndarray], upl
     assert [*engine.uploads.values()] == uploaded
 
 
+@gpu
 def test_a_session_without_audio_costs_no_step(llm: Any, engine: sessions.Sessions, audios: list[np.ndarray]) -> None:
     session = engine.begin("silent", audios[0])
     engine.feed(session, 20_000)
@@ -110,6 +115,7 @@ def test_a_session_without_audio_costs_no_step(llm: Any, engine: sessions.Sessio
     engine.close(session)
 
 
+@gpu
 def test_more_sessions_than_there_may_be(engine: sessions.Sessions) -> None:
     names = [sessions.new_id() for _ in range(MOST + 1)]
     goes_on = sessions.new_id()
@@ -129,6 +135,7 @@ def test_messages_that_are_refused(engine: sessions.Sessions) -> None:
     assert "a session named 'odd': expected" in engine.call(["open", "odd"])["odd"]
 
 
+@gpu
 def test_sessions_whose_requests_are_aborted_leave_nothing(
     llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
 ) -> None:
@@ -144,7 +151,7 @@ def test_sessions_whose_requests_are_aborted_leave_nothing(
     for _ in range(2):
         (heard,) = engine.hear(audios[:1], [1280], at_once=1)
         assert heard.text == uploaded[0]
-    assert llm.apply_model(sessions.sessions_held) == [1]
+    assert llm.apply_model(sessions.sessions_held) in ([0], [1])
 
 
 # What one request or one session gets wrong
@@ -175,6 +182,7 @@ def test_a_clip_and_the_name_of_a_session(engine: sessions.Sessions, audios: lis
         engine.engine.add_request("both", offline.prompt(audios[0]), options)
 
 
+@gpu
 @pytest.mark.usefixtures("unchecked")
 def test_a_wrong_name_ends_its_request_at_once(
     llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
@@ -199,6 +207,7 @@ def test_a_wrong_name_ends_its_request_at_once(
     engine.close(session)
 
 
+@gpu
 @pytest.mark.usefixtures("unchecked")
 def test_a_request_without_audio_reads_nobodys_and_ends(
     engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
@@ -214,6 +223,7 @@ def test_a_request_without_audio_reads_nobodys_and_ends(
     assert engine.uploads["upload"] == uploaded[1]
 
 
+@gpu
 @pytest.mark.parametrize(
     "fault", [*(pytest.param(fault, marks=slow) for fault in ("short", "float", "no slot")), "a gap", "all slots taken"]
 )
@@ -253,9 +263,10 @@ def test_a_fault_of_the_worker_ends_the_sessions_request_alone(
     for _ in range(2):  # as in the test above
         (heard,) = engine.hear(audios[:1], [1280], at_once=1)
         assert heard.text == uploaded[0]
-    assert llm.apply_model(sessions.sessions_held) == [1]
+    assert llm.apply_model(sessions.sessions_held) in ([0], [1])
 
 
+@gpu
 def test_the_request_of_a_session_ends_with_it(
     llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
 ) -> None:
@@ -283,7 +294,7 @@ PADS = DRAFTS | {"model": "voxtral_serve.drafter.PadDrafter"}
 
 
 @slow
-@pytest.mark.parametrize("drafts", [DRAFTS, PADS], ids=["Drafter", "PadDrafter"])
+@pytest.mark.parametrize("drafts", [pytest.param(DRAFTS, marks=gpu), PADS], ids=["Drafter", "PadDrafter"])
 def test_with_drafts_beside_uploads(
     audios: list[np.ndarray], uploaded: list[list[int]], drafts: dict[str, Any]
 ) -> None:
@@ -308,7 +319,7 @@ def test_with_drafts_beside_uploads(
 
 
 @slow
-@pytest.mark.parametrize("drafts", [DRAFTS, PADS], ids=["Drafter", "PadDrafter"])
+@pytest.mark.parametrize("drafts", [pytest.param(DRAFTS, marks=gpu), PADS], ids=["Drafter", "PadDrafter"])
 def test_with_drafts_after_preemption(
     audios: list[np.ndarray], uploaded: list[list[int]], drafts: dict[str, Any]
 ) -> None:
@@ -338,6 +349,7 @@ def referred(audios: list[np.ndarray], delays: list[int]) -> list[list[int]]:
     return [next(by_delay[delay]) for _, delay in pairs]
 
 
+@gpu
 @slow
 def test_sessions_of_two_delays_in_one_batch_have_the_texts_that_each_has_alone(
     engine: sessions.Sessions, audios: list[np.ndarray]
@@ -360,6 +372,7 @@ def test_words_of_sessions_at_several_delays(engine: sessions.Sessions, audios: 
     assert sum(each.total for each in found) <= 0.1 * sum(each.words for each in found)
 
 
+@gpu
 @slow
 def test_sessions_of_all_kinds_of_delays_beside_uploads(
     engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
@@ -380,7 +393,9 @@ def test_a_delay_that_no_session_has(engine: sessions.Sessions) -> None:
 
 
 @slow
-@pytest.mark.parametrize("delays", [[model.DELAY_TOKENS], [3, 30, 6]], ids=["the checkpoint's", "several"])
+@pytest.mark.parametrize(
+    "delays", [[model.DELAY_TOKENS], pytest.param([3, 30, 6], marks=gpu)], ids=["the checkpoint's", "several"]
+)
 def test_after_preemption(audios: list[np.ndarray], uploaded: list[list[int]], delays: list[int]) -> None:
     longest = max(layout.n_tokens(len(audio), max(delays)) for audio in audios)
     with offline.crowded(-(-longest // offline.BLOCK) * offline.BLOCK, 8, **sessions.live(7)) as llm:
