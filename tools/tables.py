@@ -12,14 +12,16 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from bench.gpu import bounds
+from bench.gpu import bounds, tested
 from bench.gpu.rows import TITLES
+from bench.tables import code
+from bench.tables import trusted_table as markdown
 from voxtral_serve.guard.chat import ChatFields
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.speech.fields import SpeechFields
@@ -44,14 +46,14 @@ class Reports:
     """The results of a checkout."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     def read(self, name: str) -> dict[str, Any]:
         """The content of a file. Raises ValueError without it."""
         try:
-            content: dict[str, Any] = json.loads((self._root / name).read_bytes())
+            content: dict[str, Any] = json.loads((self.root / name).read_bytes())
         except OSError as error:
-            told = f"cannot read {self._root / name} ({error.strerror})"
+            told = f"cannot read {self.root / name} ({error.strerror})"
             raise ValueError(f"{told}: make it on a GPU with `python -m bench gpu report --out {name}`") from None
         return content
 
@@ -74,26 +76,13 @@ class Reports:
 
     def all(self) -> list[dict[str, Any]]:
         """The content of every file report-NAME.json."""
-        return [json.loads(path.read_bytes()) for path in sorted((self._root / REPORT).parent.glob("report-*.json"))]
+        return [json.loads(path.read_bytes()) for path in sorted((self.root / REPORT).parent.glob("report-*.json"))]
 
     def source(self, file: str = REPORT) -> str:
         content = self.read(file)
         gpu = ", ".join(content["machine"]["gpu"] or ["no GPU"])
         when = f"{content['date_utc'][:10]}, commit {content['machine']['git_commit'][:7]}"
         return f"{gpu}, vLLM {content['rows'][0]['vllm']}, random weights of full size, {when} (`{file}`)."
-
-
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-
-
-def code(text: str) -> str:
-    """As a code span, which needs more backticks around it than the text has in a row."""
-    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
-    space = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{fence}{space}{text}{space}{fence}"
 
 
 def figure(value: float | None, digits: int = 0) -> str:
@@ -255,6 +244,10 @@ def fields(model: type[BaseModel], inherited: bool = True) -> Table:
     return table
 
 
+def gpu_tests(reports: Reports) -> str:
+    return markdown(*tested.table(reports.root))
+
+
 def stages(_: Reports) -> str:
     return markdown(("stage", "what happens"), [(code(stage), text) for stage, text in STAGES.items()])
 
@@ -266,6 +259,7 @@ PAGES: dict[str, dict[str, Table]] = {
     "docs/pages/gpus.md": {"gpus": gpus},
     "docs/pages/batch.md": {"archive": archive},
     "docs/pages/speech-synthesis.md": {"speech": speech},
+    "docs/pages/architecture.md": {"gpu_tests": gpu_tests},
     "docs/pages/checkpoints.md": {"patches": patches},
     "docs/pages/monitoring.md": {"stages": stages},
     "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},

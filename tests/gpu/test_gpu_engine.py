@@ -21,6 +21,8 @@ from places import ROOT
 from mistral_layout import audio as layout
 from pico import model
 
+pytestmark = pytest.mark.gpu
+
 NEAR = 0.3 if ON_GPU else 1e-4
 SHARE = 0.1  # of the clips of a test, and one more: that may differ in near-ties
 # Greatest difference of rows over their greatest magnitude: 0.006 in bfloat16 on a CPU. Between two clips: 0.07 and more.

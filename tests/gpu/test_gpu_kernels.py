@@ -29,6 +29,7 @@ from voxtral_serve.engine.packed_attention import packed_attention
 from voxtral_serve.engine.paged_attention import paged_attention
 from voxtral_serve.engine.ring_attention import _kernel, gathered_attention
 
+pytestmark = pytest.mark.gpu
 DEVICE = "cuda" if offline.ON_GPU else "cpu"
 HEADS, PAGE = 2, 16
 # Of products of values of about 1, rounded to 11 bits (float16) or 8 (bfloat16)

@@ -31,6 +31,8 @@ from bench.measure import engine
 from bench.measure.scoring import normalize, word_errors
 from pico import evaluate
 
+pytestmark = pytest.mark.gpu
+
 SAMPLES = 500 if ON_GPU else 12
 AT_ONCE = 16
 NEAR, DIFFERENT = 0.25, 8 if ON_GPU else 0  # natural logarithms; texts
