@@ -20,12 +20,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+# What vLLM itself does not bring, or not in every installation
+NEEDED = ("jiwer", "pynvml", "pytest", "silero_vad", "soundfile", "soxr", "vllm", "websockets", "whisper_normalizer")
+if missing := [name for name in NEEDED if find_spec(name) is None]:
+    sys.exit(f"error: {sys.executable} has no {', '.join(missing)}: expected pytest and voxtral-serve[gpu,bench] in it")
 
 from bench import environment
 from bench.gpu import tested
