@@ -1,7 +1,7 @@
 """`make test-gpu` (tests/gpu/run.py): pico as it is served on a GPU, and the kernels.
 
-Without a GPU these tests are skipped. VOXTRAL_TEST_DEVICE=cpu runs the engine and the servers on a CPU, with fewer clips:
-Model Runner V1, no graphs.
+Without a GPU these tests are skipped. VOXTRAL_TEST_DEVICE=cpu runs the engine and the servers on a CPU, with fewer
+clips: Model Runner V1, no graphs.
 """
 
 import os

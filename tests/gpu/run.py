@@ -4,9 +4,9 @@
 
 It needs the checkout, and a Python with vLLM 0.32.0, what `voxtral-serve[gpu,bench]` installs beside it, and pytest; no
 network. The package need not be installed: this program names its entry point to vLLM. Each group of tests has an
-engine or servers of its own on the one GPU. Writes FOLDER/GPU-vllm-VERSION.json, and the groups' logs beside it as
-GROUP.log.xz if something failed. Exit status 1 unless every test passed or was skipped for a reason; after LIMIT_S, what
-still runs is ended and has failed.
+engine or servers of its own on the one GPU. Writes FOLDER/GPU-vllm-VERSION.json, and beside it the log of each group in
+which something failed, as GROUP.log.xz. Exit status 1 unless every test passed or was skipped for a reason; after
+LIMIT_S, what still runs is ended and has failed.
 """
 
 import argparse
@@ -27,14 +27,11 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-# What vLLM itself does not bring, or not in every installation
+
+from bench.gpu import tested  # noqa: E402
+
+# What vLLM does not bring, or not in every installation
 NEEDED = ("jiwer", "pynvml", "pytest", "silero_vad", "soundfile", "soxr", "vllm", "websockets", "whisper_normalizer")
-if missing := [name for name in NEEDED if find_spec(name) is None]:
-    sys.exit(f"error: {sys.executable} has no {', '.join(missing)}: expected pytest and voxtral-serve[gpu,bench] in it")
-
-from bench import environment
-from bench.gpu import tested
-
 LIMIT_S = 480
 LIBRARIES = ("vllm", "torch", "triton", "transformers", "mistral-common", "pytest")
 GROUPS = {
@@ -119,12 +116,6 @@ def results_of(group: Group, seconds: float) -> dict[str, Any]:
     return {"counts": dict(counts), **made}
 
 
-def gpu() -> str:
-    """The name of the first GPU; that of the processor without one."""
-    described = environment.describe(None, ())
-    return (described["gpu"] or [described["cpu"] or "CPU"])[0]
-
-
 def watch(groups: list[Group], began: float) -> dict[str, dict[str, Any]]:
     """The results of all groups, once they have ended or LIMIT_S is over."""
     done: dict[str, dict[str, Any]] = {}
@@ -151,6 +142,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=GROUPS, help="these groups, and no record")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: as far as it goes, no record")
     given = parser.parse_args()
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        print(f"error: {sys.executable} has no {', '.join(missing)}: expected pytest and voxtral-serve[gpu,bench]")
+        return 2
+    from bench import environment
+
     described = environment.describe(None, LIBRARIES)
     if given.device == "cuda" and not described["gpu"]:
         print("error: NVML finds no GPU: expected one, or --device cpu", file=sys.stderr)
@@ -177,7 +173,7 @@ def main() -> int:
         "date_utc": described["date_utc"],
         "commit": given.commit or described["git_commit"],
         "engine_sha256": tested.engine_hash(ROOT),
-        "gpu": gpu(),
+        "gpu": described["gpu"] and described["gpu"][0],
         "gpu_driver": described["gpu_driver"],
         "python": described["python"],
         "versions": described["libraries"],

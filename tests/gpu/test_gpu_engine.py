@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 NEAR = 0.3 if ON_GPU else 1e-4
 SHARE = 0.1  # of the clips of a test, and one more: that may differ in near-ties
-# Greatest difference of rows over their greatest magnitude: 0.006 in bfloat16 on a CPU. Between two clips: 0.07 and more.
+# Greatest difference of rows over their greatest magnitude: 0.006 in bfloat16 on a CPU; between two clips at least 0.07
 ROWS = 0.015 if ON_GPU else 1e-5
 UPLOADS, LIVE = (16, 8) if ON_GPU else (6, 3)
 CHUNK = 48

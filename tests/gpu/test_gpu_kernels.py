@@ -18,16 +18,13 @@ import torch
 import torch.nn.functional as F
 from places import ROOT
 
-triton = pytest.importorskip("triton", reason="Triton is not installed: `make test-pinned` runs this in its interpreter")
+from voxtral_serve.engine import draft_stream, paged_attention, ring_attention
+from voxtral_serve.engine.packed_attention import packed_attention
+
+if ring_attention.triton is None:
+    pytest.skip("Triton is not installed: `make test-pinned` runs this in its interpreter", allow_module_level=True)
 if not offline.ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("on a CPU the kernels need TRITON_INTERPRET=1: tests/pinned/test_kernels.py", allow_module_level=True)
-
-from triton.backends.nvidia.driver import CudaDriver
-
-from voxtral_serve.engine.draft_stream import _gather, gathered
-from voxtral_serve.engine.packed_attention import packed_attention
-from voxtral_serve.engine.paged_attention import paged_attention
-from voxtral_serve.engine.ring_attention import _kernel, gathered_attention
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda" if offline.ON_GPU else "cpu"
@@ -142,12 +139,12 @@ def test_rings(window: int, length: int, new: int, first: tuple[int, ...], dim: 
     slots, begin = torch.randperm(2 * sessions + 1)[:sessions], torch.tensor(first)
     q = random(dtype, sessions, new, HEADS, dim)
     out = torch.full_like(q, torch.nan)
-    _kernel[(sessions, HEADS)](
+    ring_attention._kernel[(sessions, HEADS)](
         *(q, keys, values, out, slots.to(DEVICE), begin.to(DEVICE), dim**-0.5),
         **{"heads": HEADS, "head_dim": dim, "ring_length": length, "window": window, "n": new},
         **{"n_rows": 16 if new <= 16 else 32, "n_keys": 64},
     )
-    expected = gathered_attention(*(x.float().cpu() for x in (q, keys, values)), slots, begin, window)
+    expected = ring_attention.gathered_attention(*(x.float().cpu() for x in (q, keys, values)), slots, begin, window)
     assert apart(out, expected) < BOUND[dtype]
 
 
@@ -184,12 +181,16 @@ def test_pages(
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=DEVICE)
     most = most_of_graph or max(new for new, _ in requests)
     lengths = numbers([length for _, length in requests])
-    paged_attention(q, keys, values, out, numbers(starts), lengths, table.to(DEVICE), most, dim**-0.5, window)
+    paged_attention.paged_attention(
+        q, keys, values, out, numbers(starts), lengths, table.to(DEVICE), most, dim**-0.5, window
+    )
     keys, values = keys.cpu(), values.cpu()
     for (new, length), begin, pages in zip(requests, starts, table, strict=False):
         if new:
             k, v = (x[pages.long()].flatten(0, 1)[:length].repeat_interleave(group, 1) for x in (keys, values))
-            assert apart(out[begin : begin + new], windowed(q[begin : begin + new], k, v, window or length)) < BOUND[dtype]
+            assert (
+                apart(out[begin : begin + new], windowed(q[begin : begin + new], k, v, window or length)) < BOUND[dtype]
+            )
 
 
 @pytest.mark.parametrize(("count", "lengths", "slots"), DRAFTS)
@@ -197,15 +198,17 @@ def test_drafts(count: int, lengths: tuple[int, ...], slots: tuple[int, ...]) ->
     tokens = torch.randint(131072, (len(lengths) + 1, 600), dtype=torch.int32)
     out, last = torch.full((len(slots), count), -1, device=DEVICE), len(lengths) - 1
     given = (tokens.to(DEVICE), numbers(slots), numbers(lengths), out)
-    _gather[(len(slots),)](*given, last, tokens.shape[1], count, block=16)
+    draft_stream._gather[(len(slots),)](*given, last, tokens.shape[1], count, block=16)
     chosen = torch.tensor(slots)
-    assert torch.equal(out.cpu(), gathered(tokens, chosen, torch.tensor(lengths)[chosen], count))
+    assert torch.equal(out.cpu(), draft_stream.gathered(tokens, chosen, torch.tensor(lengths)[chosen], count))
 
 
 @pytest.mark.skipif(offline.ON_GPU, reason="vLLM 0.20.0's metadata; on a GPU the engine runs in the backend")
 @pytest.mark.parametrize(("window", "requests"), BACKEND)
 def test_the_backend_is_vllms(window: int | None, requests: tuple[tuple[int, int], ...]) -> None:
     """vLLM's own kernel runs in the interpreter, too."""
+    from triton.backends.nvidia.driver import CudaDriver
+
     CudaDriver.is_active = staticmethod(lambda: True)  # vLLM loads no Triton without a GPU's driver
     from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl, TritonAttentionMetadata
 
