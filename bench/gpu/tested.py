@@ -81,7 +81,7 @@ def check(root: Path) -> str:
 
 def table(root: Path) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """(heads, rows) for docs/pages/architecture.md."""
-    digest, rows = engine_hash(root), []
+    digest, rows = engine_hash(root), list[tuple[str, ...]]()
     for record in records(root):
         counts = ", ".join(f"{count} {what}" for what, count in record["counts"].items())
         commit = f"{record['commit'][:7]}, {record['date_utc'][:10]}"

@@ -143,13 +143,20 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: as far as it goes, no record")
     given = parser.parse_args()
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        print(f"error: {sys.executable} has no {', '.join(missing)}: expected pytest and voxtral-serve[gpu,bench]")
+        print(
+            f"error: {sys.executable} has no {', '.join(missing)}: expected pytest and voxtral-serve[gpu,bench]",
+            file=sys.stderr,
+        )
         return 2
     from bench import environment
 
     described = environment.describe(None, LIBRARIES)
     if given.device == "cuda" and not described["gpu"]:
         print("error: NVML finds no GPU: expected one, or --device cpu", file=sys.stderr)
+        return 2
+    commit = given.commit or described["git_commit"]
+    if commit is None:
+        print("error: this is no checkout of git: expected --commit SHA", file=sys.stderr)
         return 2
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="test-gpu-") as name:
@@ -171,7 +178,7 @@ def main() -> int:
     record = {
         "schema_version": 1,
         "date_utc": described["date_utc"],
-        "commit": given.commit or described["git_commit"],
+        "commit": commit,
         "engine_sha256": tested.engine_hash(ROOT),
         "gpu": described["gpu"] and described["gpu"][0],
         "gpu_driver": described["gpu_driver"],
