@@ -4,8 +4,8 @@
 
 It needs the checkout, and a Python with vLLM 0.32.0, what `voxtral-serve[gpu,bench]` installs beside it, and pytest; no
 network. The package need not be installed: this program names its entry point to vLLM. Each group of tests has an
-engine or servers of its own on the one GPU. Writes FOLDER/GPU-vllm-VERSION.json, and beside it the log of each group in
-which something failed, as GROUP.log.xz. Exit status 1 unless every test passed or was skipped for a reason; after
+engine or servers of its own on the one GPU. Writes FOLDER/GPU-vllm-VERSION.json, and beside it the logs of each group
+in which something failed, as GROUP.log.xz. Exit status 1 unless every test passed or was skipped for a reason; after
 LIMIT_S, what still runs is ended and has failed.
 """
 
@@ -70,6 +70,7 @@ def variables(device: str, places: Path) -> dict[str, str]:
         "VOXTRAL_TEST_DEVICE": device,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "OMP_WAIT_POLICY": "passive",  # the reference computes on the CPU, in several groups at once
         "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
     }
 
@@ -173,7 +174,9 @@ def main() -> int:
         given.out.mkdir(parents=True, exist_ok=True)
         for group in groups:
             if done[group.name]["counts"]["failed"]:
-                (given.out / f"{group.name}.log.xz").write_bytes(lzma.compress(group.log.read_bytes()))
+                logs = [group.log, *sorted((places / group.name).rglob("*.log"))]  # its own, and its servers'
+                content = b"".join(b"==> %s\n%s" % (log.name.encode(), log.read_bytes()) for log in logs)
+                (given.out / f"{group.name}.log.xz").write_bytes(lzma.compress(content))
     counts = sum((Counter(made["counts"]) for made in done.values()), Counter(passed=0, failed=0, skipped=0))
     record = {
         "schema_version": 1,
