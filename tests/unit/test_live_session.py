@@ -249,7 +249,7 @@ def test_a_context_that_is_too_short_says_so() -> None:
     points = cuts.CutPoints.of(SHAPE, least)
     assert SHAPE.ready_samples <= points.watch < points.soft < points.tight < points.most
     with pytest.raises(
-        cuts.ContextError, match=f"max_model_len is {least - 1}, and live sessions need at least {least}"
+        cuts.ContextError, match=f"gives a request {least - 1} positions, and live sessions need at least {least}"
     ):
         cuts.CutPoints.of(SHAPE, least - 1)
 

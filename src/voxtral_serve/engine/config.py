@@ -22,6 +22,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import clip_length, drafter, names, session
+from voxtral_serve.engine.live_audio import PART
 
 logger = init_logger("vllm.voxtral_serve")
 GATE = "voxtral_serve"  # key of additional_config that `voxtral-serve check --gate` reads before vLLM starts
@@ -152,7 +153,11 @@ def _take_options(vllm_config: VllmConfig) -> None:
     """Check `additional_config`. Raises ValueError for an unknown option or an invalid value."""
     options, model = vllm_config.additional_config, vllm_config.model_config
     options = options if isinstance(options, dict) else {}
-    known = {session.OPTION: range(2**31), clip_length.OPTION: range(1, model.max_model_len + 1)}
+    known = {
+        session.OPTION: range(2**31),
+        session.AGE: range(1, 2**31),
+        clip_length.OPTION: range(1, model.max_model_len + 1),
+    }
     for name, value in options.items():
         if name == GATE:
             continue
@@ -205,6 +210,22 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
         reason = f"{session.OPTION} {sessions}" if sessions else "drafts"
         raise ValueError(f"scheduler_cls is {scheduler.scheduler_cls!r} with {reason}: expected None")
     scheduler.scheduler_cls = ours
+    if sessions:
+        _prefer_sessions(scheduler)
+
+
+def _prefer_sessions(scheduler: Any) -> None:
+    """Have vLLM preempt uploads before live sessions, and compute a long request, as one that was preempted, in parts
+    that delay no session's step. Raises ValueError for longer parts."""
+    if scheduler.policy != "priority":
+        logger.info("scheduling_policy is priority: uploads wait where live sessions need their memory")
+        scheduler.policy = "priority"
+    tokens = scheduler.long_prefill_token_threshold
+    if tokens > PART:
+        raise ValueError(
+            f"long_prefill_token_threshold is {tokens} with {session.OPTION}: expected 0, or at most {PART}"
+        )
+    scheduler.long_prefill_token_threshold = tokens or PART
 
 
 def _choose_graphs(vllm_config: VllmConfig) -> None:
