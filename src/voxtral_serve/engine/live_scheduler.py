@@ -262,28 +262,23 @@ class LiveSessions:
         """Decide on a step without the requests that wait for audio."""
         if not self.audio_of:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
-        waiting, ready, resuming = list[Any](), list[Any](), 0
+        waiting, ready = list[Any](), list[Any]()
         for request in self.running:
-            resumes = self._resumes(request)
-            if self.waits(request) or (resumes and resuming == RESUMING):
-                waiting.append(request)
-            else:
-                ready.append(request)
-                resuming += resumes
+            (waiting if self.waits(request) else ready).append(request)
         limits = {name: getattr(self, name) for name in (*self.running_limits, TOKENS)}
-        preempted, begin = list[Any](), RESUMING - resuming
+        resuming, preempted = sum(map(self._resumes, ready)), list[Any]()
         for request in self._preempted():
             # All rows but the last of a request that was preempted are there. That one is waited for, too.
-            if self.waits(request) or not begin:
+            if self.waits(request) or resuming >= RESUMING:
                 preempted.append(request)
             else:
-                begin -= 1
+                resuming += 1
         if preempted:
             self.waiting.remove_requests(preempted)
         self.running = ready
         for name in self.running_limits:
             setattr(self, name, limits[name] - len(waiting))
-        if begin < RESUMING and sum(self.get_request_counts()) == 1:  # type: ignore[attr-defined]
+        if resuming and sum(self.get_request_counts()) == 1:  # type: ignore[attr-defined]
             # vLLM 0.32.0 computes the only request without regard to long_prefill_token_threshold.
             self.max_num_scheduled_tokens = min(PART, self.max_num_scheduled_tokens)
         try:
