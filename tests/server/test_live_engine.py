@@ -19,6 +19,8 @@ from bench.measure.scoring import word_errors
 from mistral_layout import audio as layout
 from pico import model
 from pico.tokenizer import TextTokenizer
+from voxtral_serve.engine.live_audio import PART
+from voxtral_serve.engine.live_scheduler import RESUMING
 from voxtral_serve.engine.session import SESSION
 from voxtral_serve.patches import clip_end
 
@@ -323,13 +325,11 @@ def test_with_drafts_beside_uploads(
 def test_with_drafts_after_preemption(
     audios: list[np.ndarray], uploaded: list[list[int]], drafts: dict[str, Any]
 ) -> None:
-    longest = max(layout.n_tokens(len(audio), model.DELAY_TOKENS) for audio in audios)
-    context = -(-longest // offline.BLOCK) * offline.BLOCK
-    with offline.crowded(context, 8, speculative_config=drafts, **sessions.live(7)) as llm:
+    with offline.running(max_num_seqs=8, speculative_config=drafts, **sessions.live(7)) as llm:
         engine = sessions.Sessions(llm)
         for number in range(2):
             engine.upload(f"upload {number}", audios[number])
-        heard = engine.hear(audios, [1280, 4000, 700], at_once=6)
+        heard = engine.hear(audios, [4000, 16_000, 7000], at_once=6, preempts=True)
         assert [session.text for session in heard] == uploaded
         assert [*engine.uploads.values()] == uploaded[:2]
         counted = offline.counters(llm)
@@ -392,13 +392,33 @@ def test_a_delay_that_no_session_has(engine: sessions.Sessions) -> None:
     assert refused == {name: f"a delay of {delay} {expected}" for name, delay in delays.items()}
 
 
-@slow
 @pytest.mark.parametrize(
-    "delays", [[model.DELAY_TOKENS], pytest.param([3, 30, 6], marks=gpu)], ids=["the checkpoint's", "several"]
+    "delays",
+    [[model.DELAY_TOKENS], pytest.param([3, 30, 6], marks=gpu)],
+    ids=["the checkpoint's", "several"],
 )
-def test_after_preemption(audios: list[np.ndarray], uploaded: list[list[int]], delays: list[int]) -> None:
-    longest = max(layout.n_tokens(len(audio), max(delays)) for audio in audios)
-    with offline.crowded(-(-longest // offline.BLOCK) * offline.BLOCK, 8, **sessions.live(7)) as llm:
-        heard = sessions.Sessions(llm).hear(audios, [1280, 4000, 700], at_once=6, delays=delays)
-        assert [session.text for session in heard] == (uploaded if len(delays) == 1 else referred(audios, delays))
-        assert offline.counters(llm)["num_preemptions"] > 0
+def test_after_preemption(
+    llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]], delays: list[int]
+) -> None:
+    """Their rows are encoded again, a few at a time, and their texts are the same."""
+    offline.steps(llm)
+    heard = engine.hear(audios, [16_000, 30_000, 7000], at_once=6, delays=delays, preempts=True)
+    assert [session.text for session in heard] == (uploaded if len(delays) == 1 else referred(audios, delays))
+    begin = 2 * model.PROMPT_TOKENS  # sessions that begin in the same step
+    assert RESUMING * PART < max(offline.steps(llm)) <= RESUMING * PART + begin
+
+
+def test_a_session_alone_after_preemption(llm: Any, engine: sessions.Sessions) -> None:
+    """A long one, of which vLLM would compute all in one step."""
+    audio = sessions.rounded(offline.speech(25.0))
+    (expected,) = offline.generate(llm, [audio])
+    session = engine.begin("long", audio)
+    engine.feed(session, 20 * 16_000)
+    engine.settle()
+    offline.steps(llm)
+    engine.preempt()
+    engine.feed(session, 10**6)
+    engine.settle()
+    assert session.text == expected
+    assert max(offline.steps(llm)) <= PART
+    engine.close(session)

@@ -125,11 +125,20 @@ class Sessions:
         self.call(["close", session.id])
         del self.all[session.name]
 
+    def preempt(self) -> None:
+        """Preempt all running requests: each is computed again from its first row."""
+        assert self.engine.engine_core.call_utility("reset_prefix_cache", True, False)
+
     def hear(
-        self, audios: Sequence[np.ndarray], pieces: Sequence[int], at_once: int, delays: Sequence[int | None] = (None,)
+        self,
+        audios: Sequence[np.ndarray],
+        pieces: Sequence[int],
+        at_once: int,
+        delays: Sequence[int | None] = (None,),
+        preempts: bool = False,
     ) -> list[Session]:
         """All clips, `at_once` at a time; session i takes pieces of `pieces[i]` samples, one a round, and has a delay
-        of `delays[i]` tokens. Both begin again after the last."""
+        of `delays[i]` tokens. Both begin again after the last. `preempts`: all running requests, in each round."""
         done, waiting, active = [], list(enumerate(audios)), list[tuple[Session, int]]()
         while waiting or active:
             while waiting and len(active) < at_once:
@@ -138,6 +147,8 @@ class Sessions:
                 active.append((session, pieces[number % len(pieces)]))
             for session, samples in active:
                 self.feed(session, samples)
+            if preempts:
+                self.preempt()
             self.settle()
             for session, _ in active:
                 assert len(session.tokens) == session.due

@@ -810,7 +810,7 @@ def test_a_profile_is_served_and_its_limit_told(profile: str, monkeypatch: pytes
     assert report.problems == []
     assert row(report, "length").startswith("78.00 s" if profile in ("fast", "realtime") else "3600.56 s")
     assert any("  audio rows  " in line for line in report.lines)
-    sessions = {"fast": "16 at a time", "realtime": "150 at a time"}.get(profile, "none: ")
+    sessions = {"fast": "16 at a time", "realtime": "256 at a time"}.get(profile, "none: ")
     assert row(report, "sessions").startswith(sessions)
 
 
@@ -987,7 +987,7 @@ def test_live_sessions_are_told(tmp_path: Path) -> None:
     ("age_s", "problem"),
     [
         (5, "max_live_age_s is 5, which is 113 positions, and live sessions need at least "),
-        (38, "additional_config: max_live_age_s is 38, and max_model_len 512 has room for 37 s: lower max_live_age_s"),
+        (38, "additional_config: max_live_age_s is 38, and max_model_len 512 has room for 36 s: lower max_live_age_s"),
     ],
 )
 def test_an_age_that_no_request_has(tmp_path: Path, age_s: int, problem: str) -> None:
@@ -996,11 +996,34 @@ def test_an_age_that_no_request_has(tmp_path: Path, age_s: int, problem: str) ->
 
 
 @pytest.mark.parametrize(
-    ("gib", "age_s", "admitted"),
-    [(140, 180, 256), (79, 180, 0), (79, 90, 0)],
+    ("gib", "profile", "change", "admitted", "most"),
+    [
+        (139.8, "realtime", None, "256 live sessions of max_live_sessions 256 (max_live_age_s 180)", (354, 109)),
+        (79.2, "realtime", (150, 120), "150 live sessions of max_live_sessions 150 (max_live_age_s 120)", (179, 55)),
+        (22.5, "fast", (16, 180), "16 live sessions of max_live_sessions 16 (max_live_age_s 180)", (26, 8)),
+        (
+            22.5,
+            "fast",
+            None,
+            "6 live sessions of max_live_sessions 16 (max_live_age_s is not set: those of max_model_len)",
+            (26, 8),
+        ),
+    ],
 )
-def test_live_sessions_that_a_gpu_holds(full: Path, tmp_path: Path, gib: int, age_s: int, admitted: int) -> None:
-    pass
+def test_live_sessions_that_a_gpu_holds(
+    full: Path, gib: float, profile: str, change: tuple[int, int] | None, admitted: str, most: tuple[int, int]
+) -> None:
+    """What the comments of the profiles and gpus.md say."""
+    sessions, age_s = change or (0, 0)
+    options = {"max_live_sessions": sessions, "max_live_age_s": age_s, "max_clip_positions": 1024}
+    words = ["--additional-config", json.dumps(options)] if change else []
+    report = check_all(ROOT / f"profiles/{profile}.yaml", full, [*GPU_BLOCKS, *words], device=other_gpu(gib))
+    assert row(report, "admitted") == admitted
+    of_90_s, of_11_minutes = most
+    assert any(
+        line.endswith(f"with another max_live_sessions at most {of_90_s} of 90 s, or {of_11_minutes} of 11 minutes")
+        for line in report.lines
+    )
 
 
 @pytest.mark.parametrize(
