@@ -14,9 +14,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from pico import model
-from voxtral_serve.engine.live_audio import PART, RING, step_of
+from voxtral_serve.engine.live_audio import step_of
 from voxtral_serve.engine.live_scheduler import MOST_AHEAD, RESUMING
-from voxtral_serve.engine.session import AGE, OPTION
+from voxtral_serve.engine.session import AGE, OPTION, PART, RING
 
 MOST = 2  # sessions
 A, B, C = (f"{number:032x}-0" for number in range(3))

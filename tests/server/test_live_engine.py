@@ -19,9 +19,8 @@ from bench.measure.scoring import word_errors
 from mistral_layout import audio as layout
 from pico import model
 from pico.tokenizer import TextTokenizer
-from voxtral_serve.engine.live_audio import PART
 from voxtral_serve.engine.live_scheduler import RESUMING
-from voxtral_serve.engine.session import SESSION
+from voxtral_serve.engine.session import PART, SESSION
 from voxtral_serve.patches import clip_end
 
 MOST = 16

@@ -3,8 +3,7 @@
 vLLM gets the spec of each attention layer from the loaded model. A check loads none, so the specs are written here.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from importlib import import_module
 from typing import Any
@@ -17,12 +16,12 @@ POOL = 1 << 60  # bytes; large enough that rounding to whole blocks has no effec
 
 @dataclass(frozen=True)
 class KvCache:
-    """vLLM's layout of the KV cache: bytes of a block, blocks of one sequence of max_model_len, and groups of layers as
-    vllm.v1.kv_cache_interface.KVCacheGroupSpec."""
+    """vLLM's layout of the KV cache: bytes of a block, blocks of one sequence of max_model_len, and of each group of
+    layers the tokens of a block and of the sliding window (0 for none)."""
 
     block_bytes: int
     blocks: int
-    groups: Sequence[Any] = field(default=(), compare=False)
+    layers: tuple[tuple[int, int], ...]
 
     def bytes_of(self, sequences: int) -> int:
         """Bytes for this number of sequences of max_model_len, plus the one block that vLLM reserves."""
@@ -56,7 +55,14 @@ class KvCache:
         groups = planning.get_kv_cache_groups(config, specs)
         layout = planning.get_kv_cache_config_from_groups(config, groups, POOL)
         concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(config, layout)
-        return cls(POOL // layout.num_blocks, round(layout.num_blocks / concurrency), groups)
+        layers = tuple((spec.block_size, _window(spec)) for spec in (group.kv_cache_spec for group in groups))
+        return cls(POOL // layout.num_blocks, round(layout.num_blocks / concurrency), layers)
+
+
+def _window(spec: Any) -> int:
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    return spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0
 
 
 def _kv_specs(params: dict[str, Any], block_size: int, dtype: Any, encode_once: bool) -> dict[str, Any]:

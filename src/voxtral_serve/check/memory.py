@@ -21,7 +21,7 @@ from voxtral_serve.check.report import ConfigError, Report, size
 from voxtral_serve.checkpoint import Checkpoint, CheckpointError, OtherModel
 from voxtral_serve.checkpoint.headers import read_header
 from voxtral_serve.engine.names import ENCODE_ONCE
-from voxtral_serve.engine.session import AGE, OPTION, SessionShape, request_positions
+from voxtral_serve.engine.session import AGE, OPTION, SessionShape, request_positions, session_blocks
 
 # Activations, CUDA graphs and the CUDA context of an H200: peak memory less the rest (bench/results/report-h200.json,
 # stock-h200.json)
@@ -233,9 +233,7 @@ def _report_sessions(report: Report, held: Checkpoint, needs: MemoryNeeds, plan:
 
 
 def _session_blocks(needs: MemoryNeeds, plan: Plan, positions: int) -> int:
-    from voxtral_serve.engine.live_scheduler import session_blocks
-
-    return session_blocks(needs.kv.groups, positions, plan.max_model_len, plan.drafts)
+    return session_blocks(needs.kv.layers, positions, plan.max_model_len, plan.drafts)
 
 
 def _report_device(report: Report, device: Device, needs: MemoryNeeds, cpu: bool) -> None:

@@ -9,9 +9,8 @@ from voxtral_serve.check.device import explicit_kv_bytes, on_cpu
 from voxtral_serve.check.report import ConfigError
 from voxtral_serve.checkpoint import Checkpoint
 from voxtral_serve.engine.clip_length import OPTION as POSITIONS
-from voxtral_serve.engine.live_audio import RING
 from voxtral_serve.engine.names import DRAFT_FILE, DRAFT_HEAD, DRAFTER
-from voxtral_serve.engine.session import AGE
+from voxtral_serve.engine.session import AGE, RING
 from voxtral_serve.engine.session import OPTION as SESSIONS
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from voxtral_serve.engine.clip_length import clip_positions
-from voxtral_serve.engine.live_audio import RING
+from voxtral_serve.engine.session import RING
 
 NO_AUDIO = "the request has no audio"
 

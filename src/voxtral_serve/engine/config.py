@@ -22,7 +22,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import clip_length, drafter, names, session
-from voxtral_serve.engine.live_audio import PART
+from voxtral_serve.engine.session import PART
 
 logger = init_logger("vllm.voxtral_serve")
 GATE = "voxtral_serve"  # key of additional_config that `voxtral-serve check --gate` reads before vLLM starts

@@ -18,10 +18,6 @@ LOOK_BACK = 3 * HOP + LOOK_AHEAD + HOP
 BYTES = 2  # of a sample
 BULK = 8  # rows of a session that the encoder computes in one pass, if at least this number is complete
 AHEAD = 24  # rows of a session, from the first of a step, that may be encoded in the step
-# Tokens, and so rows, of a request in one step: a preempted session is computed again in parts of this length, which
-# are five passes of the encoder. A prompt at the checkpoint's delay (39 tokens) is within.
-PART = 40
-RING = 128  # rows of a session that the worker keeps: those of a step, and those before the end that have drafts
 STEP = "voxtral_serve_live"  # attribute of vLLM's SchedulerOutput: a LiveStep
 FAULTS = "voxtral_serve_faults"  # attribute of vLLM's ModelRunnerOutput: {request: what is wrong with its audio}
 

@@ -20,7 +20,7 @@ ends before their tokens (`_bound`), and their rows are old ones of the session'
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from vllm.logger import init_logger
@@ -29,8 +29,18 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutp
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import RequestStatus
 
-from voxtral_serve.engine.live_audio import AHEAD, FAULTS, PART, RING, STEP, LivePart, LiveStep, SessionAudio
-from voxtral_serve.engine.session import AGE, NAME, OPTION, SESSION, SessionShape, request_positions
+from voxtral_serve.engine.live_audio import AHEAD, FAULTS, STEP, LivePart, LiveStep, SessionAudio
+from voxtral_serve.engine.session import (
+    AGE,
+    NAME,
+    OPTION,
+    PART,
+    RING,
+    SESSION,
+    SessionShape,
+    request_positions,
+    session_blocks,
+)
 
 logger = init_logger("vllm.voxtral_serve.live")
 # vLLM 0.32.0 has both of these limits, 0.20.0 the first.
@@ -38,24 +48,6 @@ RUNNING_LIMITS = ("max_num_running_reqs", "max_num_active_reqs")
 TOKENS = "max_num_scheduled_tokens"  # of a step
 MOST_AHEAD = 128  # rows of all sessions that a step encodes ahead: more would delay the tokens of other sessions
 RESUMING = 3  # sessions that are computed again at a time after preemption; PART rows of each are within MOST_AHEAD
-
-
-def session_blocks(groups: Sequence[Any], positions: int, context: int, drafts: int) -> int:
-    """The most blocks of the KV cache that a request of a session has at a time.
-
-    groups     vLLM's KVCacheGroupSpecs
-    positions  tokens of the request
-    context    max_model_len
-    drafts     the most tokens that a step drafts for a request
-    """
-    ahead = 2 * (1 + drafts)  # of a step, and of one under way: drafts may lie past the request's end
-    blocks = 0
-    for spec in (group.kv_cache_spec for group in groups):
-        tokens, edge = min(positions + ahead, context), 0
-        if isinstance(spec, SlidingWindowSpec) and tokens > (window := spec.sliding_window - 1 + PART + ahead):
-            tokens, edge = window, 1  # the window may begin within a block
-        blocks += -(-tokens // spec.block_size) + edge
-    return blocks
 
 
 class LiveSessions:
@@ -110,7 +102,11 @@ class LiveSessions:
         holds none."""
         cache: Any = self.kv_cache_config  # type: ignore[attr-defined]
         context = self.vllm_config.model_config.max_model_len  # type: ignore[attr-defined]
-        each = session_blocks(cache.kv_cache_groups, self.positions, context, self.num_spec_tokens)
+        specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
+        layers = [
+            (spec.block_size, spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0) for spec in specs
+        ]
+        each = session_blocks(layers, self.positions, context, self.num_spec_tokens)
         blocks = cache.num_blocks - 1  # one is vLLM's own
         fitting = blocks // each
         audio = self.positions - 1 - self.shape.left - self.shape.right

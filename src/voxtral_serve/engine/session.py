@@ -23,6 +23,7 @@ other request that names a session with the finish reason "error", and says why 
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 UTILITY = "voxtral_serve_live"
@@ -35,6 +36,10 @@ LEVELS_S = 5  # seconds by whose levels a pause is one
 # Token positions of delay that a session may have: 80 ms to 2.4 s. Mistral names those up to 1.2 s, and 2.4 s, for
 # Voxtral-Mini-4B-Realtime-2602.
 DELAYS = range(1, 31)
+# Tokens, and so rows, of a request in one step: a preempted session is computed again in parts of this length, which
+# are five passes of the encoder. A prompt at the checkpoint's delay (39 tokens) is within.
+PART = 40
+RING = 128  # rows of a session that the worker keeps: those of a step, and those before the end that have drafts
 LOOK_AHEAD = 40  # samples past a row's end that its last spectrogram frame sees: half a window less a hop
 
 
@@ -125,6 +130,24 @@ def request_positions(shape: SessionShape, context: int, age_s: int | None = Non
         longest = (context - 1 - shape.left - shape.right) * shape.samples // shape.rate_hz
         raise ValueError(f"{AGE} is {age_s}, and max_model_len {context} has room for {max(longest, 0)} s: lower {AGE}")
     return positions
+
+
+def session_blocks(layers: Sequence[tuple[int, int]], positions: int, context: int, drafts: int) -> int:
+    """The most blocks of the KV cache that a request of a session has at a time.
+
+    layers     (tokens of a block, tokens of the sliding window or 0 for none) of each of vLLM's groups of layers
+    positions  tokens of the request
+    context    max_model_len
+    drafts     the most tokens that a step drafts for a request
+    """
+    ahead = 2 * (1 + drafts)  # of a step, and of one under way: drafts may lie past the request's end
+    blocks = 0
+    for block, window in layers:
+        tokens, edge = min(positions + ahead, context), 0
+        if window and tokens > window - 1 + PART + ahead:
+            tokens, edge = window - 1 + PART + ahead, 1  # the window may begin within a block
+        blocks += -(-tokens // block) + edge
+    return blocks
 
 
 def least_positions(shape: SessionShape) -> int:
