@@ -41,6 +41,7 @@ from voxtral_serve.check.device import Device
 from voxtral_serve.checkpoint import CheckpointError
 from voxtral_serve.engine.draft_network import FILE, Head, HeadNetwork, tokenizer_hash
 from voxtral_serve.engine.names import ENCODE_ONCE
+from voxtral_serve.engine.session import session_blocks
 from voxtral_serve.units import GIB, MIB
 
 OK = "ok: this configuration can be served"
@@ -625,9 +626,20 @@ def test_kv_cache_of_the_full_size(full: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "a.yaml", max_model_len=512, max_num_seqs=1, block_size=16)
     page = 2 * 2 * 16 * 4 * 32 * 64
     assert page == 2 * 2 * 128 * 8 * 128
-    assert laid_out(full, config) == kv_cache.KvCache(32 * page, 33 + 5)
+    stock = laid_out(full, config)
+    assert (stock.block_bytes, stock.blocks) == (32 * page, 33 + 5)
     # The encoder run once: 26 layers with pages of 16 tokens
-    assert laid_out(full, config, encode_once=True) == kv_cache.KvCache(26 * 2 * 2 * 16 * 8 * 128, 33)
+    once = laid_out(full, config, encode_once=True)
+    assert once == kv_cache.KvCache(26 * 2 * 2 * 16 * 8 * 128, 33, ((16, 8192),))
+
+
+def test_blocks_of_a_live_session() -> None:
+    """A step may be one token past its request's end, and drafts further; a window of 8,192 may begin within a block."""
+    assert session_blocks([(16, 8192)], 160, 9216, 0) == 11
+    assert session_blocks([(16, 8192)], 160, 9216, 15) == 12
+    assert session_blocks([(16, 0)], 9216, 9216, 15) == 576
+    assert session_blocks([(16, 8192)], 9216, 9216, 15) == 518
+    assert session_blocks([(16, 0), (128, 0)], 160, 9216, 0) == 11 + 2
 
 
 @pytest.mark.skipif(shims.installed("vllm") == "0.20.0", reason="on a CPU it refuses an FP8 KV cache")
