@@ -119,6 +119,9 @@ def test_a_request_has_the_prompt_of_its_sessions_delay(engine: Engine, delay: i
     for name, prompt in (("shorter", right - 1), ("longer", right + 1), ("right", right)):
         engine.add(name, A, prompt)
     outputs = engine.step()
+    if "right" not in outputs:  # vLLM 0.20.0 computes 63 tokens in two steps
+        assert right > PART
+        outputs |= engine.step()
     for name, prompt in (("shorter", right - 1), ("longer", right + 1)):
         ended(outputs[name], FinishReason.ERROR, f"its prompt has {prompt} tokens, and its session one of {right} with")
     assert outputs["right"].new_token_ids == [TOKEN]
@@ -324,19 +327,16 @@ def test_preempted_sessions_are_computed_again_in_parts(crowd: Engine, number: i
     for n, name in enumerate(names):
         assert scheduler.live([["open", named(n)], ["audio", named(n), ROW * 140]]) == {}
         crowd.add(name, named(n), priority=-1)
-    others = ["goes on", "upload"] if number > 1 else []
     while len(scheduler.requests[names[0]].output_token_ids) < 130:
         crowd.step()
-    if others:
-        assert scheduler.live([["open", C[:-1] + "9"], ["audio", C[:-1] + "9", ROW * 140]]) == {}
-        crowd.add("goes on", C[:-1] + "9", priority=-1)
-        crowd.add("upload", tokens=300)
-        crowd.step()
     before = {name: len(scheduler.requests[name].output_token_ids) for name in names}
-    for name in names:
-        request = scheduler.requests[name]
-        scheduler.running.remove(request)
-        scheduler._preempt_request(request, 0.0)
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    others = ["goes on", "upload"] if number > 1 else []
+    if others:
+        goes_on = named(number)
+        assert scheduler.live([["open", goes_on], ["audio", goes_on, ROW * 140]]) == {}
+        crowd.add("goes on", goes_on, priority=-1)
+        crowd.add("upload", tokens=300)
     most = []
     while any(len(scheduler.requests[name].output_token_ids) == before[name] for name in names):
         assert {*others} <= {*crowd.schedule()}
@@ -450,11 +450,8 @@ class Crowd:
         del self.open[request]
 
     def preempt(self) -> None:
-        scheduler = self.engine.scheduler
-        for request in [each for each in scheduler.running if each.request_id in self.open][:4]:
-            scheduler.running.remove(request)
-            scheduler._preempt_request(request, 0.0)
-            self.ways["preempted"] += 1
+        self.ways["preempted"] += len(self.engine.scheduler.running)
+        assert self.engine.scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def step(self, faults: dict[str, str] | None = None) -> None:
         engine = self.engine

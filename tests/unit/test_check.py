@@ -634,7 +634,7 @@ def test_kv_cache_of_the_full_size(full: Path, tmp_path: Path) -> None:
 
 
 def test_blocks_of_a_live_session() -> None:
-    """A step may be one token past its request's end, and drafts further; a window of 8,192 may begin within a block."""
+    """A step may be a token past its request's end, and drafts further; a window of 8,192 may begin within a block."""
     assert session_blocks([(16, 8192)], 160, 9216, 0) == 11
     assert session_blocks([(16, 8192)], 160, 9216, 15) == 12
     assert session_blocks([(16, 0)], 9216, 9216, 15) == 576
