@@ -22,6 +22,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import clip_length, drafter, names, session
+from voxtral_serve.engine.experiments import VARIABLE, experiments
 from voxtral_serve.engine.session import PART
 
 logger = init_logger("vllm.voxtral_serve")
@@ -126,6 +127,8 @@ class EncodeOnce(MistralTokenizerMode):
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
         shims.require("clip_end")
+        if names_of := experiments():
+            logger.warning("%s: %s", VARIABLE, ", ".join(sorted(names_of)))
         _choose_worker(vllm_config.parallel_config)
         _take_options(vllm_config)
         _choose_scheduler(vllm_config)
