@@ -22,7 +22,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import clip_length, drafter, names, session
-from voxtral_serve.engine.experiments import VARIABLE, experiments
+from voxtral_serve.engine.experiments import VARIABLE, experiments, shares_padding
 from voxtral_serve.engine.session import PART
 
 logger = init_logger("vllm.voxtral_serve")
@@ -205,6 +205,9 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
         if sessions > scheduler.max_num_seqs:
             seqs = scheduler.max_num_seqs
             raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {sessions}: expected {sessions} or more")
+    elif shares_padding():
+        if replicas != 1:
+            raise ValueError(f"data_parallel_size is {replicas} with {VARIABLE} of shared left padding: expected 1")
     # Replicas that are one server draft the same number, as vLLM wants it.
     elif not watched or replicas != 1:
         return

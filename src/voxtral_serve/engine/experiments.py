@@ -3,7 +3,9 @@
 VOXTRAL_SERVE_EXPERIMENTS names those that are on, with commas between them. It is for measurements of one commit with
 and without a change. A name goes away once it is decided: its code goes with it, or becomes the way the engine works.
 
-skip-propose     a step without drafts that asks for none skips vLLM's code of drafts, on GPUs (worker.py)
+skip-propose    a step without drafts that asks for none skips vLLM's code of drafts, on GPUs (worker.py)
+share-padding   uploaded clips share the keys and values of their left padding (padding_scheduler.py)
+share-blocks    the same, but for positions that do not fill a block, so that nothing is copied
 """
 
 import os
@@ -11,7 +13,9 @@ from collections.abc import Mapping
 
 VARIABLE = "VOXTRAL_SERVE_EXPERIMENTS"
 SKIP_PROPOSE = "skip-propose"
-KNOWN = (SKIP_PROPOSE,)
+SHARE_PADDING = "share-padding"
+SHARE_BLOCKS = "share-blocks"
+KNOWN = (SKIP_PROPOSE, SHARE_PADDING, SHARE_BLOCKS)
 
 
 def experiments(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
@@ -20,3 +24,7 @@ def experiments(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
     if unknown := sorted(names - {*KNOWN}):
         raise ValueError(f"{VARIABLE} has {', '.join(unknown)}: expected {', '.join(KNOWN)}, or nothing")
     return names
+
+
+def shares_padding() -> bool:
+    return not experiments().isdisjoint((SHARE_PADDING, SHARE_BLOCKS))

@@ -1,8 +1,9 @@
-"""The scheduler of the encode-once model: vLLM's own, with live sessions and with drafts that are watched.
+"""The scheduler of the encode-once model: vLLM's own, with live sessions, with drafts that are watched, and with
+the experiment of shared left padding.
 
 `scheduler_cls` names `scheduler`, which vLLM has for this; the config hook of the model sets it (config.py) if the
-server has one of the two. The scheduler of vLLM has no public interface, so `expected` checks what is used of it before
-the engine starts.
+server has one of the three. The scheduler of vLLM has no public interface, so `expected` checks what is used of it
+before the engine starts.
 """
 
 import inspect
@@ -14,17 +15,23 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from voxtral_serve import shims
 from voxtral_serve.engine import drafter
 from voxtral_serve.engine.draft_scheduler import DraftCounts
+from voxtral_serve.engine.experiments import shares_padding
 from voxtral_serve.engine.live_scheduler import LiveSessions
+from voxtral_serve.engine.padding_scheduler import SharedPadding
 from voxtral_serve.engine.session import OPTION
+
+Mixin = type[LiveSessions] | type[DraftCounts] | type[SharedPadding]
 
 
 def scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> Any:
     """vLLM calls it to make its scheduler. Raises PatchError if vLLM's own scheduler is not as expected."""
-    mixins: list[type[LiveSessions] | type[DraftCounts]] = []
+    mixins: list[Mixin] = []
     if vllm_config.additional_config.get(OPTION):
         mixins.append(LiveSessions)
     if drafter.is_ours(vllm_config):
         mixins.append(DraftCounts)
+    if shares_padding():
+        mixins.append(SharedPadding)
     for mixin in mixins:
         if lacking := expected(Scheduler, mixin):
             raise shims.PatchError(
@@ -36,7 +43,7 @@ def scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> Any:
     return type(name, (*mixins, stock), {})(*args, vllm_config=vllm_config, **kwargs)
 
 
-def expected(stock: type, mixin: type[LiveSessions] | type[DraftCounts]) -> list[str]:
+def expected(stock: type, mixin: Mixin) -> list[str]:
     """Return the methods and attributes that a mixin uses of vLLM's scheduler and that it lacks."""
     source = inspect.getsource(inspect.getmodule(stock))  # type: ignore[arg-type]
     lacking = [name for name in mixin.ATTRIBUTES if name not in source]
