@@ -59,6 +59,7 @@ class AudioRows(nn.Module):
         self.register_buffer("slot", torch.zeros(tokens, dtype=torch.int64), persistent=False)  # by token of a step
         self.register_buffer("token_delay", torch.zeros_like(self.slot), persistent=False)
         self.register_buffer("embeddings", torch.zeros(tokens, dim), persistent=False)
+        self.filled = [0] * self.slots  # rows that the last clip of a slot has left in its place
         self.faults: dict[str, str] = {}
         self.observe: Callable[[str, torch.Tensor], None] = lambda clip, rows: None
         self.put_nothing(self.slots)
@@ -69,7 +70,8 @@ class AudioRows(nn.Module):
         place = self.pool[slot * self.positions : (slot + 1) * self.positions]
         n = min(len(rows), self.positions)
         place[:n] = rows[:n]
-        place[n:].zero_()
+        place[n : self.filled[slot]].zero_()  # the rows behind these are zeros already
+        self.filled[slot] = n
 
     def put_live(self, slot: int, live_slot: int, delay: int) -> None:
         """Let a request slot read the ring of a live session, whose delay is in token positions."""

@@ -4,6 +4,7 @@ VOXTRAL_SERVE_EXPERIMENTS names those that are on, with commas between them. It 
 and without a change. A name goes away once it is decided: its code goes with it, or becomes the way the engine works.
 
 skip-propose    a step without drafts that asks for none skips vLLM's code of drafts, on GPUs (worker.py)
+plan-on-gpu     the encoder's graphs compute the places of packed clips, and the host sends their ends only (encoder.py)
 share-padding   uploaded clips share the keys and values of their left padding (padding_scheduler.py)
 share-blocks    the same, but for positions that do not fill a block, so that nothing is copied
 """
@@ -13,9 +14,10 @@ from collections.abc import Mapping
 
 VARIABLE = "VOXTRAL_SERVE_EXPERIMENTS"
 SKIP_PROPOSE = "skip-propose"
+PLAN_ON_GPU = "plan-on-gpu"
 SHARE_PADDING = "share-padding"
 SHARE_BLOCKS = "share-blocks"
-KNOWN = (SKIP_PROPOSE, SHARE_PADDING, SHARE_BLOCKS)
+KNOWN = (SKIP_PROPOSE, PLAN_ON_GPU, SHARE_PADDING, SHARE_BLOCKS)
 
 
 def experiments(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
