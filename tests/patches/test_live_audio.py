@@ -127,7 +127,7 @@ def test_it_is_required_where_there_are_live_sessions(
         )  # type: ignore[arg-type]
     )
     assert names == required
-    assert (scheduling.scheduler_cls is not None) == bool(required)
+    assert scheduling.scheduler_cls == "voxtral_serve.engine.scheduler.scheduler"
 
 
 # The scheduler

@@ -1,6 +1,5 @@
 """`additional_config` of the encode-once model: what the engine takes, and what it refuses before it starts."""
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,11 +37,11 @@ def take(options: Any) -> None:
 
 
 @pytest.mark.parametrize("additional", [{}, None, object(), {"max_live_sessions": 0}, {"max_clip_positions": LENGTH}])
-def test_without_live_sessions_the_scheduler_is_vllms(additional: Any) -> None:
+def test_the_scheduler_without_live_sessions(additional: Any) -> None:
     """additional_config is a dict, or an object of a platform's own."""
     options = options_of(additional, seqs=1)
     take(options)
-    assert options.scheduler_config.scheduler_cls is None
+    assert options.scheduler_config.scheduler_cls == SCHEDULER
     assert clip_positions(options.model_config) == LENGTH
     assert config.live_sessions(options) == 0
 
@@ -75,13 +74,13 @@ def test_drafts_are_watched_with_and_without_live_sessions(sessions: int, replic
             take(options)
         return
     take(options)
-    assert options.scheduler_config.scheduler_cls == (SCHEDULER if watched else None)
+    assert options.scheduler_config.scheduler_cls == SCHEDULER
+
+
+def test_another_scheduler_is_refused() -> None:
+    options = options_of({})
     options.scheduler_config.scheduler_cls = "a.Scheduler"
-    with (
-        pytest.raises(ValueError, match=r"scheduler_cls is 'a\.Scheduler' with .*: expected None")
-        if watched
-        else (contextlib.nullcontext())
-    ):
+    with pytest.raises(ValueError, match=r"scheduler_cls is 'a\.Scheduler': expected None, because"):
         take(options)
 
 
@@ -127,10 +126,6 @@ def test_an_option_that_is_not_valid(additional: dict[str, Any], message: str) -
             "expected voxtral_serve.drafter.Drafter, or on 0.20.0 no drafts. Set it, or remove one of the two",
         ),
         ({"replicas": 2}, "data_parallel_size is 2 with max_live_sessions 16: expected 1"),
-        (
-            {"scheduler_config": SimpleNamespace(scheduler_cls="a.Scheduler", max_num_seqs=32)},
-            "scheduler_cls is 'a.Scheduler' with max_live_sessions 16: expected None",
-        ),
         ({"seqs": 15}, "max_num_seqs is 15 with max_live_sessions 16: expected 16 or more"),
         ({"threshold": 41}, "long_prefill_token_threshold is 41 with max_live_sessions: expected 0, or at most 40"),
     ],

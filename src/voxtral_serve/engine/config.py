@@ -187,8 +187,7 @@ def live_sessions(vllm_config: VllmConfig) -> int:
 
 
 def _choose_scheduler(vllm_config: VllmConfig) -> None:
-    """Set `scheduler_cls` if there are live sessions, or drafts whose number follows what was right. Raises ValueError
-    for settings that do not work with live sessions."""
+    """Set `scheduler_cls`. Raises ValueError for another, and for settings that do not work with live sessions."""
     sessions, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
     replicas = vllm_config.parallel_config.data_parallel_size
     watched = drafter.is_ours(vllm_config) and not drafter.V1
@@ -205,16 +204,14 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
         if sessions > scheduler.max_num_seqs:
             seqs = scheduler.max_num_seqs
             raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {sessions}: expected {sessions} or more")
-    elif shares_padding():
-        if replicas != 1:
-            raise ValueError(f"data_parallel_size is {replicas} with {VARIABLE} of shared left padding: expected 1")
-    # Replicas that are one server draft the same number, as vLLM wants it.
-    elif not watched or replicas != 1:
-        return
+    elif shares_padding() and replicas != 1:
+        raise ValueError(f"data_parallel_size is {replicas} with {VARIABLE} of shared left padding: expected 1")
     ours = "voxtral_serve.engine.scheduler.scheduler"
     if scheduler.scheduler_cls not in (None, ours):
-        reason = f"{session.OPTION} {sessions}" if sessions else "drafts"
-        raise ValueError(f"scheduler_cls is {scheduler.scheduler_cls!r} with {reason}: expected None")
+        raise ValueError(
+            f"scheduler_cls is {scheduler.scheduler_cls!r}: expected None, because VoxtralRealtimeEncodeOnce needs its "
+            "own scheduler"
+        )
     scheduler.scheduler_cls = ours
     if sessions:
         _prefer_sessions(scheduler)
