@@ -127,6 +127,9 @@ class EncodeOnce(MistralTokenizerMode):
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
         shims.require("clip_end")
+        for name in names.SPLITS:
+            if (workers := getattr(vllm_config.parallel_config, name)) != 1:
+                raise ValueError(f"{name} is {workers}: {names.UNSPLIT}")
         if names_of := experiments():
             logger.warning("%s: %s", VARIABLE, ", ".join(sorted(names_of)))
         _choose_worker(vllm_config.parallel_config)
@@ -135,11 +138,6 @@ class EncodeOnce(MistralTokenizerMode):
         drafter.check(vllm_config)
         _choose_graphs(vllm_config)
         _check_attention(vllm_config)
-        if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise ValueError(
-                f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}: expected 1 for "
-                "VoxtralRealtimeEncodeOnce, because one worker holds the audio rows"
-            )
         if vllm_config.cache_config.enable_prefix_caching:
             # A cached prefix would skip the encoding of a resumed request. Clips do not repeat, so a cache has no use.
             logger.info("enable_prefix_caching is off for VoxtralRealtimeEncodeOnce")

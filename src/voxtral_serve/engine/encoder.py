@@ -15,7 +15,6 @@ from mistral_common.audio import mel_filter_bank
 from torch import nn
 from vllm._custom_ops import fused_add_rms_norm
 from vllm.config import VllmConfig
-from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
@@ -177,7 +176,7 @@ class EncoderAttention(nn.Module):
         super().__init__()
         config = vllm_config.model_config.hf_config
         self.number = number  # of this layer; live_encoder selects the layer's rings by it
-        self.heads = config.encoder_attention_heads // get_tensor_model_parallel_world_size()
+        self.heads = config.encoder_attention_heads
         self.head_dim, self.window = config.encoder_head_dim, config.sliding_window
         quantization = vllm_config.quant_config
         self.qkv_proj = QKVParallelLinear(
@@ -301,12 +300,8 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         self.is_causal = True
         self.samples = config.hop_length * 2  # per encoder frame
         self.clip_frames = clip_positions(vllm_config.model_config) * config.block_pool_size
-        parallel = vllm_config.parallel_config
-        self.use_graphs = (
-            not vllm_config.model_config.enforce_eager
-            and self.dtype in (torch.bfloat16, torch.float16)
-            and parallel.tensor_parallel_size == 1
-        )
+        half = self.dtype in (torch.bfloat16, torch.float16)
+        self.use_graphs = half and not vllm_config.model_config.enforce_eager
         self.silence = silence
         self.left: LeftPadding | None = None
         self.graphs: Graphs | None = None
