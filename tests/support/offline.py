@@ -75,14 +75,14 @@ def running(**options: Any) -> Iterator[Any]:
 BLOCK = 32
 
 
-def crowded(context: int, at_once: int, **options: Any) -> contextlib.AbstractContextManager[Any]:
-    """A `vllm.LLM` whose KV cache holds one request of `context` tokens, as vLLM demands, and little beside it: several
-    of the longer clips at once have to wait for each other, and are preempted."""
+def crowded(context: int, at_once: int, held: int = 1, **options: Any) -> contextlib.AbstractContextManager[Any]:
+    """A `vllm.LLM` whose KV cache holds `held` requests of `context` tokens, at least one, as vLLM demands, and little
+    beside them: several of the longer clips at once have to wait for each other, and are preempted."""
     return running(
         max_model_len=context,
         max_num_seqs=at_once,
         block_size=BLOCK,
-        num_gpu_blocks_override=context // BLOCK + 2,
+        num_gpu_blocks_override=held * context // BLOCK + 2,
         **options,
     )
 

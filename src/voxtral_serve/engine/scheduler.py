@@ -24,6 +24,7 @@ from voxtral_serve.engine.live_scheduler import LiveSessions
 from voxtral_serve.engine.padding_scheduler import SharedPadding
 from voxtral_serve.engine.session import OPTION
 
+
 class StepCache(EncoderCacheManager):
     """vLLM's record of the rows in the workers' encoder caches: those of one step.
 

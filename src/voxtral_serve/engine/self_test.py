@@ -97,17 +97,15 @@ def run(worker: Any) -> None:
             logger.warning("no self-test of the audio rows, because %s is set: expected none", name)
             return
     begin, test = time.perf_counter(), SelfTest(worker)
-    try:
-        test.run()
-        test.clean()
-    except SelfTestError:
-        raise
-    except Exception as error:
-        raise SelfTestError(f"{failed()}: vLLM did not run it ({type(error).__name__}: {error}). {ADVICE}") from error
+    test.check()
+    test.clean()
     logger.info(
-        "self-test of the audio rows: %d steps, the largest relative RMS difference is %.1e (at most %.0e is right), %.2f s",
-        test.steps, test.largest, test.limit, time.perf_counter() - begin,
-    )  # fmt: skip
+        "self-test of the audio rows: %d steps, largest relative RMS difference %.1e (limit %.0e), %.2f s",
+        test.steps,
+        test.largest,
+        test.limit,
+        time.perf_counter() - begin,
+    )
 
 
 def failed() -> str:
@@ -115,13 +113,12 @@ def failed() -> str:
 
 
 ADVICE = (
-    f"Transcripts would be fluent and wrong. {shims.ADVICE} If this is a tested version, report it with the log of this "
-    "start"
+    f"Transcripts would be fluent and wrong. {shims.ADVICE} If this is a tested version, report it with its start's log"
 )
 
 
 class SelfTest:
-    """`run` runs the steps, `clean` ends the requests. `steps` and `largest`, a relative RMS, say what was seen."""
+    """`check` runs the steps, `clean` ends the requests. `steps` and `largest`, a relative RMS, say what was seen."""
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.runner = worker, worker.model_runner
@@ -134,9 +131,18 @@ class SelfTest:
         self.requests: list[Request] = []
         self.numbers = count()
 
-    @torch.inference_mode()
-    def run(self) -> None:
+    def check(self) -> None:
         """Raises SelfTestError."""
+        try:
+            self._run()
+        except SelfTestError:
+            raise
+        except Exception as error:
+            name = type(error).__name__
+            raise SelfTestError(f"{failed()}: vLLM did not run it ({name}: {error}). {ADVICE}") from error
+
+    @torch.inference_mode()
+    def _run(self) -> None:
         sounds = [*self._sounds()]
         together = self._fit_together(sounds)
         running: list[Request] = []
@@ -255,7 +261,9 @@ class SelfTest:
     def _compare(self, requests: Sequence[Request]) -> None:
         """Compare the rows of a step's tokens, and the sums that `forward` made of them, with those expected."""
         ranges = [range(request.computed, len(request.tokens)) for request in requests]
-        tokens = [token for request, span in zip(requests, ranges, strict=True) for token in request.tokens[span.start :]]
+        tokens = [
+            token for request, span in zip(requests, ranges, strict=True) for token in request.tokens[span.start :]
+        ]
         positions = torch.tensor([at for span in ranges for at in span], device=self.device)
         given = self.rows.embeddings[: len(tokens)].clone()
         embedded = self.model.language_model.model.embed_input_ids(torch.tensor(tokens, device=self.device))
@@ -265,7 +273,9 @@ class SelfTest:
         for request, span in zip(requests, ranges, strict=True):
             place = slice(start, start + len(span))
             own = f"the rows of {request} at positions {span.start} to {span.stop - 1}"
-            self._check(f"{own}, compared with the same audio alone", rows[place], request.sound.rows[span.start : span.stop])
+            self._check(
+                f"{own}, compared with the same audio alone", rows[place], request.sound.rows[span.start : span.stop]
+            )
             self._check(f"{own}, as the language model gets them", given[place], sums[place])
             start = place.stop
 
