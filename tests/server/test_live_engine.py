@@ -120,8 +120,9 @@ def test_the_self_test_leaves_the_engine_as_it_was(
         "another's slot": "in step 1: the rows of a clip of noise at positions 0 to .*, compared with the same audio",
         "a row late": "in step 1: the rows of a clip of noise at positions 0 to .*, compared with the same audio",
         "another's ring": "the rows of a live session of a clip of noise at positions 0 to .*, compared with the same",
-        "no sum": "the rows of .*, as the language model gets them: their relative RMS difference is",
         "no step": r"vLLM did not run it \(TypeError: no such argument\)",
+        # On a GPU, torch.compile is needed to see it, which offline.running does without.
+        "no sum": "" if offline.ON_GPU else "the rows of .*, as the language model gets them: their relative RMS",
     }.items(),
     ids=lambda each: each.partition(":")[0] if len(each) < 20 else "",
 )
@@ -130,6 +131,8 @@ def test_the_self_test_finds(
 ) -> None:
     """And once the fault is mended, requests have their texts."""
     (message,) = llm.collective_rpc(partial(sessions.self_test, fault=fault))
+    if not found:
+        pytest.skip("not seen without torch.compile")
     assert re.match(rf"vllm .*: the self-test of VoxtralRealtimeEncodeOnce failed.*{found}", message), message
     assert offline.generate(llm, audios[:1]) == uploaded[:1]
 

@@ -1,5 +1,6 @@
-"""Where packed clips are in the buffers of the encoder's CUDA graphs: as the host counts it, and as a GPU does."""
+"""Where packed clips are in the buffers of the encoder's CUDA graphs."""
 
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,15 +8,14 @@ import pytest
 import torch
 
 from voxtral_serve.engine.encoder import CLIPS, WINDOWS_BEFORE, PackedClips
-from voxtral_serve.engine.experiments import VARIABLE
 
 HOP, WINDOW, LEFT = 160, 400, 124
 FRAMES = 100
 
 
-def packed(monkeypatch: pytest.MonkeyPatch, experiment: str, lengths: list[int]) -> Any:
-    """Clips of so many frames behind the left padding, after others that were longer."""
-    monkeypatch.setenv(VARIABLE, experiment)
+@pytest.mark.parametrize("lengths", [[1], [FRAMES], [7, 1, 30], [12] * CLIPS, [4, 40, 4, 4, 4, 4, 4, 4]])
+def test_places_of_frames(lengths: list[int]) -> None:
+    """Behind the left padding, after other clips that were longer."""
     encoder: Any = SimpleNamespace(
         config=SimpleNamespace(hop_length=HOP, window_size=WINDOW),
         mel_filters=torch.zeros(0),
@@ -25,20 +25,14 @@ def packed(monkeypatch: pytest.MonkeyPatch, experiment: str, lengths: list[int])
     clips = PackedClips(encoder, SimpleNamespace(frames=LEFT), torch.clone, FRAMES)  # type: ignore[arg-type]
     for each in ([FRAMES // CLIPS] * CLIPS, lengths):
         assert clips.put([torch.rand((LEFT + n) * 2 * HOP) for n in each]) == each
-    return clips
-
-
-@pytest.mark.parametrize("lengths", [[1], [FRAMES], [7, 1, 30], [12] * CLIPS, [4, 40, 4, 4, 4, 4, 4, 4]])
-def test_places_counted_on_the_gpu_are_those_of_the_host(monkeypatch: pytest.MonkeyPatch, lengths: list[int]) -> None:
-    host = packed(monkeypatch, "", lengths)
-    gpu = packed(monkeypatch, "plan-on-gpu", lengths)
+    clips.plan(FRAMES)
     total = sum(lengths)
-    assert torch.equal(host.starts, gpu.starts)
-    assert not gpu.places.any()
-    gpu.plan(FRAMES)
-    assert torch.equal(host.places[:total], gpu.places[:total])
-    assert torch.equal(host.positions[:total], gpu.positions[:total])
+    begins = [0, *accumulate(2 * n + clips.more for n in lengths)]
+    assert clips.places[:total].tolist() == [
+        at + 2 * i for at, n in zip(begins, lengths, strict=False) for i in range(n)
+    ]
+    assert clips.positions[:total].tolist() == [LEFT + i for n in lengths for i in range(n)]
     # Those of no clip, which a graph computes too: within the spectrogram, and the positions of a clip of FRAMES
-    most = host._windows(FRAMES) - WINDOWS_BEFORE - 2
-    assert gpu.places.min() >= 0 and gpu.places.max() <= most
-    assert gpu.positions.min() >= LEFT and gpu.positions.max() < LEFT + FRAMES
+    most = clips._windows(FRAMES) - WINDOWS_BEFORE - 2
+    assert clips.places.min() >= 0 and clips.places.max() <= most
+    assert clips.positions.min() >= LEFT and clips.positions.max() < LEFT + FRAMES

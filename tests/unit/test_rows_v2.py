@@ -25,10 +25,9 @@ from voxtral_serve import shims
 from voxtral_serve.engine import drafter
 from voxtral_serve.engine.audio_rows import NO_AUDIO
 from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
-from voxtral_serve.engine.experiments import VARIABLE
 from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.model_state import RowsState
-from voxtral_serve.engine.worker import EncodeOnceWorker, expect_guards
+from voxtral_serve.engine.worker import EncodeOnceWorker
 
 PAD = 32
 
@@ -335,105 +334,3 @@ def test_a_speculator_of_another_kind_is_refused() -> None:
 def test_vllms_speculator_has_the_name() -> None:
     ngram = pytest.importorskip("vllm.v1.worker.gpu.spec_decode.ngram.speculator", reason="not in this vLLM")
     assert ngram.NgramGPUSpeculator.__name__ == NgramGPUSpeculator.__name__
-
-
-def sampling_worker(monkeypatch: pytest.MonkeyPatch, verified: int, wanted: int) -> Any:
-    """A worker with vLLM's own `sample_tokens`, at a step of two requests that verifies and makes so many drafts."""
-    runners = pytest.importorskip("vllm.v1.worker.gpu.model_runner", reason="not in this vLLM")
-    monkeypatch.setattr(runners, "AsyncOutput", lambda **_: SimpleNamespace())
-
-    class Sampling(Device):
-        def init_device(self) -> None:
-            self.model_runner = runner
-
-        def sample_tokens(self, grammar_output: Any) -> Any:
-            return self.model_runner.sample_tokens(grammar_output)
-
-    runner: Any = runners.GPUModelRunner.__new__(runners.GPUModelRunner)
-    made = Device(config("voxtral_serve.drafter.PadDrafter"), NgramGPUSpeculator()).made
-    for name, value in vars(made).items():
-        setattr(runner, name, value)
-    nothing = SimpleNamespace(
-        compute_prompt_logprobs=lambda *_: {},
-        compute_prompt_token_id_logprobs=lambda *_: {},
-        post_forward=lambda _: None,
-        step=lambda **_: None,
-    )
-    for name in ("prompt_logprobs_worker", "kv_connector", "eplb"):
-        setattr(runner, name, nothing)
-    for name in ("pcp_manager", "pp_handler", "aux_output_connector", "adaptive_verification"):
-        setattr(runner, name, None)
-    runner.is_last_pp_rank, runner.check_ep_fault, runner._draft_workspace_lane = True, False, 0
-    runner.main_stream = runner.output_copy_stream = None
-    runner.model_state = SimpleNamespace(supports_mm_inputs=True)
-    runner.model = SimpleNamespace(compute_logits=None, audio_rows=SimpleNamespace(faults={}))
-    gpu = SimpleNamespace(gpu=None)
-    runner.sampler = SimpleNamespace(sampling_states=SimpleNamespace(temperature=gpu, seeds=gpu))
-    sampled = SimpleNamespace(sampled_token_ids=None)
-    runner.sample, runner.postprocess_sampled = lambda *_: (sampled, None, None), lambda *_: None
-    for name in ("last_sampled_tokens", "next_prefill_tokens"):
-        setattr(runner.req_states, name, None)
-    for name in ("all_token_ids", "num_computed_tokens"):
-        setattr(runner.req_states, name, gpu)
-    runner.req_states.prompt_len = SimpleNamespace(np=None)
-    runner.req_states.draft_tokens = torch.full((4, 5), 7)
-    runner.num_speculative_steps = 5
-    handler = type(runners.DraftTokensHandler.__name__, (runners.DraftTokensHandler,), {"__init__": lambda _: None})()
-    handler.req_ids, handler.num_draft_tokens, handler.draft_tokens_np = ["before"], 5, None
-    runner.draft_tokens_handler = handler
-    step = SimpleNamespace(
-        num_reqs=2,
-        req_ids=["a", "b"],
-        idx_mapping=torch.tensor([0, 2]),
-        query_start_loc=None,
-        num_draft_tokens=verified,
-        has_structured_output_reqs=False,
-    )
-    runner.execute_model_state = runners.ExecuteModelState(
-        **dict.fromkeys(runners.ExecuteModelState._fields)
-        | {"input_batch": step, "hidden_states": torch.zeros(2, 1), "num_spec_tokens_to_schedule": wanted}
-    )
-    worker = type("OurSampling", (EncodeOnceWorker, Sampling), {})(config("voxtral_serve.drafter.PadDrafter"), None)
-    worker.init_device()
-    return worker
-
-
-@pytest.mark.parametrize(
-    ("experiment", "verified", "wanted", "scattered"),
-    [
-        ("", 0, 0, True),
-        ("skip-propose", 0, 0, False),
-        ("skip-propose", 10, 0, True),  # vLLM's verification needs the speculator
-        ("skip-propose", 0, 2, True),
-    ],
-)
-def test_a_step_without_drafts_may_skip_vllms_code_of_drafts(
-    monkeypatch: pytest.MonkeyPatch, experiment: str, verified: int, wanted: int, scattered: bool
-) -> None:
-    monkeypatch.setenv(VARIABLE, experiment)
-    worker = sampling_worker(monkeypatch, verified, wanted)
-    runner, drafts = worker.model_runner, worker.model_runner.req_states.draft_tokens
-    speculator = runner.speculator
-    worker.sample_tokens(None)
-    assert (drafts[0].tolist() != [7] * 5) is scattered
-    assert drafts[0].tolist() == drafts[2].tolist() and drafts[1].tolist() == [7] * 5
-    assert (runner.speculator, runner.num_speculative_steps) == (speculator, 5)
-    told = runner.take_draft_token_ids()  # what a scheduler that does not schedule ahead asks for
-    assert (told.req_ids, told.draft_token_ids) == (["a", "b"], [[-1] * wanted] * 2)
-
-
-def test_a_runner_that_needs_its_speculator_without_drafts_is_refused() -> None:
-    class Runner:
-        def sample_tokens(self, grammar_output: Any) -> Any:
-            return self.speculator.propose(grammar_output)  # type: ignore[attr-defined]
-
-    with pytest.raises(shims.PatchError, match=r"Runner\.sample_tokens has no if self\.speculator is not None"):
-        expect_guards(Runner)
-
-
-def test_an_unknown_experiment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from voxtral_serve.engine.experiments import experiments
-
-    monkeypatch.setenv(VARIABLE, " skip-propose, faster")
-    with pytest.raises(ValueError, match="has faster: expected skip-propose"):
-        experiments()

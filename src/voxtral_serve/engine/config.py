@@ -22,7 +22,6 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import clip_length, drafter, names, session
-from voxtral_serve.engine.experiments import VARIABLE, experiments, shares_padding
 from voxtral_serve.engine.session import PART
 
 logger = init_logger("vllm.voxtral_serve")
@@ -130,8 +129,6 @@ class EncodeOnce(MistralTokenizerMode):
         for name in names.SPLITS:
             if (workers := getattr(vllm_config.parallel_config, name)) != 1:
                 raise ValueError(f"{name} is {workers}: {names.UNSPLIT}")
-        if names_of := experiments():
-            logger.warning("%s: %s", VARIABLE, ", ".join(sorted(names_of)))
         _choose_worker(vllm_config.parallel_config)
         _take_options(vllm_config)
         _choose_scheduler(vllm_config)
@@ -202,8 +199,6 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
         if sessions > scheduler.max_num_seqs:
             seqs = scheduler.max_num_seqs
             raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {sessions}: expected {sessions} or more")
-    elif shares_padding() and replicas != 1:
-        raise ValueError(f"data_parallel_size is {replicas} with {VARIABLE} of shared left padding: expected 1")
     ours = "voxtral_serve.engine.scheduler.scheduler"
     if scheduler.scheduler_cls not in (None, ours):
         raise ValueError(

@@ -25,7 +25,6 @@ from vllm.model_executor.models.voxtral import VoxtralEncoderModel
 from vllm.model_executor.models.whisper_causal import WhisperCausalConv1d
 
 from voxtral_serve.engine.clip_length import clip_positions
-from voxtral_serve.engine.experiments import PLAN_ON_GPU, experiments
 from voxtral_serve.engine.packed_attention import packed_attention
 
 # Constants of the encoder that its config does not have; they are in the code of WhisperCausalEncoder.
@@ -439,7 +438,6 @@ class PackedClips:
         self.places = torch.zeros(frames, dtype=torch.int64, device=device)  # first window that a frame reads
         self.positions = torch.zeros_like(self.places)
         self.starts = torch.zeros(CLIPS + 1, dtype=torch.int32, device=device)
-        self.plans = PLAN_ON_GPU in experiments()
         self.numbers = torch.arange(frames, dtype=torch.int32, device=device)
 
     def _windows(self, frames: int) -> int:
@@ -454,17 +452,10 @@ class PackedClips:
             count = (2 * n + WINDOWS_BEFORE - 1) * self.hop + self.window
             self.samples[at * self.hop :][:count] = self.encoder.reflected(audio)[first : first + count]
         ends = [*accumulate(lengths)]
-        if not self.plans:
-            counted = [torch.arange(n) for n in lengths]
-            self._send(self.places, torch.cat([at + 2 * frames for at, frames in zip(windows, counted, strict=False)]))
-            self._send(self.positions, torch.cat(counted) + self.left.frames)
-        self._send(self.starts, torch.tensor([0, *ends] + [ends[-1]] * (CLIPS - len(ends)), dtype=torch.int32))
-        return lengths
-
-    @staticmethod
-    def _send(buffer: torch.Tensor, host: torch.Tensor) -> None:
+        starts = torch.tensor([0, *ends] + [ends[-1]] * (CLIPS - len(ends)), dtype=torch.int32)
         # From pinned memory, because another copy would make the CPU wait for the GPU.
-        buffer[: len(host)].copy_(host.pin_memory() if buffer.is_cuda else host, non_blocking=True)
+        self.starts.copy_(starts.pin_memory() if self.starts.is_cuda else starts, non_blocking=True)
+        return lengths
 
     def plan(self, size: int) -> None:
         """Compute `places` and `positions` of the first `size` frames from `starts`. A frame that no clip has counts to
@@ -476,8 +467,7 @@ class PackedClips:
 
     def run(self, size: int, spans: Spans) -> torch.Tensor:
         """Rows [size / stride, dim] of the first `size` frames; `spans`: the clips that they are of."""
-        if self.plans:
-            self.plan(size)
+        self.plan(size)
         samples = self.samples[: (self._windows(size) - 1) * self.hop + self.window]
         mel = self.encoder.log_mel(samples.unfold(0, self.window, self.hop)).to(self.encoder.dtype)
         frames = self.encoder.whisper_encoder.convolve_at(mel, self.places[:size])

@@ -1,5 +1,5 @@
-"""The scheduler of the encode-once model: vLLM's own, with a bound on what a step encodes, with live sessions, with
-drafts that are watched, and with the experiment of shared left padding.
+"""The scheduler of the encode-once model: vLLM's own, with a bound on what a step encodes, with live sessions, and
+with drafts that are watched.
 
 `scheduler_cls` names `scheduler`, which vLLM has for this; the config hook of the model sets it (config.py). The
 scheduler of vLLM has no public interface, so `expected` checks what is used of it before the engine starts.
@@ -19,9 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from voxtral_serve import shims
 from voxtral_serve.engine import drafter
 from voxtral_serve.engine.draft_scheduler import DraftCounts
-from voxtral_serve.engine.experiments import shares_padding
 from voxtral_serve.engine.live_scheduler import LiveSessions
-from voxtral_serve.engine.padding_scheduler import SharedPadding
 from voxtral_serve.engine.session import OPTION
 
 
@@ -63,7 +61,7 @@ class Uploads:
         self.encoder_cache_manager = StepCache(self.encoder_cache_manager.cache_size)  # type: ignore[has-type]
 
 
-Mixin = type[LiveSessions] | type[DraftCounts] | type[SharedPadding] | type[Uploads] | type[StepCache]
+Mixin = type[LiveSessions] | type[DraftCounts] | type[Uploads] | type[StepCache]
 
 
 def scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> Any:
@@ -74,8 +72,6 @@ def scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> Any:
     # Replicas that are one server draft the same number, as vLLM wants it.
     if drafter.is_ours(vllm_config) and not drafter.V1 and vllm_config.parallel_config.data_parallel_size == 1:
         mixins.append(DraftCounts)
-    if shares_padding():
-        mixins.append(SharedPadding)
     mixins.append(Uploads)
     for mixin, of in (*((mixin, Scheduler) for mixin in mixins), (StepCache, EncoderCacheManager)):
         if lacking := expected(of, mixin):

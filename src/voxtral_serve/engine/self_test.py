@@ -6,7 +6,8 @@ requests, and get a fluent, wrong text. So the worker runs a few steps as vLLM's
 beside one of them. After each step two things are compared, for every token of the step:
 
 rows    those that AudioRows has for the token, with those of the same audio encoded alone
-sums    what `forward` gave the language model, with the embedding of the token plus that row
+sums    what `forward` gave the language model, with the embedding of the token plus that row; on a GPU with torch.compile
+        only, because without it the layers of the language model add to this tensor in place
 
 Where a server runs one request at a time, or has no live sessions, the steps are fewer.
 """
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from mistral_common.tokens.tokenizers.audio import Audio
+from vllm.config import CompilationMode
 from vllm.logger import init_logger
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
@@ -127,6 +129,8 @@ class SelfTest:
         self.device = self.rows.pool.device
         quantized = worker.vllm_config.quant_config is not None
         self.limit = QUANTIZED_LIMIT if quantized else LIMITS[self.rows.pool.dtype]
+        in_place = worker.vllm_config.compilation_config.mode == CompilationMode.NONE
+        self.sees_sums = not in_place or self.device.type == "cpu"
         self.steps, self.largest = 0, 0.0
         self.requests: list[Request] = []
         self.numbers = count()
@@ -276,7 +280,8 @@ class SelfTest:
             self._check(
                 f"{own}, compared with the same audio alone", rows[place], request.sound.rows[span.start : span.stop]
             )
-            self._check(f"{own}, as the language model gets them", given[place], sums[place])
+            if self.sees_sums:
+                self._check(f"{own}, as the language model gets them", given[place], sums[place])
             start = place.stop
 
     def _check(self, what: str, found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -4,10 +4,7 @@ vLLM's option `worker_cls` names it. The config hook of the model sets the optio
 """
 
 import copy
-import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +13,6 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from voxtral_serve import shims
 from voxtral_serve.engine import drafter, self_test, steps
-from voxtral_serve.engine.experiments import SKIP_PROPOSE, experiments
 from voxtral_serve.engine.live_audio import FAULTS, step_of
 
 
@@ -26,7 +22,6 @@ class EncodeOnceWorker:
     device_config: Any
     model_runner: Any
     vllm_config: Any
-    skips_propose = False
 
     def init_device(self) -> None:
         self.step_probe = steps.probe_of(self)
@@ -34,9 +29,6 @@ class EncodeOnceWorker:
         if getattr(self.vllm_config, "use_v2_model_runner", False):
             if drafter.is_ours(self.vllm_config):
                 replace_speculator(self.model_runner)
-                self.skips_propose = SKIP_PROPOSE in experiments()
-                if self.skips_propose:
-                    expect_guards(type(self.model_runner))
             return
         from voxtral_serve.engine import model_runner
 
@@ -70,9 +62,7 @@ class EncodeOnceWorker:
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """vLLM calls it once for each step with tokens. Its output carries the faults of the step's audio."""
-        skips = self.skips_propose and drafts_nothing(self.model_runner.execute_model_state)
-        with without_drafting(self.model_runner) if skips else nullcontext():
-            output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
         rows = self.model_runner.get_model().audio_rows
         if output is None or not rows.faults:  # None: `execute_model` has raised
             return output
@@ -107,43 +97,6 @@ def replace_speculator(runner: Any) -> None:
             f"NgramGPUSpeculator (voxtral-serve drafts in its place). {shims.ADVICE}"
         )
     runner.speculator = drafter.speculator(runner.vllm_config, runner.device, runner.req_states)
-
-
-# What `without_drafting` relies on in the method `sample_tokens` of Model Runner V2
-GUARDS = ("if self.speculator is not None:", "if self.num_speculative_steps > 0:", "num_spec_tokens_to_schedule")
-
-
-def expect_guards(runner_class: Any) -> None:
-    """Raise PatchError if a runner class needs its speculator in steps without drafts."""
-    source = inspect.getsource(runner_class.sample_tokens)
-    if lacking := [guard for guard in GUARDS if guard not in source]:
-        raise shims.PatchError(
-            f"vllm {shims.installed('vllm')}: {runner_class.__name__}.sample_tokens has no {' and no '.join(lacking)}: "
-            f"the experiment {SKIP_PROPOSE} relies on it. Remove it from the environment"
-        )
-
-
-def drafts_nothing(state: Any) -> bool:
-    """Whether a step, vLLM's ExecuteModelState or None, verifies no drafts and makes none."""
-    return state is not None and not state.num_spec_tokens_to_schedule and not state.input_batch.num_draft_tokens
-
-
-@contextmanager
-def without_drafting(runner: Any) -> Iterator[None]:
-    """Let Model Runner V2 sample the tokens of a step that `drafts_nothing` as if it had no speculator.
-
-    With one, it calls `propose`, fills its result with -1, scatters it into the drafts of all requests and gathers
-    their first 0 columns. Nothing reads these drafts: a request verifies only those that the scheduler asked for in the
-    step before. The runner tells the scheduler, if it asks, that each request of the step has none.
-    """
-    batch, drafts = runner.execute_model_state.input_batch, runner.draft_tokens_handler
-    before = runner.speculator, runner.num_speculative_steps
-    runner.speculator, runner.num_speculative_steps = None, 0
-    try:
-        yield
-    finally:
-        runner.speculator, runner.num_speculative_steps = before
-    drafts.req_ids, drafts.num_draft_tokens, drafts.draft_tokens_np = batch.req_ids, 0, None
 
 
 def connect_drafter(runner: Any) -> None:
