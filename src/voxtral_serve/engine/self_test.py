@@ -6,8 +6,8 @@ requests, and get a fluent, wrong text. So the worker runs a few steps as vLLM's
 beside one of them. After each step two things are compared, for every token of the step:
 
 rows    those that AudioRows has for the token, with those of the same audio encoded alone
-sums    what `forward` gave the language model, with the embedding of the token plus that row; on a GPU with torch.compile
-        only, because without it the layers of the language model add to this tensor in place
+sums    what `forward` gave the language model, with the embedding of the token plus that row; on a GPU with
+        torch.compile only, because without it the layers of the language model add to this tensor in place
 
 Where a server runs one request at a time, or has no live sessions, the steps are fewer.
 """
