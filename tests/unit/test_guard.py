@@ -293,8 +293,8 @@ def test_few_requests_ask_for_speakers_at_a_time() -> None:
     assert [message["status"] for message in wrong] == [400, 400]
 
 
-NOISE = np.random.default_rng(0).normal(0, 0.1, 600 * 8000).clip(-1, 1).astype(np.float32)
-TEN_MINUTES = inputs.encoded(NOISE, 8000, "WAV", "ULAW")
+NOISE = np.random.default_rng(0).normal(0, 0.1, 600 * 2000).clip(-1, 1).astype(np.float32)
+TEN_MINUTES = inputs.encoded(NOISE, 2000, "WAV", "ULAW")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,6 @@ TEN_MINUTES = inputs.encoded(NOISE, 8000, "WAV", "ULAW")
         (TEN_MINUTES, "clip_too_long", "the clip lasts 600.00 s and this server takes at most 10.00 s"),
         (b"\0" * 5000, "invalid_audio", ""),
         (b"#!/bin/sh\n", "invalid_audio", ""),
-        (inputs.encoded(SAMPLES)[:900], "invalid_audio", ""),
         (inputs.encoded(np.full(3 * RATE, np.nan), RATE, "WAV", "FLOAT"), "invalid_audio", "the file has samples that"),
         (b"", "empty_file", "the file is empty"),
     ],
