@@ -37,6 +37,7 @@ from voxtral_serve.patches.live_server import (
     HeaderLimit,
     NoCompression,
 )
+from voxtral_serve.transcript import language
 from voxtral_serve.transcript.words import TokenStream
 
 # What uvicorn writes of each WebSocket, beside the guard's own line, with the query of its URL
@@ -141,7 +142,7 @@ def _attach_transcription(state: Any, threads: Executor) -> ServerFacts:
 def read_facts(state: Any, threads: Executor) -> ServerFacts:
     """What vLLM's live objects say, the detector of speech, which it loads, and the file of keys.
 
-    Raises KeysError, AttributeError or another error if vLLM is not as expected.
+    Raises KeysError, ImportError, AttributeError or another error if vLLM is not as expected.
     """
     engine = state.engine_client
     config = engine.vllm_config
@@ -161,6 +162,7 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
         LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can, unlabelled(realtime)
     )
     detector = Detector()
+    language.check()
     sessions = _sessions(state, detector)
     names = [each.name for each in state.openai_serving_models.base_model_paths]
     return ServerFacts(

@@ -12,16 +12,18 @@ from voxtral_serve.guard.live.turns import Rule
 class Options:
     """What the settings of a client mean for its session.
 
-    form      of the audio in appends
-    delay_ms  of the text behind the audio, from the first audio on; None is the checkpoint's
-    logprobs  whether deltas have the logprobs of their tokens
-    rule      by which turns are found; None if none are
+    form       of the audio in appends
+    delay_ms   of the text behind the audio, from the first audio on; None is the checkpoint's
+    logprobs   whether deltas have the logprobs of their tokens
+    rule       by which turns are found; None if none are
+    languages  whether the language of a turn's text is told
     """
 
     form: StreamFormat
     delay_ms: int | None = None
     logprobs: bool = False
     rule: Rule | None = None
+    languages: bool = False
 
 
 @dataclass(frozen=True)

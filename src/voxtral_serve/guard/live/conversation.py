@@ -20,6 +20,7 @@ from voxtral_serve.guard.live.service import LiveService
 from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, TurnSign, finder
+from voxtral_serve.transcript.language import recognised_later
 from voxtral_serve.units import MIB
 
 MOST_EARLY = 16 * MIB  # bytes of audio that wait for the command that begins their text
@@ -220,7 +221,7 @@ class Turns(Conversation):
                 if text:
                     await self.say(outputs.TurnDelta(turn, text, logprobs))
                 for segment in segments:
-                    await self.say(outputs.TurnSegment(turn, segment))
+                    await self.say(outputs.TurnSegment(turn, segment, await self._language(turn)))
 
     @property
     def awaits_text(self) -> bool:
@@ -307,7 +308,11 @@ class Turns(Conversation):
         if turn.end is None and audio.fed > turn.begin:  # the end of the session has ended it
             await self._announce(turn, audio.fed)
         segments = turn.last_segments(audio.power)
-        await self.say(outputs.TurnDone(turn, segments, turn.requests * session.shape.prompt))
+        prompt_tokens = turn.requests * session.shape.prompt
+        await self.say(outputs.TurnDone(turn, segments, prompt_tokens, await self._language(turn)))
+
+    async def _language(self, turn: TurnText) -> str | None:
+        return await recognised_later(turn.text) if self.options.languages else None
 
     def _turn(self, number: int, begin: int) -> TurnText:
         if number not in self.turns:

@@ -34,10 +34,11 @@ class TurnDelta:
 
 @dataclass(frozen=True)
 class TurnSegment:
-    """A segment of a turn, before the turn's text is complete."""
+    """A segment of a turn, before the turn's text is complete. `language`, of the text so far, is as in TurnDone."""
 
     turn: TurnText
     segment: TimedSegment
+    language: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class TurnDone:
 
     segments       those that have not been said before
     prompt_tokens  of the turn's requests
+    language       code of the text's; None if it is not clear, or if the options do not ask for it
     """
 
     turn: TurnText
     segments: list[TimedSegment]
     prompt_tokens: int
+    language: str | None = None
 
 
 @dataclass(frozen=True)
