@@ -9,6 +9,7 @@ The clip is encoded as ever, because vLLM encodes audio whose positions are not 
 their whole prompt: keys and values depend on the delay, and theirs may be another.
 """
 
+import dataclasses
 from typing import Any, ClassVar
 
 from vllm.logger import init_logger
@@ -66,6 +67,10 @@ class SharedPadding:
 
     def _get_local_prefix_cache_hit(self, request: Any) -> tuple[Any, int, int, bool]:
         if self.shared_blocks and self._has_padding(request, self.shared_tokens):
+            # vLLM encodes a clip in the step that computes its first position: patches/clip_end.py has it at 0.
+            (clip,) = request.mm_features
+            place = dataclasses.replace(clip.mm_position, offset=self.shared)
+            request.mm_features[0] = dataclasses.replace(clip, mm_position=place)
             return KVCacheBlocks((self.shared_blocks,)), self.shared, 0, False
         none: tuple[Any, int, int, bool] = super()._get_local_prefix_cache_hit(request)  # type: ignore[misc]
         return none

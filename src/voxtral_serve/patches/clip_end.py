@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 from voxtral_serve.engine import names, session
 from voxtral_serve.engine.clip_length import OPTION, ClipLength, clip_positions
-from voxtral_serve.engine.experiments import shares_padding
 from voxtral_serve.engine.session import NAME, SESSION
 from voxtral_serve.shims import Patch
 
@@ -165,6 +164,5 @@ def end_with_clip(processor: Any, request: Any) -> None:
     if processor.model_config.architecture == names.ENCODE_ONCE:
         # This model stores all rows itself in the step that computes the first position, so no later position needs
         # vLLM's encoder cache. vLLM counts the rows of a clip by the sum of this mask, against its bound of a step.
-        at = prompt - 1 if shares_padding() else 0  # with shared padding, the first position is not computed
-        first = dataclasses.replace(clip.mm_position, offset=at, length=1, is_embed=torch.tensor([positions]))
+        first = dataclasses.replace(clip.mm_position, length=1, is_embed=torch.tensor([positions]))
         request.mm_features = [dataclasses.replace(clip, mm_position=first)]
