@@ -53,6 +53,10 @@ if triton is not None:
         mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value)
         return higher, total * shrink + tl.sum(weight, 1), mixed
 
+    # The last blocks of a clip have the most keys, so they begin first.
+    # Positions are those among the clip's own keys; the queries are at the last of them, the shared keys before 0.
+    # Turns over the shared keys in the window, then over the clip's own. A turn reads one of the two tensors, so
+    # that its keys go straight to the memory that the matrix products read.
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _kernel(  # type: ignore[no-untyped-def]
         q,
@@ -77,7 +81,6 @@ if triton is not None:
         n_queries: tl.constexpr,
         n_keys: tl.constexpr,
     ):
-        # The last blocks of a clip have the most keys, so they begin first.
         block = tl.num_programs(1) - 1 - tl.program_id(1)
         clip, number = part_of_block(block, query_starts, clips, n_clips, n_queries)
         column = tl.program_id(0) * head_dim + tl.arange(0, head_dim)[None, :]
@@ -88,7 +91,6 @@ if triton is not None:
             return
         first_query, last_query = tl.load(query_starts + clip), tl.load(query_starts + clip + 1)
         first_key, last_key = tl.load(key_starts + clip), tl.load(key_starts + clip + 1)
-        # Positions are those among the clip's own keys; the queries are at the last of them, the shared keys before 0.
         held = last_key - first_key
         row = first_query + number * n_queries + tl.arange(0, n_queries)[:, None]
         asked = row < last_query
@@ -99,8 +101,6 @@ if triton is not None:
         k, v = k + first_key.to(tl.int64) * k_stride, v + first_key.to(tl.int64) * v_stride
         best = tl.full([n_queries], -1e30, tl.float32)
         total, mixed = tl.zeros([n_queries], tl.float32), tl.zeros([n_queries, head_dim], tl.float32)
-        # Turns over the shared keys in the window, then over the clip's own. A turn reads one of the two tensors, so
-        # that its keys go straight to the memory that the matrix products read.
         first_shared = tl.minimum(tl.maximum(begin + shared - window + 1, 0), shared)
         first_own = tl.maximum(begin - window + 1, 0)
         of_shared = tl.cdiv(shared - first_shared, n_keys)
