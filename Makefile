@@ -74,6 +74,10 @@ test-clients: .venv/ready-dev .venv-clients/ready ## published live clients, unm
 test-speech: .venv/ready-dev .venv-omni/ready ## Voxtral TTS and VoxCPM2 of vLLM-Omni on a CPU, with random weights (200 MB)
 	@.venv-omni/bin/python -m pytest $(SPEECH)
 
+# Of a Python with vLLM, pytest and what voxtral-serve[gpu,bench] installs: not those of .venv, which have vLLM for CPUs.
+test-gpu: ## tests on a GPU, at most 8 minutes, and their record in bench/results/gpu-tests (PYTHON=python3)
+	@$(PYTHON) tests/gpu/run.py
+
 # As root on Debian, with its packages buildah, podman, runc, uidmap and debootstrap: no daemon, no registry.
 test-container: .venv-pinned/ready ## build the image and run it on a CPU, without a registry (root, Debian, 20 minutes)
 	@.venv-pinned/bin/python -m pytest tests/container
@@ -158,4 +162,4 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 	@rm -f .venv-omni/ready
 	@$(PYTHON) tools/setup_venv.py --omni
 
-.PHONY: demo serve bench test test-slow lint test-pinned test-clients test-speech test-container release bench-full reference soak lock docs tables clean help
+.PHONY: demo serve bench test test-slow lint test-pinned test-clients test-speech test-container test-gpu release bench-full reference soak lock docs tables clean help

@@ -1,6 +1,7 @@
 """Tables of figures, for the console, report.md and report.html."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.page import Section, one_line
@@ -160,3 +161,16 @@ def rate(found: Mapping[str, Any]) -> str:
 
 def number(value: Any, pattern: str, otherwise: str = "not measured") -> str:
     return otherwise if value is None else pattern.format(value)
+
+
+def trusted_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table whose cells are Markdown themselves."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def code(text: str) -> str:
+    """As a code span of Markdown, which needs more backticks around it than the text has in a row."""
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"

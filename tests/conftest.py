@@ -13,7 +13,7 @@ import clock
 import pytest
 import starts
 from places import CONFIG, DATA, PICO, ROOT
-from servers import EAGER, LATE, MOST_LIVE, SAMPLES, SMALL, Server, begin, transcribe, up
+from servers import EAGER, LATE, LIVE_AGE_S, MOST_LIVE, SAMPLES, SMALL, Server, begin, transcribe, up
 from uploads import KEY
 
 from bench import dataset
@@ -78,7 +78,7 @@ SHARED: dict[str, tuple[Path, tuple[str, ...]]] = {
         ROOT / "profiles/fast.yaml",
         (
             *(*EAGER, "--api-server-count", "1", "--max-model-len", "512", "--api-key", KEY),
-            *("--additional-config", json.dumps({"max_live_sessions": MOST_LIVE})),
+            *("--additional-config", json.dumps({"max_live_sessions": MOST_LIVE, "max_live_age_s": LIVE_AGE_S})),
         ),
     ),
     # vLLM's own model behind the guard. In float32, where no two candidates are so close that the order of a sum would

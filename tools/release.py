@@ -24,6 +24,9 @@ from email.parser import BytesParser
 from pathlib import Path
 from zipfile import ZipFile
 
+from bench import BenchError
+from bench.gpu import tested
+
 ROOT = Path(__file__).resolve().parent.parent
 # What a release is made of, and what names its version
 SOURCES = (
@@ -263,6 +266,7 @@ def release(root: Path, out: Path) -> None:
         tree = export(root, scratch / "one")
         version = version_of(tree)
         print(f"commit     {sha}, version {version}")
+        print(f"GPU tests  {tested.check(root)}")
         files = build(tree, out, epoch)
         compare(files, build(export(root, scratch / "the-other"), scratch / "again", epoch))
         print(f"built      {', '.join(path.name for path in files)}; twice, with the same bytes")
@@ -288,7 +292,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results/release", help="folder (default: results/release)")
     try:
         release(ROOT, parser.parse_args().out.resolve())
-    except ReleaseError as error:
+    except (BenchError, ReleaseError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

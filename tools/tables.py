@@ -12,14 +12,16 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from bench.gpu import bounds
+from bench.gpu import bounds, tested
 from bench.gpu.rows import TITLES
+from bench.tables import code
+from bench.tables import trusted_table as markdown
 from voxtral_serve.guard.chat import ChatFields
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.speech.fields import SpeechFields
@@ -35,6 +37,7 @@ MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SPEED = ("fast-plain@1", "fast@1", "fast-plain@64", "fast@64", "throughput-plain@256", "throughput@256")
 OF_STOCK = ("contest@1", "stock-full@1", "fast@1", "stock-full@64", "fast@64")
 LIVE = "realtime@150live"
+LIVE_FILES = ("bench/results/live-h200.json", "bench/results/live-h100.json")
 PLAIN = {"fast": "fast-plain", "throughput": "throughput-plain", "useless": "throughput-plain"}  # the same, no drafts
 HOURS, DOLLARS = 100_000, 3.0  # of an archive; for an hour of a GPU
 GB, MIB = 1e9, 2**20
@@ -44,14 +47,14 @@ class Reports:
     """The results of a checkout."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     def read(self, name: str) -> dict[str, Any]:
         """The content of a file. Raises ValueError without it."""
         try:
-            content: dict[str, Any] = json.loads((self._root / name).read_bytes())
+            content: dict[str, Any] = json.loads((self.root / name).read_bytes())
         except OSError as error:
-            told = f"cannot read {self._root / name} ({error.strerror})"
+            told = f"cannot read {self.root / name} ({error.strerror})"
             raise ValueError(f"{told}: make it on a GPU with `python -m bench gpu report --out {name}`") from None
         return content
 
@@ -66,34 +69,21 @@ class Reports:
     def has(self, name: str) -> bool:
         return any(row["row"] == name for row in self.read(REPORT)["rows"])
 
-    def rows(self, kind: str) -> list[dict[str, Any]]:
+    def rows(self, kind: str, file: str = REPORT) -> list[dict[str, Any]]:
         """The rows of a kind, by configuration. Raises ValueError if one of them had a failed request."""
-        rows = [row for row in self.read(REPORT)["rows"] if row["kind"] == kind]
+        rows = [row for row in self.read(file)["rows"] if row["kind"] == kind]
         servers = list(TITLES)
-        return [self.row(row["row"]) for row in sorted(rows, key=lambda row: servers.index(row["server"]))]
+        return [self.row(row["row"], file) for row in sorted(rows, key=lambda row: servers.index(row["server"]))]
 
     def all(self) -> list[dict[str, Any]]:
         """The content of every file report-NAME.json."""
-        return [json.loads(path.read_bytes()) for path in sorted((self._root / REPORT).parent.glob("report-*.json"))]
+        return [json.loads(path.read_bytes()) for path in sorted((self.root / REPORT).parent.glob("report-*.json"))]
 
     def source(self, file: str = REPORT) -> str:
         content = self.read(file)
         gpu = ", ".join(content["machine"]["gpu"] or ["no GPU"])
         when = f"{content['date_utc'][:10]}, commit {content['machine']['git_commit'][:7]}"
         return f"{gpu}, vLLM {content['rows'][0]['vllm']}, random weights of full size, {when} (`{file}`)."
-
-
-def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-
-
-def code(text: str) -> str:
-    """As a code span, which needs more backticks around it than the text has in a row."""
-    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
-    space = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{fence}{space}{text}{space}{fence}"
 
 
 def figure(value: float | None, digits: int = 0) -> str:
@@ -151,15 +141,21 @@ def uploads(reports: Reports) -> str:
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 
 
-def live(reports: Reports) -> str:
+def live(reports: Reports, file: str) -> str:
     lines = []
-    for row in reports.rows("live"):
+    for row in reports.rows("live", file):
         length = f"{figure(row['least_s'])} to {figure(row['most_s'])} s"
         times = [pair(row[name]) for name in ("lag_ms", "lag_in_audio_ms", "final_ms")]
-        cells = (str(row["fell_behind"]), small(row["joules_per_audio_second"]))
-        lines.append((TITLES[row["server"]], str(row["sessions"]), length, *times, *cells))
-    heads = ("configuration", "sessions", "length", "lag ms: P50 / P99", "within the audio", "final text ms: P50 / P99")
-    return f"{markdown((*heads, 'fell behind', 'J per s of audio'), lines)}\n\n{reports.source()}"
+        beside = f"{row['uploads']} of {figure(row['upload_s'])} s" if row["uploads"] else "-"
+        cells = (beside, *times, str(row["fell_behind"]), small(row["joules_per_audio_second"]))
+        lines.append((TITLES[row["server"]], str(row["sessions"]), length, *cells))
+    heads = ["configuration", "sessions", "length", "uploads beside", "lag ms: P50 / P99", "within the audio"]
+    heads += ["final text ms: P50 / P99", "fell behind", "J per s of audio"]
+    return f"{markdown(heads, lines)}\n\n{reports.source(file)}"
+
+
+def all_live(reports: Reports) -> str:  # machines and states of the code are not mixed
+    return "\n\n".join(live(reports, file) for file in (REPORT, *LIVE_FILES))
 
 
 def start(reports: Reports) -> str:
@@ -261,11 +257,12 @@ def stages(_: Reports) -> str:
 
 PAGES: dict[str, dict[str, Table]] = {
     "README.md": {"speed": speed},
-    "docs/pages/performance.md": {"stock": stock, "uploads": uploads, "live": live, "start": start},
+    "docs/pages/performance.md": {"stock": stock, "uploads": uploads, "live": all_live, "start": start},
     "docs/pages/drafts.md": {"drafts": drafts},
     "docs/pages/gpus.md": {"gpus": gpus},
     "docs/pages/batch.md": {"archive": archive},
     "docs/pages/speech-synthesis.md": {"speech": speech},
+    "docs/pages/architecture.md": {"gpu_tests": lambda reports: markdown(*tested.table(reports.root))},
     "docs/pages/checkpoints.md": {"patches": patches},
     "docs/pages/monitoring.md": {"stages": stages},
     "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},

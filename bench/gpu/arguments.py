@@ -83,7 +83,7 @@ def _upload_items(parser: argparse.ArgumentParser, flags: argparse.Namespace) ->
 def _live_items(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> tuple[Item, ...]:
     least, most = flags.seconds
     return tuple(
-        Sessions(server, number, least, most, flags.age, flags.uploads)
+        Sessions(server, number, least, most, flags.age, flags.uploads, flags.upload_seconds)
         for server in flags.servers
         for number in flags.sessions
     )
@@ -125,6 +125,8 @@ def _add_live(commands: Any) -> None:
     add("--seconds", type=_between, default=(30.0, 60.0), metavar="LEAST-MOST", help=text)
     add("--age", type=float, default=0.0, metavar="S", help="seconds of audio sent before, faster than speech (0)")
     add("--uploads", type=int, default=0, metavar="N", help="clips in flight during the sessions (0)")
+    text = "length of these clips, made of several (0: clips as they are)"
+    add("--upload-seconds", type=float, default=0.0, metavar="S", help=text)
     _add_common(add)
 
 

@@ -114,13 +114,17 @@ def _run_client(item: Sessions, server: Server, out: Path, warm_up: int) -> None
         raise BenchError(f"the client of {item.row} ended with status {ended.returncode}:\n{last}")
 
 
-def decoded(places: Path) -> list[Clip]:
-    """The clips of the uploads, decoded to WAV in a new directory of `places`."""
+def decoded(places: Path, seconds: float) -> list[Clip]:
+    """The clips of the uploads, decoded to WAV in a new directory of `places`. With `seconds`, each has as many, of
+    clips from its own on."""
     everything = dataset.load(rows.ROOT / "bench/data").clips
     chosen = random.Random(tasks.SEED).sample(everything, UPLOADED)
     directory = places / "clips"
     directory.mkdir()
-    return [tasks.decode(clip, directory, chosen) for clip in chosen]
+    clips = chosen
+    if seconds:
+        clips = [Clip(clip.id, Path(f"{i}.wav"), "", seconds, {"first": i}) for i, clip in enumerate(chosen)]
+    return [tasks.decode(clip, directory, chosen) for clip in clips]
 
 
 def figures(
@@ -148,6 +152,7 @@ def figures(
         "most_s": item.most_s,
         "age_s": item.age_s,
         "uploads": item.uploads,
+        "upload_s": item.upload_s,
         "lag_ms": _some(load["lag_ms"], "p50", "p99"),
         "lag_in_audio_ms": _some(load["lag_in_audio_ms"], "p50", "p99"),
         "lag_of": load["lag_of"],

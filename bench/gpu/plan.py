@@ -46,7 +46,8 @@ class Sessions:
     """A row of live sessions at the same time.
 
     Each sends `age_s` seconds of audio faster than speech, and then audio at the pace of speech, whose length is drawn
-    between `least_s` and `most_s`. During this time, `uploads` clips are in flight.
+    between `least_s` and `most_s`. During this time, `uploads` clips are in flight, of `upload_s` seconds each, or as
+    they are if that is 0.
     """
 
     kind: ClassVar[str] = "live"
@@ -56,10 +57,12 @@ class Sessions:
     most_s: float = 60.0
     age_s: float = 0.0
     uploads: int = 0
+    upload_s: float = 0.0
 
     @property
     def row(self) -> str:
         extra = f",age={self.age_s:g}" * bool(self.age_s) + f",uploads={self.uploads}" * bool(self.uploads)
+        extra += f"x{self.upload_s:g}s" * bool(self.upload_s)
         return f"{self.server}@{self.sessions}live{extra}"
 
     @property

@@ -169,7 +169,7 @@ class Measurement:
         if item.sessions + item.uploads > most:
             raise BenchError(f"{item.row}: {item.server} has max_num_seqs {most}: add --set max_num_seqs=NUMBER")
         out = (self.plan.results or places) / f"{item.row}-{time.time():.0f}"
-        clips = live.decoded(places) if item.uploads else []
+        clips = live.decoded(places, item.upload_s) if item.uploads else []
         with live.cores(server.pid, self.plan.cores):
             figures = live.measure(item, server, self.gpus, clips, out, warm_up)
         return {"vllm": vllm, **figures, "start_s": server.start_s, "start_caches": server.cache}

@@ -107,13 +107,14 @@ def test_a_prompt_past_the_clip_is_refused(processor: Any) -> None:
         ask(processor, 1, prompt=positions(1) + 1, max_tokens=9)
 
 
-def test_the_encode_once_model_has_vllm_hold_the_prompt_s_rows_only(
+def test_the_encode_once_model_has_vllm_count_all_rows_at_the_first_position(
     processor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(names, "ENCODE_ONCE", processor.model_config.architecture)
     request = ask(processor, 8, max_tokens=400)
     (clip,) = request.mm_features
-    assert (clip.mm_position.length, clip.modality) == (model.PROMPT_TOKENS, "audio")
+    assert (clip.mm_position.offset, clip.mm_position.length, clip.modality) == (0, 1, "audio")
+    assert clip.mm_position.get_num_embeds() == positions(8)
     assert request.sampling_params.max_tokens == positions(8) - model.PROMPT_TOKENS + 1
     assert clip.data is not None
 

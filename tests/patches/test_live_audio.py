@@ -117,7 +117,7 @@ def test_it_is_required_where_there_are_live_sessions(
     """One that drifted ends no other start."""
     names: list[str] = []
     monkeypatch.setattr(shims, "require", lambda *patches: names.extend(patches))
-    scheduling = SimpleNamespace(scheduler_cls=None, max_num_seqs=8)
+    scheduling = SimpleNamespace(scheduler_cls=None, max_num_seqs=8, policy="priority", long_prefill_token_threshold=0)
     config._choose_scheduler(
         SimpleNamespace(
             additional_config=options,
@@ -127,7 +127,7 @@ def test_it_is_required_where_there_are_live_sessions(
         )  # type: ignore[arg-type]
     )
     assert names == required
-    assert (scheduling.scheduler_cls is not None) == bool(required)
+    assert scheduling.scheduler_cls == "voxtral_serve.engine.scheduler.scheduler"
 
 
 # The scheduler

@@ -1,20 +1,17 @@
 """The Triton kernels compute attention: in Triton's interpreter, since this machine may have no GPU."""
 
-import json
 import os
+import re
 import subprocess
 import sys
 
 from places import ROOT
 
-BOUND = 2e-3  # of float16: its products are rounded to 1e-3 of values of about 1
-
 
 def test_kernels_are_windowed_attention() -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    program = [sys.executable, str(ROOT / "tests/support/interpreted_kernels.py")]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 23
-    assert all(each["error"] < BOUND for each in found), found
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "VOXTRAL_TEST_DEVICE": "cpu"}
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu/test_gpu_kernels.py"]
+    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+    found = re.search(r"(\d+) passed", done.stdout)
+    assert found and int(found[1]) >= 30, done.stdout

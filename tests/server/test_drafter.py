@@ -1,4 +1,4 @@
-"""Speculation on a CPU: with any drafter the tokens are the reference's, as without one, and drafts are accepted."""
+"""Speculation: with any drafter the tokens are the reference's, as without one, and drafts are accepted."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def speculation(name: str, drafts: int, **other: Any) -> dict[str, Any]:
     return {"speculative_config": {"model": name, "num_speculative_tokens": drafts, **other}}
 
 
-@pytest.fixture(scope="module", params=["pads", "trained", "random"])
+@pytest.fixture(scope="module", params=["pads", pytest.param("trained", marks=pytest.mark.gpu), "random"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Pads; a drafter that knows these clips, whose prompts are cut into chunks; and one that knows nothing."""
     path = tmp_path_factory.mktemp("draft") / "head.safetensors"
@@ -117,6 +117,7 @@ def test_at_temperature_0_beside_others_the_tokens_are_the_references(llm: Any) 
 
 
 @pytest.mark.slow
+@pytest.mark.gpu
 @pytest.mark.skipif(not (PICO / FILE).is_file(), reason="pico has no drafter")
 def test_all_clips_with_picos_own_drafter() -> None:
     """Sixteen at once, with prompts in chunks and a KV cache for some of them."""

@@ -10,7 +10,7 @@ import pytest
 
 from pico import model
 
-pytestmark = pytest.mark.slow  # `make test` has preempted requests in test_drafter.py
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]  # `make test` has preempted requests in test_drafter.py
 
 AT_ONCE, CHUNK = 4, 16
 CONTEXT = 192  # 11 s; of clips of 5 s, four do not fit

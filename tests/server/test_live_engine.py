@@ -4,6 +4,7 @@ Real vLLM without a server. How clients reach it is in test_live.py. A session w
 has no upload to be compared with: its tokens are those of pico's reference model at that delay.
 """
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -19,15 +20,16 @@ from bench.measure.scoring import word_errors
 from mistral_layout import audio as layout
 from pico import model
 from pico.tokenizer import TextTokenizer
-from voxtral_serve.engine.session import SESSION
+from voxtral_serve.engine.live_scheduler import RESUMING
+from voxtral_serve.engine.session import PART, RING, SESSION
 from voxtral_serve.patches import clip_end
 
 MOST = 16
 AUDIOS = 8
 FRAMES = 4  # of the encoder, in one token
-RELATIVE = 1e-6  # seen: 4e-7 at most
+RELATIVE = 3e-5 if offline.ON_GPU else 1e-6  # seen on a CPU: 4e-7 at most
 PIECES = [1280, 160, 1000, 5000, 16_000, 10**6]
-slow = pytest.mark.slow
+slow, gpu = pytest.mark.slow, pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,7 @@ def uploaded(llm: Any, audios: list[np.ndarray]) -> list[list[int]]:
     return offline.generate(llm, audios)
 
 
+@gpu
 @pytest.mark.parametrize(
     "samples", [pytest.param(80, marks=slow), 1280, pytest.param(16_000, marks=slow), pytest.param(10**6, marks=slow)]
 )
@@ -65,14 +68,16 @@ def test_rows_are_those_of_the_whole_clip(llm: Any, engine: sessions.Sessions, s
         engine.feed(session, len(session.pcm) - 1)
         engine.settle()
         rows = session.due + sessions.SHAPE.prompt - 1
-    (got,) = llm.apply_model(partial(sessions.rows_of_session, name="rows", first=0, count=rows))
+    first = max(rows - RING, 0)  # those before it are no longer kept
+    (got,) = llm.apply_model(partial(sessions.rows_of_session, name="rows", first=first, count=rows - first))
     ((whole,),) = llm.apply_model(partial(offline.rows_of, audios=[audio]))
     engine.feed(session, 10**6)
     engine.settle()
     engine.close(session)
-    assert offline.relative(got, whole[:rows]) <= RELATIVE
+    assert offline.relative(got, whole[first:rows]) <= RELATIVE
 
 
+@gpu
 def test_tokens_are_those_of_uploads(
     engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
 ) -> None:
@@ -80,6 +85,7 @@ def test_tokens_are_those_of_uploads(
     assert [session.text for session in heard] == uploaded
 
 
+@gpu
 def test_the_left_padding_is_not_encoded_with_each_clip(llm: Any, audios: list[np.ndarray]) -> None:
     """Nor in a session: its rows are those of uploads, above."""
     ((computed, whole),) = llm.apply_model(partial(offline.frames_encoded, audios=audios[:3]))
@@ -88,6 +94,7 @@ def test_the_left_padding_is_not_encoded_with_each_clip(llm: Any, audios: list[n
     assert computed > 0
 
 
+@gpu
 def test_beside_uploads(engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]) -> None:
     for number, audio in enumerate(audios):
         engine.upload(f"upload {number}", audio)
@@ -96,6 +103,41 @@ def test_beside_uploads(engine: sessions.Sessions, audios: list[np.ndarray], upl
     assert [*engine.uploads.values()] == uploaded
 
 
+@gpu
+def test_the_self_test_leaves_the_engine_as_it_was(
+    llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
+) -> None:
+    assert llm.collective_rpc(sessions.self_test) == [""]
+    assert offline.generate(llm, audios[:3]) == uploaded[:3]
+    (heard,) = engine.hear(audios[3:4], [4000], at_once=1)
+    assert heard.text == uploaded[3]
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    {
+        "another's slot": "in step 1: the rows of a clip of noise at positions 0 to .*, compared with the same audio",
+        "a row late": "in step 1: the rows of a clip of noise at positions 0 to .*, compared with the same audio",
+        "another's ring": "the rows of a live session of a clip of noise at positions 0 to .*, compared with the same",
+        "no step": r"vLLM did not run it \(TypeError: no such argument\)",
+        # On a GPU, torch.compile is needed to see it, which offline.running does without.
+        "no sum": "" if offline.ON_GPU else "the rows of .*, as the language model gets them: their relative RMS",
+    }.items(),
+    ids=lambda each: each.partition(":")[0] if len(each) < 20 else "",
+)
+def test_the_self_test_finds(
+    llm: Any, audios: list[np.ndarray], uploaded: list[list[int]], fault: str, found: str
+) -> None:
+    """And once the fault is mended, requests have their texts."""
+    (message,) = llm.collective_rpc(partial(sessions.self_test, fault=fault))
+    if not found:
+        pytest.skip("not seen without torch.compile")
+    assert re.match(rf"vllm .*: the self-test of VoxtralRealtimeEncodeOnce failed.*{found}", message), message
+    assert offline.generate(llm, audios[:1]) == uploaded[:1]
+
+
+@gpu
 def test_a_session_without_audio_costs_no_step(llm: Any, engine: sessions.Sessions, audios: list[np.ndarray]) -> None:
     session = engine.begin("silent", audios[0])
     engine.feed(session, 20_000)
@@ -110,6 +152,7 @@ def test_a_session_without_audio_costs_no_step(llm: Any, engine: sessions.Sessio
     engine.close(session)
 
 
+@gpu
 def test_more_sessions_than_there_may_be(engine: sessions.Sessions) -> None:
     names = [sessions.new_id() for _ in range(MOST + 1)]
     goes_on = sessions.new_id()
@@ -129,6 +172,7 @@ def test_messages_that_are_refused(engine: sessions.Sessions) -> None:
     assert "a session named 'odd': expected" in engine.call(["open", "odd"])["odd"]
 
 
+@gpu
 def test_sessions_whose_requests_are_aborted_leave_nothing(
     llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
 ) -> None:
@@ -144,7 +188,7 @@ def test_sessions_whose_requests_are_aborted_leave_nothing(
     for _ in range(2):
         (heard,) = engine.hear(audios[:1], [1280], at_once=1)
         assert heard.text == uploaded[0]
-    assert llm.apply_model(sessions.sessions_held) == [1]
+    assert llm.apply_model(sessions.sessions_held) in ([0], [1])
 
 
 # What one request or one session gets wrong
@@ -175,6 +219,7 @@ def test_a_clip_and_the_name_of_a_session(engine: sessions.Sessions, audios: lis
         engine.engine.add_request("both", offline.prompt(audios[0]), options)
 
 
+@gpu
 @pytest.mark.usefixtures("unchecked")
 def test_a_wrong_name_ends_its_request_at_once(
     llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
@@ -199,6 +244,7 @@ def test_a_wrong_name_ends_its_request_at_once(
     engine.close(session)
 
 
+@gpu
 @pytest.mark.usefixtures("unchecked")
 def test_a_request_without_audio_reads_nobodys_and_ends(
     engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
@@ -214,6 +260,7 @@ def test_a_request_without_audio_reads_nobodys_and_ends(
     assert engine.uploads["upload"] == uploaded[1]
 
 
+@gpu
 @pytest.mark.parametrize(
     "fault", [*(pytest.param(fault, marks=slow) for fault in ("short", "float", "no slot")), "a gap", "all slots taken"]
 )
@@ -253,9 +300,10 @@ def test_a_fault_of_the_worker_ends_the_sessions_request_alone(
     for _ in range(2):  # as in the test above
         (heard,) = engine.hear(audios[:1], [1280], at_once=1)
         assert heard.text == uploaded[0]
-    assert llm.apply_model(sessions.sessions_held) == [1]
+    assert llm.apply_model(sessions.sessions_held) in ([0], [1])
 
 
+@gpu
 def test_the_request_of_a_session_ends_with_it(
     llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
 ) -> None:
@@ -283,7 +331,7 @@ PADS = DRAFTS | {"model": "voxtral_serve.drafter.PadDrafter"}
 
 
 @slow
-@pytest.mark.parametrize("drafts", [DRAFTS, PADS], ids=["Drafter", "PadDrafter"])
+@pytest.mark.parametrize("drafts", [pytest.param(DRAFTS, marks=gpu), PADS], ids=["Drafter", "PadDrafter"])
 def test_with_drafts_beside_uploads(
     audios: list[np.ndarray], uploaded: list[list[int]], drafts: dict[str, Any]
 ) -> None:
@@ -308,17 +356,15 @@ def test_with_drafts_beside_uploads(
 
 
 @slow
-@pytest.mark.parametrize("drafts", [DRAFTS, PADS], ids=["Drafter", "PadDrafter"])
+@pytest.mark.parametrize("drafts", [pytest.param(DRAFTS, marks=gpu), PADS], ids=["Drafter", "PadDrafter"])
 def test_with_drafts_after_preemption(
     audios: list[np.ndarray], uploaded: list[list[int]], drafts: dict[str, Any]
 ) -> None:
-    longest = max(layout.n_tokens(len(audio), model.DELAY_TOKENS) for audio in audios)
-    context = -(-longest // offline.BLOCK) * offline.BLOCK
-    with offline.crowded(context, 8, speculative_config=drafts, **sessions.live(7)) as llm:
+    with offline.running(max_num_seqs=8, speculative_config=drafts, **sessions.live(7)) as llm:
         engine = sessions.Sessions(llm)
         for number in range(2):
             engine.upload(f"upload {number}", audios[number])
-        heard = engine.hear(audios, [1280, 4000, 700], at_once=6)
+        heard = engine.hear(audios, [4000, 16_000, 7000], at_once=6, preempts=True)
         assert [session.text for session in heard] == uploaded
         assert [*engine.uploads.values()] == uploaded[:2]
         counted = offline.counters(llm)
@@ -338,6 +384,7 @@ def referred(audios: list[np.ndarray], delays: list[int]) -> list[list[int]]:
     return [next(by_delay[delay]) for _, delay in pairs]
 
 
+@gpu
 @slow
 def test_sessions_of_two_delays_in_one_batch_have_the_texts_that_each_has_alone(
     engine: sessions.Sessions, audios: list[np.ndarray]
@@ -360,6 +407,7 @@ def test_words_of_sessions_at_several_delays(engine: sessions.Sessions, audios: 
     assert sum(each.total for each in found) <= 0.1 * sum(each.words for each in found)
 
 
+@gpu
 @slow
 def test_sessions_of_all_kinds_of_delays_beside_uploads(
     engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]]
@@ -379,11 +427,33 @@ def test_a_delay_that_no_session_has(engine: sessions.Sessions) -> None:
     assert refused == {name: f"a delay of {delay} {expected}" for name, delay in delays.items()}
 
 
-@slow
-@pytest.mark.parametrize("delays", [[model.DELAY_TOKENS], [3, 30, 6]], ids=["the checkpoint's", "several"])
-def test_after_preemption(audios: list[np.ndarray], uploaded: list[list[int]], delays: list[int]) -> None:
-    longest = max(layout.n_tokens(len(audio), max(delays)) for audio in audios)
-    with offline.crowded(-(-longest // offline.BLOCK) * offline.BLOCK, 8, **sessions.live(7)) as llm:
-        heard = sessions.Sessions(llm).hear(audios, [1280, 4000, 700], at_once=6, delays=delays)
-        assert [session.text for session in heard] == (uploaded if len(delays) == 1 else referred(audios, delays))
-        assert offline.counters(llm)["num_preemptions"] > 0
+@pytest.mark.parametrize(
+    "delays",
+    [[model.DELAY_TOKENS], pytest.param([3, 30, 6], marks=gpu)],
+    ids=["the checkpoint's", "several"],
+)
+def test_after_preemption(
+    llm: Any, engine: sessions.Sessions, audios: list[np.ndarray], uploaded: list[list[int]], delays: list[int]
+) -> None:
+    """Their rows are encoded again, a few at a time, and their texts are the same."""
+    offline.steps(llm)
+    heard = engine.hear(audios, [16_000, 30_000, 7000], at_once=6, delays=delays, preempts=True)
+    assert [session.text for session in heard] == (uploaded if len(delays) == 1 else referred(audios, delays))
+    begin = 2 * model.PROMPT_TOKENS  # sessions that begin in the same step
+    assert RESUMING * PART < max(offline.steps(llm)) <= RESUMING * PART + begin
+
+
+def test_a_session_alone_after_preemption(llm: Any, engine: sessions.Sessions) -> None:
+    """A long one, of which vLLM would compute all in one step."""
+    audio = sessions.rounded(offline.speech(25.0))
+    (expected,) = offline.generate(llm, [audio])
+    session = engine.begin("long", audio)
+    engine.feed(session, 20 * 16_000)
+    engine.settle()
+    offline.steps(llm)
+    engine.preempt()
+    engine.feed(session, 10**6)
+    engine.settle()
+    assert session.text == expected
+    assert max(offline.steps(llm)) <= PART
+    engine.close(session)

@@ -520,6 +520,7 @@ def test_too_many_sessions(fast_url: str) -> None:
             append(socket, bytes(3200))
             error = [live.receive(socket), live.receive(socket)][1]["error"]
             assert error["code"] == "too_many_sessions" and f"max_live_sessions is {MOST_LIVE}" in error["message"]
+            assert error["message"].endswith(f", try again in {error['retry_after']} s")
             assert close_of(socket) == (1013, error["message"])
         path = "/v1/audio/transcriptions/realtime"
         with opened(fast_url, "model=voxtral", path) as socket:

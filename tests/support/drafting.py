@@ -9,7 +9,7 @@ from voxtral_serve.engine.audio_rows import AudioRows
 from voxtral_serve.engine.draft_network import Head, HeadNetwork
 from voxtral_serve.engine.draft_stream import DraftTokens
 
-SLOTS, POSITIONS, RING, DIM, DRAFTS, PAD, DELAY = 4, 300, 140, 8, 5, 32, 6
+SLOTS, POSITIONS, RING, DIM, DRAFTS, PAD, DELAY = 4, 300, 128, 8, 5, 32, 6
 KNOWN = torch.arange(3, 90)
 EMBEDDINGS = torch.randn(100, DIM, generator=torch.Generator().manual_seed(1))
 LENGTH = POSITIONS + 1 + DRAFTS

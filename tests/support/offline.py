@@ -1,14 +1,16 @@
 """Real vLLM without a server: pico on an `LLM` of its own, asked and answering in tokens, beside pico's reference.
 
-In float32. There the tokens must be the reference's whatever is computed together: two candidates are never as close
-as two orders of summation. In bfloat16 they are, in a few clips of the 500.
+In float32, unless a test says otherwise. There the tokens must be the reference's whatever is computed together: two
+candidates are never as close as two orders of summation. In bfloat16 they are, in a few clips of the 500: `differences`
+has how close. On a GPU (`make test-gpu`) it is Model Runner V2 with CUDA graphs, on a CPU V1 without.
 """
 
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +19,33 @@ from places import DATA, PICO
 from bench import dataset
 from pico import evaluate, model
 
+# What vLLM runs on. Tests that run on both are marked `gpu`.
+DEVICE = os.environ.get("VOXTRAL_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+ON_GPU = DEVICE == "cuda"
 ENCODE_ONCE = {"architectures": ["VoxtralRealtimeEncodeOnce"]}
+# A share of RAM that vLLM's start-up wants free, whatever the KV cache takes.
+CPU: dict[str, Any] = {"enforce_eager": True, "gpu_memory_utilization": 0.3}
+# The graphs and the attention of the profiles. Without torch.compile, which takes a minute of a start: servers have it.
+# Several engines share the GPU, so none measures what is left of its memory.
+GPU: dict[str, Any] = {
+    "gpu_memory_utilization": 0.05,
+    "kv_cache_memory_bytes": 1 << 30,
+    "attention_backend": "CUSTOM",
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL"},
+}
 OPTIONS: dict[str, Any] = {
     "model": str(PICO),
     "dtype": "float32",
     "hf_overrides": ENCODE_ONCE,
     "max_model_len": 512,
-    "enforce_eager": True,
     "disable_log_stats": False,
-    # A share of RAM that vLLM's start-up wants free, whatever the KV cache takes.
-    "gpu_memory_utilization": 0.3,
+    **(GPU if ON_GPU else CPU),
+}
+# For a GPU: processes that CUDA can be used in; products of float32 in Triton with all of their bits.
+GPU_ENVIRONMENT = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "TRITON_F32_DEFAULT": "ieee",
+    **({} if find_spec("flashinfer") else {"VLLM_USE_FLASHINFER_SAMPLER": "0"}),  # which vLLM takes to be installed
 }
 
 
@@ -38,9 +57,12 @@ def running(**options: Any) -> Iterator[Any]:
 
     before = dict(os.environ)
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    if ON_GPU:
+        os.environ.update(GPU_ENVIRONMENT)
     llm = None
     try:
         llm = LLM(**OPTIONS | options)
+        assert not ON_GPU or llm.llm_engine.vllm_config.use_v2_model_runner, "expected Model Runner V2 on a GPU"
         yield llm
     finally:
         if llm is not None:
@@ -53,14 +75,14 @@ def running(**options: Any) -> Iterator[Any]:
 BLOCK = 32
 
 
-def crowded(context: int, at_once: int, **options: Any) -> contextlib.AbstractContextManager[Any]:
-    """A `vllm.LLM` whose KV cache holds one request of `context` tokens, as vLLM demands, and little beside it: several
-    of the longer clips at once have to wait for each other, and are preempted."""
+def crowded(context: int, at_once: int, held: int = 1, **options: Any) -> contextlib.AbstractContextManager[Any]:
+    """A `vllm.LLM` whose KV cache holds `held` requests of `context` tokens, at least one, as vLLM demands, and little
+    beside them: several of the longer clips at once have to wait for each other, and are preempted."""
     return running(
         max_model_len=context,
         max_num_seqs=at_once,
         block_size=BLOCK,
-        num_gpu_blocks_override=context // BLOCK + 2,
+        num_gpu_blocks_override=held * context // BLOCK + 2,
         **options,
     )
 
@@ -136,8 +158,8 @@ def counters(llm: Any) -> dict[str, float]:
 
 
 def steps(llm: Any) -> list[int]:
-    """How many tokens the model was given in each step since this was last asked; nothing the first time."""
-    (counts,) = llm.apply_model(counts_of_steps)
+    """How many tokens each step had since this was last asked; nothing the first time."""
+    (counts,) = llm.collective_rpc(counts_of_steps)
     return counts
 
 
@@ -165,6 +187,29 @@ def reference_first_logits(audio: np.ndarray) -> torch.Tensor:
     return reference().decode(reference_rows(audio)[None, : model.PROMPT_TOKENS], tokens)[0, -1]
 
 
+class Difference(NamedTuple):
+    """The first token of a clip that is not the reference's: the numbers of clip and token, and by how much less likely
+    the reference has it, in natural logarithms."""
+
+    clip: int
+    at: int
+    gap: float
+
+
+@torch.no_grad()
+def differences(audios: Sequence[np.ndarray], answers: Sequence[Sequence[int]]) -> list[Difference]:
+    """Of each clip whose tokens are not the reference's. An end counts as EOS."""
+    found = []
+    for number, (audio, expected) in enumerate(zip(audios, reference().transcribe([*audios]), strict=True)):
+        theirs, ours = ([*tokens, model.EOS] for tokens in (expected, answers[number]))
+        if theirs != ours:
+            at = next(at for at, (token, other) in enumerate(zip(theirs, ours, strict=False)) if token != other)
+            tokens = torch.tensor([prompt(audio)["prompt_token_ids"] + expected[:at]])
+            logits = reference().decode(reference_rows(audio)[None, : tokens.shape[1]], tokens)[0, -1]
+            found.append(Difference(number, at, float(logits[theirs[at]] - logits[ours[at]])))
+    return found
+
+
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
     """The greatest difference of two tensors over the greatest magnitude in the expected one."""
     assert got.shape == expected.shape
@@ -174,15 +219,25 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
 # What workers run
 
 
-def counts_of_steps(served: Any) -> list[int]:
-    def count(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        served.counted.append(len(kwargs["positions"]))
+def counts_of_steps(worker: Any) -> list[int]:
+    worker = getattr(worker, "worker", worker)  # without vLLM's wrapper
+    if not hasattr(worker, "counted"):
+        run, worker.counted = worker.execute_model, []
 
-    if not hasattr(served, "counted"):
-        served.register_forward_pre_hook(count, with_kwargs=True)
-        served.counted = []
-    counted, served.counted = served.counted, []
+        def counting(scheduled: Any) -> Any:
+            if scheduled.total_num_scheduled_tokens:
+                worker.counted.append(scheduled.total_num_scheduled_tokens)
+            return run(scheduled)
+
+        worker.execute_model = counting
+    counted: list[int] = worker.counted[:]
+    worker.counted.clear()
     return counted
+
+
+def padded_clips(served: Any, audios: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    """The waveforms of these clips, as vLLM gives them to the model."""
+    return [torch.from_numpy(model.pad_audio(audio)).to(served.audio_rows.pool.device) for audio in audios]
 
 
 def rows_of(served: Any, audios: Sequence[np.ndarray], frames: int = 8192) -> list[torch.Tensor]:
@@ -191,8 +246,8 @@ def rows_of(served: Any, audios: Sequence[np.ndarray], frames: int = 8192) -> li
 
     whole, encoder.FRAMES = encoder.FRAMES, frames
     try:
-        padded = [torch.from_numpy(model.pad_audio(audio)) for audio in audios]
-        return [rows.clone() for rows in served.embed_multimodal(audio_arrays=padded)]
+        with torch.inference_mode():
+            return [rows.float().cpu() for rows in served.embed_multimodal(audio_arrays=padded_clips(served, audios))]
     finally:
         encoder.FRAMES = whole
 
@@ -203,15 +258,15 @@ def packed_rows_of(served: Any, audios: Sequence[np.ndarray]) -> list[torch.Tens
 
     encoder = served.whisper_encoder
     left = encoder.prepare(served.project, served.downsample_factor)
-    padded = [torch.from_numpy(model.pad_audio(audio)) for audio in audios]
+    padded = padded_clips(served, audios)
     most = sum(len(each) // encoder.samples - left.frames for each in padded)
     clips = PackedClips(encoder, left, served.project, most)
-    clips.put([torch.rand(encoder.samples * (left.frames + most))])
     with torch.inference_mode():
+        clips.put([torch.rand(encoder.samples * (left.frames + most), device=padded[0].device)])
         lengths = clips.put(padded)
         rows = clips.run(sum(lengths), Spans(lengths, lengths, left=left.kv))
     parts = rows.split([length // served.downsample_factor for length in lengths])
-    return [torch.cat([left.rows, part]).clone() for part in parts]
+    return [torch.cat([left.rows, part]).float().cpu() for part in parts]
 
 
 def frames_encoded(served: Any, audios: Sequence[np.ndarray]) -> tuple[int, int]:

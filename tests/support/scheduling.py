@@ -63,12 +63,18 @@ class Engine:
 
     def schedule(self) -> list[str]:
         """Requests of the step."""
-        self.in_flight.append(self.scheduler.schedule())
-        return [*self.in_flight[-1].num_scheduled_tokens]
+        scheduled = self.scheduler.schedule()
+        self.in_flight.append(scheduled)
+        requests = {name: self.scheduler.requests[name] for name in scheduled.num_scheduled_tokens}
+        # As Model Runner V1 and V2, which sample no token before a request's last one.
+        scheduled.partial = {
+            name for name, request in requests.items() if request.num_computed_tokens < request.num_tokens
+        }
+        return [*requests]
 
     def sampled(self, scheduled: Any) -> list[list[int]]:
         """The tokens of the requests of a step."""
-        return [[TOKEN] for _ in scheduled.num_scheduled_tokens]
+        return [[] if name in scheduled.partial else [TOKEN] for name in scheduled.num_scheduled_tokens]
 
     def update(self, faults: dict[str, str] | None = None) -> dict[str, EngineCoreOutput]:
         """The outputs of the oldest step, whose worker has marked these requests."""

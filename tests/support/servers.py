@@ -27,6 +27,7 @@ SAMPLES = 30  # of the 500 clips; all of them are `make bench-full`
 # pico says no EOS within a clip: a text ends with its clip. Further clips that show it; none is among the 30.
 LATE = ("057", "154", "162", "499")
 MOST_LIVE = 8  # live sessions of the server `fast`
+LIVE_AGE_S = 20  # of one request of such a session
 
 
 class Server(NamedTuple):

@@ -2,14 +2,17 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from offline import limit, prompt, sampling, without_eos
 
 from mistral_layout import audio as layout
 from pico import model
+from voxtral_serve.engine import self_test as engine_self_test
 from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.session import OPTION, SESSION, UTILITY, SessionShape
 
@@ -125,11 +128,20 @@ class Sessions:
         self.call(["close", session.id])
         del self.all[session.name]
 
+    def preempt(self) -> None:
+        """Preempt all running requests: each is computed again from its first row."""
+        assert self.engine.engine_core.call_utility("reset_prefix_cache", True, False)
+
     def hear(
-        self, audios: Sequence[np.ndarray], pieces: Sequence[int], at_once: int, delays: Sequence[int | None] = (None,)
+        self,
+        audios: Sequence[np.ndarray],
+        pieces: Sequence[int],
+        at_once: int,
+        delays: Sequence[int | None] = (None,),
+        preempts: bool = False,
     ) -> list[Session]:
         """All clips, `at_once` at a time; session i takes pieces of `pieces[i]` samples, one a round, and has a delay
-        of `delays[i]` tokens. Both begin again after the last."""
+        of `delays[i]` tokens. Both begin again after the last. `preempts`: all running requests, in each round."""
         done, waiting, active = [], list(enumerate(audios)), list[tuple[Session, int]]()
         while waiting or active:
             while waiting and len(active) < at_once:
@@ -138,6 +150,8 @@ class Sessions:
                 active.append((session, pieces[number % len(pieces)]))
             for session, samples in active:
                 self.feed(session, samples)
+            if preempts:
+                self.preempt()
             self.settle()
             for session, _ in active:
                 assert len(session.tokens) == session.due
@@ -156,7 +170,7 @@ def rows_of_session(served: Any, name: str, first: int, count: int) -> torch.Ten
     live, store = served.live, served.audio_rows
     (slot,) = [slot for request, slot in live.slot_of.items() if request.startswith(name)]
     numbers = torch.arange(first, first + count) % store.ring
-    rows: torch.Tensor = store.live()[slot * store.ring + numbers].clone()
+    rows: torch.Tensor = store.live()[slot * store.ring + numbers.to(store.pool.device)].float().cpu()
     return rows
 
 
@@ -199,3 +213,38 @@ def take_slots(served: Any, taken: bool) -> None:
     live = served.live
     held = set(live.slot_of.values())
     live.free = [] if taken else [slot for slot in range(live.slots) if slot not in held]
+
+
+def self_test(worker: Any, fault: str = "") -> str:
+    """What the worker's self-test says with a fault in it; nothing if it finds none."""
+    rows, runner = worker.model_runner.get_model().audio_rows, worker.model_runner
+    put, live, slots = rows.put, rows.put_live, runner.get_model().live.slots
+    test = engine_self_test.SelfTest(worker)
+    with pytest.MonkeyPatch.context() as patched:
+        if fault == "another's slot":
+            patched.setattr(rows, "put", lambda slot, clip: put((slot + 1) % rows.slots, clip))
+        elif fault == "a row late":
+            patched.setattr(rows, "put", lambda slot, clip: put(slot, clip.roll(1, 0)))
+        elif fault == "another's ring":
+            patched.setattr(rows, "put_live", lambda slot, ring, delay: live(slot, (ring + 1) % slots, delay))
+        elif fault == "no sum":
+            patched.setattr(test, "_compare", partial(_compare_without_sum, test))
+        elif fault == "no step":
+            patched.setattr(runner, "execute_model", _refused)
+        try:
+            test.check()
+        except engine_self_test.SelfTestError as error:
+            return str(error)
+        finally:
+            patched.undo()
+            test.clean()
+    return ""
+
+
+def _compare_without_sum(test: Any, requests: Any) -> None:
+    test.rows.embeddings.zero_()
+    type(test)._compare(test, requests)
+
+
+def _refused(*args: Any, **kwargs: Any) -> None:
+    raise TypeError("no such argument")

@@ -151,7 +151,8 @@ def test_it_is_refused_before_the_engine_starts(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(config.drafter, "check", lambda _: None)
     monkeypatch.setattr(config.shims, "require", lambda *_: None)
     register_backend(CUSTOM, "other.Backend")
-    options: Any = SimpleNamespace(attention_config=SimpleNamespace(backend=CUSTOM), parallel_config=None)
+    one = SimpleNamespace(**dict.fromkeys(names.SPLITS, 1))
+    options: Any = SimpleNamespace(attention_config=SimpleNamespace(backend=CUSTOM), parallel_config=one)
     with pytest.raises(ValueError, match="attention_backend is CUSTOM"):
         config.EncodeOnce.verify_and_update_config(options)
 

@@ -186,7 +186,7 @@ def test_more_sessions_than_the_server_decodes_are_refused(tmp_path: Path) -> No
     engine, out = tmp_path / "fake_vllm.py", tmp_path / "live.json"
     engine.write_text(FAKE_VLLM.format(tests=str(ROOT / "tests/support"), dies=None))
     (tmp_path / "checkpoint").mkdir()
-    flags = ["live", "--out", str(out), "--model", str(tmp_path / "checkpoint"), "--sessions", "190", "--uploads", "3"]
+    flags = ["live", "--out", str(out), "--model", str(tmp_path / "checkpoint"), "--sessions", "286", "--uploads", "3"]
     assert main([*flags, "--command", f"{sys.executable} {engine}"]) == 1
-    told = "realtime@190live,uploads=3: realtime has max_num_seqs 192: add --set max_num_seqs=NUMBER"
-    assert json.loads(out.read_text())["not_measured"] == {"realtime@190live,uploads=3": told}
+    told = "realtime@286live,uploads=3: realtime has max_num_seqs 288: add --set max_num_seqs=NUMBER"
+    assert json.loads(out.read_text())["not_measured"] == {"realtime@286live,uploads=3": told}

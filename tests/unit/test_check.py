@@ -41,6 +41,7 @@ from voxtral_serve.check.device import Device
 from voxtral_serve.checkpoint import CheckpointError
 from voxtral_serve.engine.draft_network import FILE, Head, HeadNetwork, tokenizer_hash
 from voxtral_serve.engine.names import ENCODE_ONCE
+from voxtral_serve.engine.session import session_blocks
 from voxtral_serve.units import GIB, MIB
 
 OK = "ok: this configuration can be served"
@@ -625,9 +626,20 @@ def test_kv_cache_of_the_full_size(full: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "a.yaml", max_model_len=512, max_num_seqs=1, block_size=16)
     page = 2 * 2 * 16 * 4 * 32 * 64
     assert page == 2 * 2 * 128 * 8 * 128
-    assert laid_out(full, config) == kv_cache.KvCache(32 * page, 33 + 5)
+    stock = laid_out(full, config)
+    assert (stock.block_bytes, stock.blocks) == (32 * page, 33 + 5)
     # The encoder run once: 26 layers with pages of 16 tokens
-    assert laid_out(full, config, encode_once=True) == kv_cache.KvCache(26 * 2 * 2 * 16 * 8 * 128, 33)
+    once = laid_out(full, config, encode_once=True)
+    assert once == kv_cache.KvCache(26 * 2 * 2 * 16 * 8 * 128, 33, ((16, 8192),))
+
+
+def test_blocks_of_a_live_session() -> None:
+    """A step may be a token past its request's end, and drafts further; a window of 8,192 may begin within a block."""
+    assert session_blocks([(16, 8192)], 160, 9216, 0) == 11
+    assert session_blocks([(16, 8192)], 160, 9216, 15) == 12
+    assert session_blocks([(16, 0)], 9216, 9216, 15) == 576
+    assert session_blocks([(16, 8192)], 9216, 9216, 15) == 518
+    assert session_blocks([(16, 0), (128, 0)], 160, 9216, 0) == 11 + 2
 
 
 @pytest.mark.skipif(shims.installed("vllm") == "0.20.0", reason="on a CPU it refuses an FP8 KV cache")
@@ -764,6 +776,9 @@ def test_memory_that_is_not_counted_is_as_measured(full: Path, tmp_path: Path) -
         kv = kv_cache.KvCache.of(held.params, planned, read.encode_once)
         needs = memory.MemoryNeeds.of(read, held, planned, kv)
         computed = needs.beside_kv + needs.others + config["kv_cache_memory_bytes"]
+        # At this commit, a live session had 2,048 audio rows.
+        if planned.sessions and report["machine"]["git_commit"] == "30e2c62":
+            computed += (planned.sessions + 1) * (2048 - planned.session_rows) * 6 * 1024
         assert computed == pytest.approx(peak, abs=6e8), name
 
 
@@ -807,7 +822,7 @@ def test_a_profile_is_served_and_its_limit_told(profile: str, monkeypatch: pytes
     assert report.problems == []
     assert row(report, "length").startswith("78.00 s" if profile in ("fast", "realtime") else "3600.56 s")
     assert any("  audio rows  " in line for line in report.lines)
-    sessions = {"fast": "16 at a time", "realtime": "150 at a time"}.get(profile, "none: ")
+    sessions = {"fast": "16 at a time", "realtime": "256 at a time"}.get(profile, "none: ")
     assert row(report, "sessions").startswith(sessions)
 
 
@@ -975,6 +990,52 @@ def test_live_sessions_are_told(tmp_path: Path) -> None:
     assert report.problems == []
     assert row(report, "sessions") == "8 at a time (max_live_sessions); others are refused"
     assert row(report, "one request") == "37 s of audio: at a pause after 80%, the next one takes over"
+    report = live(tmp_path, **LIVE, additional_config={"max_live_sessions": 8, "max_live_age_s": 20})
+    assert report.problems == []
+    assert row(report, "one request") == "20 s of audio: at a pause after 80%, the next one takes over"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "problem"),
+    [
+        (5, "max_live_age_s is 5, which is 113 positions, and live sessions need at least "),
+        (38, "additional_config: max_live_age_s is 38, and max_model_len 512 has room for 36 s: lower max_live_age_s"),
+    ],
+)
+def test_an_age_that_no_request_has(tmp_path: Path, age_s: int, problem: str) -> None:
+    report = live(tmp_path, **LIVE, additional_config={"max_live_sessions": 8, "max_live_age_s": age_s})
+    assert [problem in each for each in report.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("gib", "profile", "change", "admitted", "most"),
+    [
+        (139.8, "realtime", None, "256 live sessions of max_live_sessions 256 (max_live_age_s 180)", (354, 109)),
+        (79.2, "realtime", (150, 120), "150 live sessions of max_live_sessions 150 (max_live_age_s 120)", (179, 55)),
+        (22.5, "fast", (16, 180), "16 live sessions of max_live_sessions 16 (max_live_age_s 180)", (26, 8)),
+        (
+            22.5,
+            "fast",
+            None,
+            "6 live sessions of max_live_sessions 16 (max_live_age_s is not set: those of max_model_len)",
+            (26, 8),
+        ),
+    ],
+)
+def test_live_sessions_that_a_gpu_holds(
+    full: Path, gib: float, profile: str, change: tuple[int, int] | None, admitted: str, most: tuple[int, int]
+) -> None:
+    """What the comments of the profiles and gpus.md say."""
+    sessions, age_s = change or (0, 0)
+    options = {"max_live_sessions": sessions, "max_live_age_s": age_s, "max_clip_positions": 1024}
+    words = ["--additional-config", json.dumps(options)] if change else []
+    report = check_all(ROOT / f"profiles/{profile}.yaml", full, [*GPU_BLOCKS, *words], device=other_gpu(gib))
+    assert row(report, "admitted") == admitted
+    of_90_s, of_11_minutes = most
+    assert any(
+        line.endswith(f"with another max_live_sessions at most {of_90_s} of 90 s, or {of_11_minutes} of 11 minutes")
+        for line in report.lines
+    )
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ def test_every_request_has_its_tokens(options: Any, blocks: int, seed: int, monk
     monkeypatch.setattr(config.cache_config, "num_gpu_blocks", blocks)
     monkeypatch.setattr(cache, "num_blocks", blocks)
     worker = Worker(config, cache, lambda drafts: chosen.choice([0, drafts, chosen.randint(0, drafts)]))
+    worker.scheduler.session_limit = 4  # more than the smaller KV cache holds, so that sessions are preempted
     expected = {f"upload {number}": chosen.randint(1, 130) for number in range(6)}
     for name, tokens in expected.items():
         worker.add(name, tokens=tokens)

@@ -135,6 +135,7 @@ def test_other_weights_are_refused_by_the_rows_of_the_chirp(drafts: DraftTokens)
 # On a GPU
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the graphs and the kernel run on a GPU")
 def test_on_a_gpu_the_graphs_and_the_kernel_do_the_same() -> None:
     on_gpu = made("cuda")

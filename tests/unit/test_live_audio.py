@@ -233,7 +233,7 @@ def scheduler() -> LiveSessions:
     held = LiveSessions.__new__(LiveSessions)
     held.shape, held.session_limit, held.positions = SHAPE, 2, POSITIONS
     held.sessions, held.audio_of, held.requests = {}, {}, {}
-    held.untold, held.faults = set(), {}
+    held.full, held.untold, held.faults = "max_live_sessions is 2", set(), {}
     return held
 
 
@@ -339,6 +339,9 @@ def test_a_session_that_has_ended_waits_for_its_last_token_only(scheduler: LiveS
 class Stepping:
     """vLLM's scheduler, as far as it decides on a step: `seen` are its running requests and its limits of them."""
 
+    def get_request_counts(self: Any) -> tuple[int, int]:
+        return len(self.running), 0
+
     def schedule(self: Any, *, fails: bool) -> Any:
         self.seen = self.running, [getattr(self, name) for name in self.running_limits]
         if fails:
@@ -356,10 +359,10 @@ def test_a_step_is_decided_without_those_that_wait(scheduler: Any, limits: tuple
     scheduler.__class__ = Leaving
     scheduler.live([["open", A], ["audio", A, noise(SHAPE.ready_samples).tobytes()]])
     scheduler.audio_of["r"] = scheduler.sessions[A]
-    waits = SimpleNamespace(request_id="r", num_tokens=SHAPE.prompt, num_output_placeholders=1)
+    waits = SimpleNamespace(request_id="r", num_tokens=SHAPE.prompt, num_output_placeholders=1, num_preemptions=0)
     upload = SimpleNamespace(request_id="an upload")
     scheduler.running, scheduler.preempted, scheduler.running_limits = [upload, waits], {}, limits
-    vars(scheduler).update(dict.fromkeys(limits, 64))
+    vars(scheduler).update(dict.fromkeys(limits, 64), max_num_scheduled_tokens=64)
     with pytest.raises(RuntimeError, match="no step") if fails else contextlib.nullcontext():
         scheduler.schedule(fails=fails)
     assert scheduler.seen == ([upload], [63] * len(limits))

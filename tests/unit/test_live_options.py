@@ -1,6 +1,5 @@
 """`additional_config` of the encode-once model: what the engine takes, and what it refuses before it starts."""
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +19,12 @@ def no_patches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shims, "require", lambda *patches: None)
 
 
-def options_of(additional: Any, seqs: int = 32, replicas: int = 1, **others: Any) -> Any:
+def options_of(additional: Any, seqs: int = 32, replicas: int = 1, threshold: int = 0, **others: Any) -> Any:
     """Of the form of vLLM's VllmConfig."""
     model = SimpleNamespace(max_model_len=LENGTH, hf_config=SimpleNamespace())
-    scheduler = SimpleNamespace(max_num_seqs=seqs, scheduler_cls=None)
+    scheduler = SimpleNamespace(
+        max_num_seqs=seqs, scheduler_cls=None, policy="fcfs", long_prefill_token_threshold=threshold
+    )
     whole = {"speculative_config": None, "model_config": model, "scheduler_config": scheduler} | others
     return SimpleNamespace(
         additional_config=additional, parallel_config=SimpleNamespace(data_parallel_size=replicas), **whole
@@ -36,11 +37,11 @@ def take(options: Any) -> None:
 
 
 @pytest.mark.parametrize("additional", [{}, None, object(), {"max_live_sessions": 0}, {"max_clip_positions": LENGTH}])
-def test_without_live_sessions_the_scheduler_is_vllms(additional: Any) -> None:
+def test_the_scheduler_without_live_sessions(additional: Any) -> None:
     """additional_config is a dict, or an object of a platform's own."""
     options = options_of(additional, seqs=1)
     take(options)
-    assert options.scheduler_config.scheduler_cls is None
+    assert options.scheduler_config.scheduler_cls == SCHEDULER
     assert clip_positions(options.model_config) == LENGTH
     assert config.live_sessions(options) == 0
 
@@ -54,6 +55,14 @@ def test_live_sessions_have_a_scheduler_of_their_own() -> None:
     assert config.live_sessions(options) == 16
 
 
+@pytest.mark.parametrize(("threshold", "expected"), [(0, 40), (16, 16)])
+def test_uploads_yield_to_live_sessions(threshold: int, expected: int) -> None:
+    options = options_of({"max_live_sessions": 16}, threshold=threshold)
+    take(options)
+    scheduler = options.scheduler_config
+    assert (scheduler.policy, scheduler.long_prefill_token_threshold) == ("priority", expected)
+
+
 @pytest.mark.parametrize("sessions", [0, 16])
 @pytest.mark.parametrize(("replicas", "watched"), [(1, True), (2, False)])
 def test_drafts_are_watched_with_and_without_live_sessions(sessions: int, replicas: int, watched: bool) -> None:
@@ -65,13 +74,13 @@ def test_drafts_are_watched_with_and_without_live_sessions(sessions: int, replic
             take(options)
         return
     take(options)
-    assert options.scheduler_config.scheduler_cls == (SCHEDULER if watched else None)
+    assert options.scheduler_config.scheduler_cls == SCHEDULER
+
+
+def test_another_scheduler_is_refused() -> None:
+    options = options_of({})
     options.scheduler_config.scheduler_cls = "a.Scheduler"
-    with (
-        pytest.raises(ValueError, match=r"scheduler_cls is 'a\.Scheduler' with .*: expected None")
-        if watched
-        else (contextlib.nullcontext())
-    ):
+    with pytest.raises(ValueError, match=r"scheduler_cls is 'a\.Scheduler': expected None, because"):
         take(options)
 
 
@@ -86,7 +95,8 @@ def test_the_switch_of_the_gate_is_not_for_the_engine() -> None:
     [
         (
             {"max_live_session": 2},
-            "additional_config has 'max_live_session': expected max_live_sessions, max_clip_positions or draft_head",
+            "additional_config has 'max_live_session': expected max_live_sessions, max_live_age_s, "
+            "max_clip_positions or draft_head",
         ),
         ({"max_live_sessions": -1}, "max_live_sessions is -1: expected a whole number of 0 to 2147483647"),
         ({"max_live_sessions": True}, "max_live_sessions is True: expected a whole number"),
@@ -95,6 +105,8 @@ def test_the_switch_of_the_gate_is_not_for_the_engine() -> None:
         ({"draft_head": ""}, "additional_config: draft_head is '': expected the path of a file"),
         ({"max_live_sessions": 1.5}, "max_live_sessions is 1.5: expected a whole number"),
         ({"max_live_sessions": None}, "max_live_sessions is None: expected a whole number"),
+        ({"max_live_age_s": 0}, "max_live_age_s is 0: expected a whole number of 1 to 2147483647"),
+        ({"max_live_age_s": 90.0}, "max_live_age_s is 90.0: expected a whole number"),
         ({"max_clip_positions": 0}, f"max_clip_positions is 0: expected a whole number of 1 to {LENGTH}"),
         ({"max_clip_positions": LENGTH + 1}, f"max_clip_positions is 513: expected a whole number of 1 to {LENGTH}"),
     ],
@@ -114,11 +126,8 @@ def test_an_option_that_is_not_valid(additional: dict[str, Any], message: str) -
             "expected voxtral_serve.drafter.Drafter, or on 0.20.0 no drafts. Set it, or remove one of the two",
         ),
         ({"replicas": 2}, "data_parallel_size is 2 with max_live_sessions 16: expected 1"),
-        (
-            {"scheduler_config": SimpleNamespace(scheduler_cls="a.Scheduler", max_num_seqs=32)},
-            "scheduler_cls is 'a.Scheduler' with max_live_sessions 16: expected None",
-        ),
         ({"seqs": 15}, "max_num_seqs is 15 with max_live_sessions 16: expected 16 or more"),
+        ({"threshold": 41}, "long_prefill_token_threshold is 41 with max_live_sessions: expected 0, or at most 40"),
     ],
 )
 def test_what_live_sessions_exclude(others: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ import base64
 import itertools
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -249,7 +250,7 @@ def test_a_context_that_is_too_short_says_so() -> None:
     points = cuts.CutPoints.of(SHAPE, least)
     assert SHAPE.ready_samples <= points.watch < points.soft < points.tight < points.most
     with pytest.raises(
-        cuts.ContextError, match=f"max_model_len is {least - 1}, and live sessions need at least {least}"
+        cuts.ContextError, match=f"gives a request {least - 1} positions, and live sessions need at least {least}"
     ):
         cuts.CutPoints.of(SHAPE, least - 1)
 
@@ -484,6 +485,27 @@ def ended(reason: str) -> float:
     return value
 
 
+def test_a_refused_client_is_told_how_often_sessions_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("voxtral_serve.guard.live.link.time", SimpleNamespace(monotonic=lambda: now))
+
+    async def run() -> None:
+        nonlocal now
+        link = FakeEngine().link()
+        assert link.retry_s() == 10  # none has ended
+        for _ in range(3):
+            link.left()
+            now += 4
+        for later_s, retry_s in ((0, 4), (1, 5), (1000, 60)):
+            now += later_s
+            assert link.retry_s() == retry_s
+        for _ in range(20):
+            link.left()
+        assert link.retry_s() == 1
+
+    asyncio.run(run())
+
+
 def test_too_many_sessions_are_told_at_once_and_others_stay() -> None:
     async def run() -> None:
         engine, before = FakeEngine(most=2), ended("refused")
@@ -496,7 +518,8 @@ def test_too_many_sessions_are_told_at_once_and_others_stay() -> None:
         assert await clients[2].gone() == (1013, clients[2].events[-1]["error"])
         error = clients[2].events[-1]
         assert error["code"] == "too_many_sessions"
-        assert error["error"].startswith("max_live_sessions is 2: ")
+        assert error["error"] == "max_live_sessions is 2: no place for another live session, try again in 10 s"
+        assert error["retry_after"] == 10
         assert ended("refused") == before + 1
         for client in clients[:2]:
             client.speak(noise(1))

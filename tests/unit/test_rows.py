@@ -14,7 +14,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from voxtral_serve import shims
-from voxtral_serve.engine import config
+from voxtral_serve.engine import config, self_test
 from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
 from voxtral_serve.engine.live_audio import FAULTS, STEP, LivePart, LiveStep
 from voxtral_serve.engine.model_runner import METHODS, AudioRowsRunner, Slots, pin, with_audio_rows
@@ -497,6 +497,7 @@ def test_an_engine_on_a_gpu_computes_with_one_thread(
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     prepared: list[int] = []
+    monkeypatch.setattr(self_test, "run", lambda worker: None)
     model = SimpleNamespace(prepare=lambda: prepared.append(1))
     runner = SimpleNamespace(get_model=lambda: model)
     worker = OurDevice(SimpleNamespace(use_v2_model_runner=True, speculative_config=None), runner)

@@ -141,7 +141,7 @@ def test_a_step_finds_the_graph_of_its_number_of_drafts(stock: ModuleType, reque
     assert chosen(after, 3, 1 + 16 + 16, None) == ("FULL", 40, None)  # a live session beside uploads
 
 
-@pytest.mark.parametrize(("name", "graphs"), [("fast", 77), ("realtime", 134), ("throughput", 146)])
+@pytest.mark.parametrize(("name", "graphs"), [("fast", 77), ("realtime", 164), ("throughput", 146)])
 def test_every_step_of_a_profile_is_a_graph(patched: ModuleType, name: str, graphs: int) -> None:
     """Steps that only decode, with the number of drafts that the schedule has or one of fewer; and steps that begin up
     to eight clips beside requests whose drafts were made with as many others as there may be."""

@@ -24,7 +24,8 @@ def prepared(item: Any) -> dict[str, Any]:
     row |= {"start_s": 45.6, "start_caches": "warm"}
     if isinstance(item, Sessions):
         lags = {"lag_ms": spread, "lag_in_audio_ms": None, "final_ms": spread}
-        return row | lags | {"sessions": item.sessions, "least_s": 30.0, "most_s": 60.0, "fell_behind": 0}
+        lengths = {"least_s": 30.0, "most_s": 60.0, "uploads": item.uploads}
+        return row | lags | lengths | {"sessions": item.sessions, "fell_behind": 0}
     times = {"p50_ms": 1234.5, "p95_ms": 2345.6}
     drafting = item.server in ("fast", "throughput", "useless", "pico")
     times |= {"acceptance": [0.9, 0.6] if drafting else None, "tokens_per_step": 2.5 if drafting else None}
@@ -40,7 +41,7 @@ def checkout(tmp_path: Path) -> Path:
     content |= {"rows": list(map(prepared, rows.REPORT)), "configs": {"fast": {"config": fast}}}
     (tmp_path / tables.REPORT).parent.mkdir(parents=True)
     (tmp_path / tables.REPORT).write_text(json.dumps(content))
-    for name in (tables.SPEECH, tables.STOCK):
+    for name in (tables.SPEECH, tables.STOCK, *tables.LIVE_FILES):
         shutil.copy(tables.ROOT / name, tmp_path / name)
     for page, made in tables.PAGES.items():
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +70,7 @@ def test_each_page_has_its_tables(checkout: Path, capsys: pytest.CaptureFixture[
     assert "| stock, full CUDA graphs | 1 | 698 | 13.8 | 24.8 |" in pages["docs/pages/performance.md"]
     assert "| `profiles/fast.yaml` without drafts | 1 | 353 | 26.6 | 18.9 |" in pages["docs/pages/performance.md"]
     assert "| `profiles/fast.yaml` | 46 | - | 21.7 |" in pages["docs/pages/performance.md"]
+    assert "| 16 | 30 to 40 s | 60 of 78 s | 75 / 197 | 73 / 196 |" in pages["docs/pages/performance.md"]
     assert (
         "pico" not in pages["docs/pages/performance.md"] and "random drafter" not in pages["docs/pages/performance.md"]
     )

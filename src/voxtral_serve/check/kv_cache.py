@@ -16,10 +16,12 @@ POOL = 1 << 60  # bytes; large enough that rounding to whole blocks has no effec
 
 @dataclass(frozen=True)
 class KvCache:
-    """vLLM's layout of the KV cache: bytes of a block, and blocks of one sequence of max_model_len."""
+    """vLLM's layout of the KV cache: bytes of a block, blocks of one sequence of max_model_len, and of each group of
+    layers the tokens of a block and of the sliding window (0 for none)."""
 
     block_bytes: int
     blocks: int
+    layers: tuple[tuple[int, int], ...]
 
     def bytes_of(self, sequences: int) -> int:
         """Bytes for this number of sequences of max_model_len, plus the one block that vLLM reserves."""
@@ -53,7 +55,14 @@ class KvCache:
         groups = planning.get_kv_cache_groups(config, specs)
         layout = planning.get_kv_cache_config_from_groups(config, groups, POOL)
         concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(config, layout)
-        return cls(POOL // layout.num_blocks, round(layout.num_blocks / concurrency))
+        layers = tuple((spec.block_size, _window(spec)) for spec in (group.kv_cache_spec for group in groups))
+        return cls(POOL // layout.num_blocks, round(layout.num_blocks / concurrency), layers)
+
+
+def _window(spec: Any) -> int:
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    return spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0
 
 
 def _kv_specs(params: dict[str, Any], block_size: int, dtype: Any, encode_once: bool) -> dict[str, Any]:
@@ -65,7 +74,7 @@ def _kv_specs(params: dict[str, Any], block_size: int, dtype: Any, encode_once: 
     heads, window = encoder["n_heads"], encoder["sliding_window"]
     text = {"num_kv_heads": params["n_kv_heads"], "head_size": params["head_dim"]}
     audio: dict[str, Any] = {"head_size": encoder["head_dim"]}
-    if "tokens_per_state" in {field.name for field in fields(SlidingWindowSpec)}:
+    if "tokens_per_state" in {each.name for each in fields(SlidingWindowSpec)}:
         audio |= {
             "num_kv_heads": heads,
             "tokens_per_state": Fraction(1, pooled),

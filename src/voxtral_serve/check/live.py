@@ -6,7 +6,7 @@ from voxtral_serve.check.plan import Plan
 from voxtral_serve.check.report import Report
 from voxtral_serve.checkpoint import Checkpoint, CheckpointError
 from voxtral_serve.engine.names import ENCODE_ONCE
-from voxtral_serve.engine.session import OPTION, ROLL_OVER, SessionShape, least_positions
+from voxtral_serve.engine.session import AGE, OPTION, ROLL_OVER, SessionShape, least_positions, request_positions
 
 
 def check_live(report: Report, options: ServeOptions, held: Checkpoint, plan: Plan) -> None:
@@ -25,10 +25,15 @@ def check_live(report: Report, options: ServeOptions, held: Checkpoint, plan: Pl
         shape = SessionShape.of(audio_config(held.tekken))
     except CheckpointError:  # told under the longest clip
         return
-    length, least = plan.max_model_len, least_positions(shape)
+    try:
+        length, least = request_positions(shape, plan.max_model_len, plan.age_s), least_positions(shape)
+    except ValueError as error:
+        report.problem(f"additional_config: {error}")
+        return
     report.row("sessions", f"{sessions:,} at a time ({OPTION}); others are refused")
     if length < least:
-        report.problem(f"max_model_len is {length}, and live sessions need at least {least}: raise it")
+        option = f"{AGE} is {plan.age_s}, which is {length} positions" if plan.age_s else f"max_model_len is {length}"
+        report.problem(f"{option}, and live sessions need at least {least}: raise it")
     else:
         seconds = (length - shape.left - shape.right) * shape.samples / shape.rate_hz
         report.row(

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from math import prod
 from typing import Any
 
+from voxtral_serve.check.clip import audio_config
 from voxtral_serve.check.device import Device, explicit_kv_bytes, first_device, on_cpu, runs_on_cpu
 from voxtral_serve.check.kv_cache import KvCache
 from voxtral_serve.check.model_directory import parameters
@@ -20,6 +21,7 @@ from voxtral_serve.check.report import ConfigError, Report, size
 from voxtral_serve.checkpoint import Checkpoint, CheckpointError, OtherModel
 from voxtral_serve.checkpoint.headers import read_header
 from voxtral_serve.engine.names import ENCODE_ONCE
+from voxtral_serve.engine.session import AGE, OPTION, SessionShape, request_positions, session_blocks
 
 # Activations, CUDA graphs and the CUDA context of an H200: peak memory less the rest (bench/results/report-h200.json,
 # stock-h200.json)
@@ -27,6 +29,7 @@ EAGER_BYTES = 1_250_000_000
 STOCK_BYTES = 3_500_000_000  # vLLM's own model with full CUDA graphs
 ENCODE_ONCE_BYTES = 2_400_000_000
 DRAFTS_BYTES = 500_000_000  # more with drafts: graphs for each number of them
+AGES_S = (90, 660)  # of live sessions whose number is told
 LIVE_ROWS = 8  # of a session that one pass of the encoder computes at most (LiveEncoder)
 
 
@@ -42,6 +45,7 @@ class MemoryNeeds:
     drafter: int  # 0 without drafts, and for pads
     others: int  # of an H200
     kv: KvCache
+    session: int  # of `audio_rows` and `sessions`, what one live session takes
 
     @property
     def beside_kv(self) -> int:
@@ -58,7 +62,8 @@ class MemoryNeeds:
         audio_rows = plan.audio_rows * row if options.encode_once else 0
         sessions = _session_bytes(encoder, pooled, plan) if options.encode_once and plan.sessions else 0
         drafter, others = _drafter_bytes(held, plan), _other_bytes(options, held, plan)
-        return cls(weights, quantized, plan.encoder_cache * row, audio_rows, sessions, drafter, others, kv)
+        session = sessions // (plan.sessions + 1) + plan.session_rows * row
+        return cls(weights, quantized, plan.encoder_cache * row, audio_rows, sessions, drafter, others, kv, session)
 
 
 def _session_bytes(encoder: dict[str, Any], pooled: int, plan: Plan) -> int:
@@ -118,7 +123,9 @@ def check_memory(
         return
     _report_needs(report, needs, plan)
     _report_drafts(report, needs, plan)
-    _check_room(report, options, needs, plan, advice)
+    pool = _check_room(report, options, needs, plan, advice)
+    if pool is not None and needs.sessions:
+        _report_sessions(report, held, needs, plan, pool)
 
 
 def _report_needs(report: Report, needs: MemoryNeeds, plan: Plan) -> None:
@@ -149,7 +156,8 @@ def _report_drafts(report: Report, needs: MemoryNeeds, plan: Plan) -> None:
 
 def _check_room(
     report: Report, options: ServeOptions, needs: MemoryNeeds, plan: Plan, advice: Callable[[], str]
-) -> None:
+) -> int | None:
+    """Returns the bytes of the KV cache; None if they are not known, or too few."""
     from vllm.platforms import current_platform
 
     cpu = on_cpu() and options.device is None
@@ -158,7 +166,7 @@ def _check_room(
         explicit = explicit_kv_bytes(options.values, cpu)
     except ConfigError as error:
         report.problem(str(error))
-        return
+        return None
     beside_kv = needs.beside_kv + (0 if device.present else needs.others)
     _report_device(report, device, needs, cpu)
     if cpu and not options.encode_once and not runs_on_cpu():
@@ -198,10 +206,34 @@ def _check_room(
             f"weights of {size(needs.weights)}, but {source} leaves {left}: raise this setting, or lower max_model_len"
             + advice()
         )
-        return
+        return None
     sequences = pool // needs.kv.block_bytes / needs.kv.blocks
     bound = "" if explicit else "at most " if device.present else "about "
     report.row("room for", f"{bound}{sequences:.2f} sequences of {plan.max_model_len:,} tokens at a time")
+    return pool
+
+
+def _report_sessions(report: Report, held: Checkpoint, needs: MemoryNeeds, plan: Plan, pool: int) -> None:
+    """How many live sessions are admitted with `pool` bytes of KV cache, and how many a server for them could have."""
+    try:
+        shape = SessionShape.of(audio_config(held.tekken))
+        promised = request_positions(shape, plan.max_model_len, plan.age_s)
+    except (CheckpointError, ValueError):  # told under the longest clip and under live audio
+        return
+    block, blocks = needs.kv.block_bytes, pool // needs.kv.block_bytes - 1  # one is vLLM's own
+    admitted = min(plan.sessions, blocks // _session_blocks(needs, plan, promised))
+    promise = f"{AGE} {plan.age_s}" if plan.age_s else f"{AGE} is not set: those of max_model_len"
+    report.row("admitted", f"{admitted:,} live sessions of {OPTION} {plan.sessions:,} ({promise})")
+    free = pool - block + plan.sessions * needs.session
+    most = [
+        free // (needs.session + block * _session_blocks(needs, plan, min(positions, plan.max_model_len)))
+        for positions in (shape.total_rows(age_s * shape.rate_hz) + 1 for age_s in AGES_S)
+    ]
+    report.row("", f"with another {OPTION} at most {most[0]:,} of 90 s, or {most[1]:,} of 11 minutes")
+
+
+def _session_blocks(needs: MemoryNeeds, plan: Plan, positions: int) -> int:
+    return session_blocks(needs.kv.layers, positions, plan.max_model_len, plan.drafts)
 
 
 def _report_device(report: Report, device: Device, needs: MemoryNeeds, cpu: bool) -> None:

@@ -1,18 +1,24 @@
-"""Options of several engines or of another frontend with which a server would start and then fail its clients."""
+"""Options of several workers, engines or of another frontend that end the start, or with which a server would start and
+then fail its clients."""
 
 import os
 from importlib.metadata import version
 
 from voxtral_serve.check.options import ServeOptions
 from voxtral_serve.check.report import Report
+from voxtral_serve.engine.names import SPLITS, UNSPLIT
 from voxtral_serve.engine.session import OPTION
 
 GUARD = "voxtral_serve.guard.Guard"
 
 
 def check_parallel(report: Report, options: ServeOptions, gate: bool) -> None:
-    """Check vLLM's internal data parallel, and that the guard is in the frontend. With `gate`, the guard is added."""
+    """Check that the encode-once model is on one GPU, vLLM's internal data parallel, and that the guard is in the
+    frontend. With `gate`, the guard is added."""
     values = options.values
+    for name in SPLITS if options.encode_once else ():
+        if (workers := getattr(values, name)) != 1:
+            report.problem(f"{name} is {workers}: {UNSPLIT}")
     engines, sessions = values.data_parallel_size, (values.additional_config or {}).get(OPTION)
     if engines > 1 and sessions:
         report.problem(

@@ -10,6 +10,7 @@ from voxtral_serve.check.report import ConfigError
 from voxtral_serve.checkpoint import Checkpoint
 from voxtral_serve.engine.clip_length import OPTION as POSITIONS
 from voxtral_serve.engine.names import DRAFT_FILE, DRAFT_HEAD, DRAFTER
+from voxtral_serve.engine.session import AGE, RING
 from voxtral_serve.engine.session import OPTION as SESSIONS
 
 
@@ -43,6 +44,12 @@ class Plan:
         return int(self.config.additional_config.get(SESSIONS, 0))
 
     @property
+    def age_s(self) -> int | None:
+        """Seconds of one request of a live session; None is max_model_len's."""
+        age_s: int | None = self.config.additional_config.get(AGE)
+        return age_s
+
+    @property
     def encoder_cache(self) -> int:
         """Audio tokens that the encoder cache holds (vllm.v1.core.encoder_cache_manager.compute_mm_encoder_budget)."""
         return max(self.config.scheduler_config.max_num_batched_tokens, self.clip_positions)
@@ -52,8 +59,13 @@ class Plan:
         """Rows of the LM's width that the encode-once model keeps (voxtral_serve.engine.audio_rows.AudioRows)."""
         tokens = int(self.config.scheduler_config.max_num_batched_tokens)
         # One ring more than sessions, for the unused places of the live encoder's graphs.
-        live = (self.sessions + 1) * min(tokens, self.max_model_len) if self.sessions else 0
+        live = (self.sessions + 1) * self.session_rows if self.sessions else 0
         return self.max_num_seqs * self.clip_positions + tokens + live
+
+    @property
+    def session_rows(self) -> int:
+        """Of these, rows of one live session."""
+        return min(RING, int(self.config.scheduler_config.max_num_batched_tokens), self.max_model_len)
 
     @property
     def drafts(self) -> int:

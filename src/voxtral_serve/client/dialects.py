@@ -201,6 +201,12 @@ def code(event: Event) -> str:
     return str(problem.get("code") if isinstance(problem, dict) else event.get("code"))
 
 
+def retry_after(event: Event) -> str:
+    """The seconds after which an error event has its client come back, or empty."""
+    problem = event.get("error")
+    return str((problem if isinstance(problem, dict) else event).get("retry_after", ""))
+
+
 def harmless(event: Event) -> bool:
     """Whether this error event answers the last commit, because the server had found the last turn's end already."""
     problem = event.get("error")

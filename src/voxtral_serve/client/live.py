@@ -26,6 +26,7 @@ from voxtral_serve.client.dialects import (
     harmless,
     is_openais,
     message,
+    retry_after,
 )
 from voxtral_serve.client.errors import RequestError, UsageError, report_end
 from voxtral_serve.client.jobs import LiveJob
@@ -260,7 +261,7 @@ def receive(socket: ClientConnection) -> Event:
     if kind in (events.ERROR, FAILED) and not harmless(event):
         problem = f"the server says: {message(event)}"
         if kind == FAILED or code(event) in PASSING:
-            raise CutError(problem)
+            raise CutError(problem, retry_after(event))
         raise RequestError(problem)
     return event
 

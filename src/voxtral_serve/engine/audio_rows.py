@@ -13,6 +13,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from voxtral_serve.engine.clip_length import clip_positions
+from voxtral_serve.engine.session import RING
 
 NO_AUDIO = "the request has no audio"
 
@@ -21,7 +22,7 @@ class AudioRows(nn.Module):
     """Rows of up to `slots` requests.
 
     A slot for an uploaded clip has as many rows as the longest clip; the clip's positions 0 to n - 1 are the first n. A
-    live session has a ring of `ring` rows, as many as one step can need; position p is at p modulo `ring`. Slot number
+    live session has a ring of `ring` rows, more than one step needs; position p is at p modulo `ring`. Slot number
     `slots` is for requests without audio. It has one row of zeros.
 
     `faults` says what is wrong with the audio of requests, by request id. The worker sends it to the scheduler with the
@@ -46,7 +47,7 @@ class AudioRows(nn.Module):
         self.positions = clip_positions(vllm_config.model_config)
         tokens, dim = vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.get_hidden_size()
         self.clip_delay = clip_delay
-        self.ring = min(tokens, vllm_config.model_config.max_model_len)
+        self.ring = min(RING, tokens, vllm_config.model_config.max_model_len)
         self.clips = self.slots * self.positions  # rows of the pool for clips; the rings of live sessions follow
         # CUDA graphs use fixed addresses, so these tensors are never reallocated.
         self.zeros = self.clips + live_slots * self.ring  # number of the row of zeros
@@ -58,6 +59,7 @@ class AudioRows(nn.Module):
         self.register_buffer("slot", torch.zeros(tokens, dtype=torch.int64), persistent=False)  # by token of a step
         self.register_buffer("token_delay", torch.zeros_like(self.slot), persistent=False)
         self.register_buffer("embeddings", torch.zeros(tokens, dim), persistent=False)
+        self.filled = [0] * self.slots  # rows that the last clip of a slot has left in its place
         self.faults: dict[str, str] = {}
         self.observe: Callable[[str, torch.Tensor], None] = lambda clip, rows: None
         self.put_nothing(self.slots)
@@ -68,7 +70,8 @@ class AudioRows(nn.Module):
         place = self.pool[slot * self.positions : (slot + 1) * self.positions]
         n = min(len(rows), self.positions)
         place[:n] = rows[:n]
-        place[n:].zero_()
+        place[n : self.filled[slot]].zero_()  # the rows behind these are zeros already
+        self.filled[slot] = n
 
     def put_live(self, slot: int, live_slot: int, delay: int) -> None:
         """Let a request slot read the ring of a live session, whose delay is in token positions."""

@@ -22,6 +22,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from voxtral_serve import checkpoint, shims
 from voxtral_serve.engine import clip_length, drafter, names, session
+from voxtral_serve.engine.session import PART
 
 logger = init_logger("vllm.voxtral_serve")
 GATE = "voxtral_serve"  # key of additional_config that `voxtral-serve check --gate` reads before vLLM starts
@@ -125,17 +126,15 @@ class EncodeOnce(MistralTokenizerMode):
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
         shims.require("clip_end")
+        for name in names.SPLITS:
+            if (workers := getattr(vllm_config.parallel_config, name)) != 1:
+                raise ValueError(f"{name} is {workers}: {names.UNSPLIT}")
         _choose_worker(vllm_config.parallel_config)
         _take_options(vllm_config)
         _choose_scheduler(vllm_config)
         drafter.check(vllm_config)
         _choose_graphs(vllm_config)
         _check_attention(vllm_config)
-        if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise ValueError(
-                f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}: expected 1 for "
-                "VoxtralRealtimeEncodeOnce, because one worker holds the audio rows"
-            )
         if vllm_config.cache_config.enable_prefix_caching:
             # A cached prefix would skip the encoding of a resumed request. Clips do not repeat, so a cache has no use.
             logger.info("enable_prefix_caching is off for VoxtralRealtimeEncodeOnce")
@@ -152,7 +151,11 @@ def _take_options(vllm_config: VllmConfig) -> None:
     """Check `additional_config`. Raises ValueError for an unknown option or an invalid value."""
     options, model = vllm_config.additional_config, vllm_config.model_config
     options = options if isinstance(options, dict) else {}
-    known = {session.OPTION: range(2**31), clip_length.OPTION: range(1, model.max_model_len + 1)}
+    known = {
+        session.OPTION: range(2**31),
+        session.AGE: range(1, 2**31),
+        clip_length.OPTION: range(1, model.max_model_len + 1),
+    }
     for name, value in options.items():
         if name == GATE:
             continue
@@ -179,8 +182,7 @@ def live_sessions(vllm_config: VllmConfig) -> int:
 
 
 def _choose_scheduler(vllm_config: VllmConfig) -> None:
-    """Set `scheduler_cls` if there are live sessions, or drafts whose number follows what was right. Raises ValueError
-    for settings that do not work with live sessions."""
+    """Set `scheduler_cls`. Raises ValueError for another, and for settings that do not work with live sessions."""
     sessions, scheduler = live_sessions(vllm_config), vllm_config.scheduler_config
     replicas = vllm_config.parallel_config.data_parallel_size
     watched = drafter.is_ours(vllm_config) and not drafter.V1
@@ -197,14 +199,29 @@ def _choose_scheduler(vllm_config: VllmConfig) -> None:
         if sessions > scheduler.max_num_seqs:
             seqs = scheduler.max_num_seqs
             raise ValueError(f"max_num_seqs is {seqs} with {session.OPTION} {sessions}: expected {sessions} or more")
-    # Replicas that are one server draft the same number, as vLLM wants it.
-    elif not watched or replicas != 1:
-        return
     ours = "voxtral_serve.engine.scheduler.scheduler"
     if scheduler.scheduler_cls not in (None, ours):
-        reason = f"{session.OPTION} {sessions}" if sessions else "drafts"
-        raise ValueError(f"scheduler_cls is {scheduler.scheduler_cls!r} with {reason}: expected None")
+        raise ValueError(
+            f"scheduler_cls is {scheduler.scheduler_cls!r}: expected None, because VoxtralRealtimeEncodeOnce needs its "
+            "own scheduler"
+        )
     scheduler.scheduler_cls = ours
+    if sessions:
+        _prefer_sessions(scheduler)
+
+
+def _prefer_sessions(scheduler: Any) -> None:
+    """Have vLLM preempt uploads before live sessions, and compute a long request, as one that was preempted, in parts
+    that delay no session's step. Raises ValueError for longer parts."""
+    if scheduler.policy != "priority":
+        logger.info("scheduling_policy is priority: uploads wait where live sessions need their memory")
+        scheduler.policy = "priority"
+    tokens = scheduler.long_prefill_token_threshold
+    if tokens > PART:
+        raise ValueError(
+            f"long_prefill_token_threshold is {tokens} with {session.OPTION}: expected 0, or at most {PART}"
+        )
+    scheduler.long_prefill_token_threshold = tokens or PART
 
 
 def _choose_graphs(vllm_config: VllmConfig) -> None:

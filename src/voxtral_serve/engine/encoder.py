@@ -15,7 +15,6 @@ from mistral_common.audio import mel_filter_bank
 from torch import nn
 from vllm._custom_ops import fused_add_rms_norm
 from vllm.config import VllmConfig
-from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
@@ -176,7 +175,7 @@ class EncoderAttention(nn.Module):
         super().__init__()
         config = vllm_config.model_config.hf_config
         self.number = number  # of this layer; live_encoder selects the layer's rings by it
-        self.heads = config.encoder_attention_heads // get_tensor_model_parallel_world_size()
+        self.heads = config.encoder_attention_heads
         self.head_dim, self.window = config.encoder_head_dim, config.sliding_window
         quantization = vllm_config.quant_config
         self.qkv_proj = QKVParallelLinear(
@@ -300,12 +299,8 @@ class EncodeOnceEncoder(VoxtralEncoderModel):
         self.is_causal = True
         self.samples = config.hop_length * 2  # per encoder frame
         self.clip_frames = clip_positions(vllm_config.model_config) * config.block_pool_size
-        parallel = vllm_config.parallel_config
-        self.use_graphs = (
-            not vllm_config.model_config.enforce_eager
-            and self.dtype in (torch.bfloat16, torch.float16)
-            and parallel.tensor_parallel_size == 1
-        )
+        half = self.dtype in (torch.bfloat16, torch.float16)
+        self.use_graphs = half and not vllm_config.model_config.enforce_eager
         self.silence = silence
         self.left: LeftPadding | None = None
         self.graphs: Graphs | None = None
@@ -443,6 +438,7 @@ class PackedClips:
         self.places = torch.zeros(frames, dtype=torch.int64, device=device)  # first window that a frame reads
         self.positions = torch.zeros_like(self.places)
         self.starts = torch.zeros(CLIPS + 1, dtype=torch.int32, device=device)
+        self.numbers = torch.arange(frames, dtype=torch.int32, device=device)
 
     def _windows(self, frames: int) -> int:
         return 2 * frames + CLIPS * self.more
@@ -456,19 +452,22 @@ class PackedClips:
             count = (2 * n + WINDOWS_BEFORE - 1) * self.hop + self.window
             self.samples[at * self.hop :][:count] = self.encoder.reflected(audio)[first : first + count]
         ends = [*accumulate(lengths)]
-        counted = [torch.arange(n) for n in lengths]
-        self._send(self.places, torch.cat([at + 2 * frames for at, frames in zip(windows, counted, strict=False)]))
-        self._send(self.positions, torch.cat(counted) + self.left.frames)
-        self._send(self.starts, torch.tensor([0, *ends] + [ends[-1]] * (CLIPS - len(ends)), dtype=torch.int32))
+        starts = torch.tensor([0, *ends] + [ends[-1]] * (CLIPS - len(ends)), dtype=torch.int32)
+        # From pinned memory, because another copy would make the CPU wait for the GPU.
+        self.starts.copy_(starts.pin_memory() if self.starts.is_cuda else starts, non_blocking=True)
         return lengths
 
-    @staticmethod
-    def _send(buffer: torch.Tensor, host: torch.Tensor) -> None:
-        # From pinned memory, because another copy would make the CPU wait for the GPU.
-        buffer[: len(host)].copy_(host.pin_memory() if buffer.is_cuda else host, non_blocking=True)
+    def plan(self, size: int) -> None:
+        """Compute `places` and `positions` of the first `size` frames from `starts`. A frame that no clip has counts to
+        the last place for a clip: what it reads is within the buffer."""
+        numbers = self.numbers[:size]
+        clips = torch.bucketize(numbers, self.starts[1:], right=True).clamp_(max=CLIPS - 1)
+        self.places[:size] = 2 * numbers + self.more * clips
+        self.positions[:size] = numbers - self.starts[clips] + self.left.frames
 
     def run(self, size: int, spans: Spans) -> torch.Tensor:
         """Rows [size / stride, dim] of the first `size` frames; `spans`: the clips that they are of."""
+        self.plan(size)
         samples = self.samples[: (self._windows(size) - 1) * self.hop + self.window]
         mel = self.encoder.log_mel(samples.unfold(0, self.window, self.hop)).to(self.encoder.dtype)
         frames = self.encoder.whisper_encoder.convolve_at(mel, self.places[:size])

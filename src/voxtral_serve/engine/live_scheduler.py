@@ -4,6 +4,11 @@ While vLLM's scheduler decides on a step, it does not see the running requests t
 requests that may run is lowered by theirs. They keep their KV cache, and the engine's loop blocks until audio arrives
 where no other request runs.
 
+A session is admitted if the KV cache can hold it, and all others that are open, at its longest: a request of
+`max_live_age_s` seconds, after which a session goes on in another one. Uploads use what sessions leave: vLLM preempts
+them where a session, which has priority, needs their memory. A session that is preempted nevertheless is computed again
+in parts of PART rows, and RESUMING sessions at a time, while the others go on.
+
 What is wrong with one session or one request ends that request alone: a request that names no open session, or one that
 has a request already, when it is added; one whose rows are not there, when a step is decided; one that the worker marks
 (audio_rows), when the step's output comes. `_end` ends it in vLLM's scheduler, as an abort does, and keeps an output
@@ -21,15 +26,28 @@ from typing import Any, ClassVar
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.request import RequestStatus
 
 from voxtral_serve.engine.live_audio import AHEAD, FAULTS, STEP, LivePart, LiveStep, SessionAudio
-from voxtral_serve.engine.session import NAME, OPTION, SESSION, SessionShape
+from voxtral_serve.engine.session import (
+    AGE,
+    NAME,
+    OPTION,
+    PART,
+    RING,
+    SESSION,
+    SessionShape,
+    request_positions,
+    session_blocks,
+)
 
 logger = init_logger("vllm.voxtral_serve.live")
 # vLLM 0.32.0 has both of these limits, 0.20.0 the first.
 RUNNING_LIMITS = ("max_num_running_reqs", "max_num_active_reqs")
+TOKENS = "max_num_scheduled_tokens"  # of a step
 MOST_AHEAD = 128  # rows of all sessions that a step encodes ahead: more would delay the tokens of other sessions
+RESUMING = 3  # sessions that are computed again at a time after preemption; PART rows of each are within MOST_AHEAD
 
 
 class LiveSessions:
@@ -45,9 +63,12 @@ class LiveSessions:
         "_free_request": ("request",),
         "_preempt_request": ("request",),
         "get_num_unfinished_requests": (),
+        "get_request_counts": (),
     }
     ATTRIBUTES: ClassVar[tuple[str, ...]] = (
         *("self.running", "self.waiting", "self.requests", "self.max_num_running_reqs"),
+        *("self.max_num_scheduled_tokens", "long_prefill_token_threshold", "self.kv_cache_config"),
+        *("request.num_preemptions", "request.num_computed_tokens"),
         *("request.max_tokens", "request.num_output_placeholders", "request.spec_token_ids", "self.num_spec_tokens"),
     )
 
@@ -55,23 +76,48 @@ class LiveSessions:
     waiting: Any
     requests: dict[str, Any]
     num_spec_tokens: int
+    max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config: Any = self.vllm_config  # type: ignore[attr-defined]
-        self.session_limit = int(config.additional_config[OPTION])
         tokenizer: Any = cached_tokenizer_from_config(config.model_config)
         self.shape = SessionShape.of(tokenizer.instruct.audio_encoder.audio_config)
         self.sessions: dict[str, SessionAudio] = {}
         self.audio_of: dict[str, SessionAudio] = {}  # by request id
-        # The rows of a session are a ring of this length, or longer (AudioRows).
-        self.ahead = min(AHEAD, config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len)
-        self.positions = config.model_config.max_model_len
+        context = config.model_config.max_model_len
+        self.ring = min(RING, config.scheduler_config.max_num_batched_tokens, context)
+        self.ahead = min(AHEAD, self.ring)
+        age_s: int | None = config.additional_config.get(AGE)
+        self.positions = request_positions(self.shape, context, age_s)
+        self.session_limit, self.full = self._limit(config.additional_config[OPTION], age_s)
         self.preempted: dict[str, Any] = {}  # requests of sessions that were preempted and may not run yet
         self.untold: set[str] = set()  # requests that were preempted since the last step that had tokens
         self.faults: dict[str, str] = {}  # requests to end when the next output comes, and why
         self.ended: list[tuple[int, EngineCoreOutput]] = []  # (client, output) of requests that ended here
         self.running_limits = [name for name in RUNNING_LIMITS if hasattr(self, name)]
+
+    def _limit(self, sessions: int, age_s: int | None) -> tuple[int, str]:
+        """The most sessions that may be open, and why no further one is admitted. Raises ValueError if the KV cache
+        holds none."""
+        cache: Any = self.kv_cache_config  # type: ignore[attr-defined]
+        context = self.vllm_config.model_config.max_model_len  # type: ignore[attr-defined]
+        specs = [group.kv_cache_spec for group in cache.kv_cache_groups]
+        layers = [
+            (spec.block_size, spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0) for spec in specs
+        ]
+        each = session_blocks(layers, self.positions, context, self.num_spec_tokens)
+        blocks = cache.num_blocks - 1  # one is vLLM's own
+        fitting = blocks // each
+        audio = self.positions - 1 - self.shape.left - self.shape.right
+        held = f"the KV cache holds {fitting} live sessions of {audio * self.shape.samples // self.shape.rate_hz} s"
+        if not fitting:
+            raise ValueError(f"the KV cache has {blocks} blocks, and a live session needs {each}: lower {AGE}")
+        if fitting >= sessions:
+            return sessions, f"{OPTION} is {sessions}"
+        option = f"{AGE} {age_s}" if age_s else f"max_model_len, as {AGE} is not set"
+        logger.warning("%s is %d, but %s (%s): further sessions are refused", OPTION, sessions, held, option)
+        return fitting, held
 
     def live(self, messages: list[list[Any]]) -> dict[str, str]:
         """Take messages (voxtral_serve.engine.session) -> {session: reason} of those that were refused. Never raises:
@@ -108,7 +154,7 @@ class LiveSessions:
         if name in self.sessions:
             raise ValueError("the session is open already")
         if len(self.sessions) >= self.session_limit:
-            raise ValueError(f"{OPTION} is {self.session_limit}")
+            raise ValueError(self.full)
         self.sessions[name] = SessionAudio(self.shape.with_delay(delay), self.positions)
 
     def _close(self, name: str) -> None:
@@ -215,14 +261,22 @@ class LiveSessions:
         waiting, ready = list[Any](), list[Any]()
         for request in self.running:
             (waiting if self.waits(request) else ready).append(request)
-        limits = {name: getattr(self, name) for name in self.running_limits}
-        # All rows but the last of a request that was preempted are there. That one is waited for, too.
-        preempted = self._preempted_waiting()
+        limits = {name: getattr(self, name) for name in (*self.running_limits, TOKENS)}
+        resuming, preempted = sum(map(self._resumes, ready)), list[Any]()
+        for request in self._preempted():
+            # All rows but the last of a request that was preempted are there. That one is waited for, too.
+            if self.waits(request) or resuming >= RESUMING:
+                preempted.append(request)
+            else:
+                resuming += 1
         if preempted:
             self.waiting.remove_requests(preempted)
         self.running = ready
-        for name, limit in limits.items():
-            setattr(self, name, limit - len(waiting))
+        for name in self.running_limits:
+            setattr(self, name, limits[name] - len(waiting))
+        if resuming and sum(self.get_request_counts()) == 1:  # type: ignore[attr-defined]
+            # vLLM 0.32.0 computes the only request without regard to long_prefill_token_threshold.
+            self.max_num_scheduled_tokens = min(PART, self.max_num_scheduled_tokens)
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -254,13 +308,20 @@ class LiveSessions:
             audio.encoded = 0  # the worker forgets its rows
             self.preempted[request.request_id] = request
 
-    def _preempted_waiting(self) -> list[Any]:
+    def _preempted(self) -> list[Any]:
+        """The requests of sessions that were preempted and do not run yet."""
         self.preempted = {
             request_id: request
             for request_id, request in self.preempted.items()
             if request.status == RequestStatus.PREEMPTED and request_id in self.audio_of
         }
-        return [request for request in self.preempted.values() if self.waits(request)]
+        return [*self.preempted.values()]
+
+    def _resumes(self, request: Any) -> bool:
+        """Whether a running request is computed again after it was preempted."""
+        if request.request_id not in self.audio_of:
+            return False
+        return bool(request.num_preemptions and request.num_tokens - request.num_computed_tokens > 1)
 
     def _parts(self, scheduled: dict[str, int]) -> dict[str, LivePart]:
         """The audio that the worker encodes in a step, by request id. A request whose rows are not there gets none, and
@@ -271,6 +332,8 @@ class LiveSessions:
             if (audio := self.audio_of.get(request_id)) is not None:
                 first = self.requests[request_id].num_computed_tokens - count
                 try:
+                    if count > self.ring:
+                        raise ValueError(f"{count} tokens of a session in one step: expected at most {self.ring}")
                     part = audio.next_part(first, count, self.ahead if spare > 0 else 0, self.num_spec_tokens > 0)
                 except ValueError as error:
                     self.faults[request_id] = str(error)
@@ -283,7 +346,7 @@ class LiveSessions:
     def get_num_unfinished_requests(self) -> int:
         """Return 0 if all of them wait for audio: the engine's loop then blocks until a message comes."""
         unfinished: int = super().get_num_unfinished_requests()  # type: ignore[misc]
-        admitted = len(self.running) + len(self._preempted_waiting())
+        admitted = len(self.running) + sum(map(self.waits, self._preempted()))
         return 0 if self.audio_of and unfinished == admitted and all(map(self.waits, self.running)) else unfinished
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:

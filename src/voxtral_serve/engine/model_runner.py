@@ -86,6 +86,11 @@ class Slots:
             else:  # `encode` finds the fault
                 self.rows.put_nothing(slot)
 
+    def end_all(self) -> None:
+        """Free all slots. No request runs."""
+        for request in [*self.of]:
+            self._end(request)
+
     def _end(self, request: str) -> None:
         self.free.append(self.of.pop(request))
         if self.live is not None:

@@ -53,6 +53,10 @@ if triton is not None:
         mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value)
         return higher, total * shrink + tl.sum(weight, 1), mixed
 
+    # The last blocks of a clip have the most keys, so they begin first.
+    # Positions are those among the clip's own keys; the queries are at the last of them, the shared keys before 0.
+    # Turns over the shared keys in the window, then over the clip's own. A turn reads one of the two tensors, so
+    # that its keys go straight to the memory that the matrix products read.
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _kernel(  # type: ignore[no-untyped-def]
         q,
@@ -69,6 +73,7 @@ if triton is not None:
         v_stride,
         clips,
         shared,
+        queries,
         heads: tl.constexpr,
         head_dim: tl.constexpr,
         window: tl.constexpr,
@@ -76,27 +81,26 @@ if triton is not None:
         n_queries: tl.constexpr,
         n_keys: tl.constexpr,
     ):
-        # The last blocks of a clip have the most keys, so they begin first.
         block = tl.num_programs(1) - 1 - tl.program_id(1)
         clip, number = part_of_block(block, query_starts, clips, n_clips, n_queries)
-        if clip >= clips:
+        column = tl.program_id(0) * head_dim + tl.arange(0, head_dim)[None, :]
+        if clip >= clips:  # the rows past the last clip: with one scale per tensor, a NaN there would reach the others
+            row = tl.load(query_starts + clips) + number * n_queries + tl.arange(0, n_queries)[:, None]
+            nothing = tl.zeros([n_queries, head_dim], out.dtype.element_ty)
+            tl.store(out + row.to(tl.int64) * (heads * head_dim) + column, nothing, mask=row < queries)
             return
         first_query, last_query = tl.load(query_starts + clip), tl.load(query_starts + clip + 1)
         first_key, last_key = tl.load(key_starts + clip), tl.load(key_starts + clip + 1)
-        # Positions are those among the clip's own keys; the queries are at the last of them, the shared keys before 0.
         held = last_key - first_key
         row = first_query + number * n_queries + tl.arange(0, n_queries)[:, None]
         asked = row < last_query
         begin = held - (last_query - first_query) + number * n_queries
         end = tl.minimum(begin + n_queries, held)
         position = begin + tl.arange(0, n_queries)[:, None]
-        column = tl.program_id(0) * head_dim + tl.arange(0, head_dim)[None, :]
         query = tl.load(q + row.to(tl.int64) * q_stride + column, mask=asked, other=0.0)
         k, v = k + first_key.to(tl.int64) * k_stride, v + first_key.to(tl.int64) * v_stride
         best = tl.full([n_queries], -1e30, tl.float32)
         total, mixed = tl.zeros([n_queries], tl.float32), tl.zeros([n_queries, head_dim], tl.float32)
-        # Turns over the shared keys in the window, then over the clip's own. A turn reads one of the two tensors, so
-        # that its keys go straight to the memory that the matrix products read.
         first_shared = tl.minimum(tl.maximum(begin + shared - window + 1, 0), shared)
         first_own = tl.maximum(begin - window + 1, 0)
         of_shared = tl.cdiv(shared - first_shared, n_keys)
@@ -130,7 +134,7 @@ def packed_attention(
 
     `query_starts` and `key_starts`, int32 [clips + 1], have the first query and key of each clip, and the end. The
     queries of a clip are at its last positions. A query sees itself and the window - 1 keys before it. `shared`: keys
-    and values [n, heads, head_dim], contiguous, that come before those of every clip.
+    and values [n, heads, head_dim], contiguous, that come before those of every clip. Queries past the end get zeros.
     """
     queries, heads, dim = q.shape
     out = torch.empty((queries, heads, dim), dtype=q.dtype, device=q.device)
@@ -153,6 +157,7 @@ def packed_attention(
         v.stride(0),
         clips,
         0 if shared is None else len(shared_k),
+        queries,
         heads=heads,
         head_dim=dim,
         window=window,

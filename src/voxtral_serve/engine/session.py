@@ -5,8 +5,9 @@ of an uploaded clip; each further token needs one more row of 80 ms of audio, an
 (live_scheduler). Audio reaches the scheduler by the utility call `UTILITY` of vLLM's EngineCore, with one list of
 messages for all sessions of an API process:
 
-    ["open", session, delay]     before the request is added; refused where max_live_sessions are open. `delay` is in
-                                 token positions; without it, or with None, it is the checkpoint's
+    ["open", session, delay]     before the request is added; refused where max_live_sessions are open, or as many as
+                                 the KV cache can hold (live_scheduler). `delay` is in token positions; without it, or
+                                 with None, it is the checkpoint's
     ["audio", session, bytes]    mono PCM16, little-endian, 16 kHz
     ["end", session]             no more audio: the right padding follows
     ["close", session]           forget the session, and abort its request if it runs. A session that goes on in a
@@ -22,17 +23,23 @@ other request that names a session with the finish reason "error", and says why 
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 UTILITY = "voxtral_serve_live"
 SESSION = "voxtral_serve_session"
 NAME = re.compile(r"[0-9a-f]{32}-[0-9]{1,9}")  # of a session: 128 random bits, and a number of a request
 OPTION = "max_live_sessions"  # of vLLM's additional_config: clients that may be live at a time; 0 is none
+AGE = "max_live_age_s"  # of the same: seconds of audio of one request, for which each session has KV cache
 ROLL_OVER = 0.80  # share of a request's positions from which its session goes on in another one, at a pause
 LEVELS_S = 5  # seconds by whose levels a pause is one
 # Token positions of delay that a session may have: 80 ms to 2.4 s. Mistral names those up to 1.2 s, and 2.4 s, for
 # Voxtral-Mini-4B-Realtime-2602.
 DELAYS = range(1, 31)
+# Tokens, and so rows, of a request in one step: a preempted session is computed again in parts of this length, which
+# are five passes of the encoder. A prompt at the checkpoint's delay (39 tokens) is within.
+PART = 40
+RING = 128  # rows of a session that the worker keeps: those of a step, and those before the end that have drafts
 LOOK_AHEAD = 40  # samples past a row's end that its last spectrogram frame sees: half a window less a hop
 
 
@@ -111,6 +118,36 @@ class SessionShape(NamedTuple):
     def total_rows(self, n: int) -> int:
         """Rows of a session of n samples once it has ended; those of an uploaded clip of this length."""
         return self.left + -(-n // self.samples) + self.right
+
+
+def request_positions(shape: SessionShape, context: int, age_s: int | None = None) -> int:
+    """The most token positions of a request of a session: those of `age_s` seconds of audio (AGE) with its padding at
+    the checkpoint's delay; None is the whole context. Raises ValueError if the context is shorter."""
+    if age_s is None:
+        return context
+    positions = shape.total_rows(age_s * shape.rate_hz) + 1  # the last token needs no row
+    if positions > context:
+        longest = (context - 1 - shape.left - shape.right) * shape.samples // shape.rate_hz
+        raise ValueError(f"{AGE} is {age_s}, and max_model_len {context} has room for {max(longest, 0)} s: lower {AGE}")
+    return positions
+
+
+def session_blocks(layers: Sequence[tuple[int, int]], positions: int, context: int, drafts: int) -> int:
+    """The most blocks of the KV cache that a request of a session has at a time.
+
+    layers     (tokens of a block, tokens of the sliding window or 0 for none) of each of vLLM's groups of layers
+    positions  tokens of the request
+    context    max_model_len
+    drafts     the most tokens that a step drafts for a request
+    """
+    ahead = 2 * (1 + drafts)  # of a step, and of one under way: drafts may lie past the request's end
+    blocks = 0
+    for block, window in layers:
+        tokens, edge = min(positions + ahead, context), 0
+        if window and tokens > window - 1 + PART + ahead:
+            tokens, edge = window - 1 + PART + ahead, 1  # the window may begin within a block
+        blocks += -(-tokens // block) + edge
+    return blocks
 
 
 def least_positions(shape: SessionShape) -> int:

@@ -12,7 +12,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
 from voxtral_serve import shims
-from voxtral_serve.engine import drafter, steps
+from voxtral_serve.engine import drafter, self_test, steps
 from voxtral_serve.engine.live_audio import FAULTS, step_of
 
 
@@ -46,6 +46,7 @@ class EncodeOnceWorker:
             # As vLLM 0.32.0 does. With 0.20.0, PyTorch shared the copy of a clip into pinned memory between several
             # threads, and it took 5 ms on a busy server.
             torch.set_num_threads(1)
+        self_test.run(self)
         if self.step_probe is not None:
             self.step_probe.attach(self)
         return times

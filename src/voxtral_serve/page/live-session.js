@@ -190,8 +190,8 @@ export class LiveSession extends EventTarget {
     }
   }
 
-  /** This connection is over; another one goes on from the last complete turn. */
-  cut(words) {
+  /** This connection is over; another one goes on from the last complete turn, not before `least_ms`. */
+  cut(words, least_ms = 0) {
     this.hangUp();
     if (this.over) return;
     this.forget();
@@ -201,7 +201,7 @@ export class LiveSession extends EventTarget {
       this.finish();
       return;
     }
-    const wait_ms = this.wait_ms[Math.min(this.attempt++, this.wait_ms.length - 1)];
+    const wait_ms = Math.max(least_ms, this.wait_ms[Math.min(this.attempt++, this.wait_ms.length - 1)]);
     this.timer = setTimeout(() => this.connect(), wait_ms);
     this.tell("state", { state: "waiting", words, wait_ms });
   }
@@ -311,7 +311,7 @@ export class LiveSession extends EventTarget {
     if (empty) {
       this.asked.shift(); // the server had found the turn's end already
     } else if (failed || PASSING.includes(error.code)) {
-      this.cut(`the server says: ${error.message}`);
+      this.cut(`the server says: ${error.message}`, 1000 * (error.retry_after ?? 0));
     } else {
       this.fail(`The server refuses: ${error.message}`);
     }

@@ -51,7 +51,7 @@ class ClipEnd(Patch):
             "EngineCoreRequest": ({"prompt_token_ids", "mm_features", "sampling_params"}, _fields(EngineCoreRequest)),
             "SamplingParams": ({"max_tokens", "min_tokens"}, _fields(SamplingParams)),
             "MultiModalFeatureSpec": ({"modality", "mm_position"}, _fields(inputs.MultiModalFeatureSpec)),
-            "PlaceholderRange": ({"length"}, _fields(inputs.PlaceholderRange)),
+            "PlaceholderRange": ({"length", "is_embed"}, _fields(inputs.PlaceholderRange)),
             "vllm.exceptions": ({"VLLMValidationError"}, set(vars(exceptions))),
         }
         lacking = [
@@ -144,6 +144,7 @@ def end_with_clip(processor: Any, request: Any) -> None:
     Raises vLLM's error for status 400 if the prompt is longer than the clip, as in the late steps of a beam search:
     the stock model would read rows that do not exist, which ends the engine.
     """
+    import torch
     from vllm.exceptions import VLLMValidationError
 
     features, params = request.mm_features or [], request.sampling_params
@@ -161,6 +162,7 @@ def end_with_clip(processor: Any, request: Any) -> None:
     # vLLM 0.20.0 ends no request before min_tokens, not even at max_tokens.
     params.min_tokens = min(params.min_tokens, params.max_tokens)
     if processor.model_config.architecture == names.ENCODE_ONCE:
-        # This model keeps all rows itself after the prompt is computed, so vLLM's encoder cache does not need to.
-        short = dataclasses.replace(clip.mm_position, length=prompt)
-        request.mm_features = [dataclasses.replace(clip, mm_position=short)]
+        # This model stores all rows itself in the step that computes the first position, so no later position needs
+        # vLLM's encoder cache. vLLM counts the rows of a clip by the sum of this mask, against its bound of a step.
+        first = dataclasses.replace(clip.mm_position, length=1, is_embed=torch.tensor([positions]))
+        request.mm_features = [dataclasses.replace(clip, mm_position=first)]

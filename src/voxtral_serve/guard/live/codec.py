@@ -103,6 +103,11 @@ def written(kind: str, **fields: Any) -> str:
     return json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"))
 
 
+def retry_after(ending: Ending) -> dict[str, int]:
+    """The field of an error event that says when to come back, as the header Retry-After does: in seconds."""
+    return {} if ending.retry_s is None else {"retry_after": ending.retry_s}
+
+
 def audio_of(event: Event) -> bytes:
     """The bytes of an append's base64; b"" if it is none, or too long. Raises EventError if there is none."""
     if event.audio is None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from voxtral_serve.engine.session import LEVELS_S, ROLL_OVER, SessionShape, least_positions
+from voxtral_serve.engine.session import AGE, LEVELS_S, ROLL_OVER, SessionShape, least_positions
 
 FRAME = 320  # samples, 20 ms, of a level
 SAMPLE_BYTES = 2
@@ -53,7 +53,7 @@ class CutPoints(NamedTuple):
         most = samples(1.0)
         if positions < (least := least_positions(shape)):
             needed = f"live sessions need at least {least} with a delay of {shape.delay_ms} ms"
-            raise ContextError(f"max_model_len is {positions}, and {needed}")
+            raise ContextError(f"max_model_len or {AGE} gives a request {positions} positions, and {needed}")
         return cls(samples(ROLL_OVER) - LEVELS * FRAME, samples(ROLL_OVER), samples(TIGHT), most)
 
 

@@ -11,12 +11,14 @@ class Ending(NamedTuple):
     reason    a label of the metric and a word in the log
     close     the close code; its reason is `words`
     code      of the error event; None for an ending that is no error
+    retry_s   seconds after which a client that was refused may be served, for the error event; None if unknown
     """
 
     reason: str
     close: int
     words: str
     code: str | None = None
+    retry_s: int | None = None
 
 
 REFUSED = "refused"  # the reason of an ending for a client that the server does not serve

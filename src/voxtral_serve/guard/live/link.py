@@ -12,16 +12,19 @@ steps need less energy. The end of a session's audio does not wait for a tick: i
 import asyncio
 import contextlib
 import contextvars
+import math
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple
 
-from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
+from voxtral_serve.engine.session import AGE, SESSION, UTILITY, SessionShape, request_positions
 from voxtral_serve.patches.live_server import log
 
 TICK_S = 0.016
 MANY_TICK_S, MANY = 0.080 / 3, 8  # with more than this number of sessions in the process; a token is 0.080 s of audio
 POLL_S = 1.0  # between looks at an engine that does not answer: vLLM leaves calls to a dead engine unanswered
+ENDS, RETRY_S, LONGEST_RETRY_S = 8, 10, 60  # of the time that a refused client is told to wait
 ABOVE_UPLOADS = -1  # priority of a session's request; vLLM serves the least first
 
 
@@ -56,6 +59,7 @@ class Engine(NamedTuple):
         """Of vLLM's EngineClient. Raises AttributeError if it is not as expected."""
         config, instruct = client.vllm_config, client.input_processor.tokenizer.instruct
         begin, pad = instruct.start(), instruct.audio_encoder.streaming_pad
+        shape = SessionShape.of(instruct.audio_encoder.audio_config)
 
         def request(session: str, shape: SessionShape, max_tokens: int) -> tuple[Any, Any]:
             from vllm.inputs import TokensPrompt
@@ -81,7 +85,7 @@ class Engine(NamedTuple):
             dead,
             request,
             ABOVE_UPLOADS if config.scheduler_config.policy == "priority" else 0,
-            config.model_config.max_model_len,
+            request_positions(shape, config.model_config.max_model_len, config.additional_config.get(AGE)),
         )
 
 
@@ -93,6 +97,7 @@ class EngineLink:
         self.on_refused: dict[str, Callable[[str], None]] = {}  # by session, told what the engine refused
         self._tick_s = tick_s
         self.sessions: set[str] = set()  # that are open
+        self._ends = deque[float](maxlen=ENDS)  # when the last sessions left, of time.monotonic
         self._messages: list[list[Any]] = []
         self._audio: dict[str, list[bytes]] = {}  # of the messages that are waiting, joined when they go
         self._opening: dict[str, asyncio.Future[None]] = {}
@@ -133,6 +138,18 @@ class EngineLink:
         self.on_refused.pop(session, None)
         self.sessions.discard(session)
         self._put(["close", session])
+
+    def left(self) -> None:
+        """A client's session is over, and its place free for another."""
+        self._ends.append(time.monotonic())
+
+    def retry_s(self) -> int:
+        """Seconds after which a place may be free: the mean time between the ends of the last ENDS sessions of this
+        process, from 1 to LONGEST_RETRY_S; RETRY_S before any session has ended."""
+        if not self._ends:
+            return RETRY_S
+        mean_s = (time.monotonic() - self._ends[0]) / len(self._ends)
+        return min(max(math.ceil(mean_s), 1), LONGEST_RETRY_S)
 
     async def delivered(self) -> None:
         """Wait until the engine has all messages so far."""

@@ -7,10 +7,12 @@ its `event_id`, and nothing else does: clients take any as fatal.
 
 import time
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from voxtral_serve.guard.live import commands, outputs
-from voxtral_serve.guard.live.codec import Codec, CodecContext, Command, appended, written
+from voxtral_serve.guard.live.codec import Codec, CodecContext, Command, appended, retry_after, written
 from voxtral_serve.guard.live.endings import IDLE, POLICY, REFUSED, Ending
 from voxtral_serve.guard.live.events import Event, EventError, settings, text
 from voxtral_serve.guard.live.items import TurnText
@@ -121,7 +123,7 @@ class OpenAiCodec(Codec):
         committed = [item for item in self._items.values() if item.turn.end is not None]
         failed = [self._text("failed", item, error=error) for item in committed]
         kind = SERVER_ERROR if ending.code in SERVER_ERRORS else REQUEST_ERROR
-        return [*failed, self._error(ending.words, ending.code or "", kind)]
+        return [*failed, self._error(ending.words, ending.code or "", kind, more=retry_after(ending))]
 
     def _update(self, update: Any, begun: bool) -> list[Command]:
         new, old = self.settings.updated(update), self.settings
@@ -191,8 +193,16 @@ class OpenAiCodec(Codec):
     def _text(self, kind: str, item: Item, **fields: Any) -> str:
         return self._say(f"{TEXT}.{kind}", item_id=item.id, content_index=0, **fields)
 
-    def _error(self, words: str, code: str, kind: str, param: str | None = None, event_id: str | None = None) -> str:
-        error = {"type": kind, "code": code, "message": words, "param": param, "event_id": event_id}
+    def _error(
+        self,
+        words: str,
+        code: str,
+        kind: str,
+        param: str | None = None,
+        event_id: str | None = None,
+        more: Mapping[str, int] = MappingProxyType({}),
+    ) -> str:
+        error = {"type": kind, "code": code, "message": words, "param": param, "event_id": event_id, **more}
         return self._say("error", error=error)
 
     @staticmethod

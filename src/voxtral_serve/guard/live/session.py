@@ -193,6 +193,7 @@ class LiveSession:
             self.count()
             if self._begun:
                 self.metrics.sessions.dec()
+                self.link.left()
             for part in self._parts:
                 if part.opened and not part.done:
                     self.link.close(part.name)

@@ -307,8 +307,9 @@ class LiveSocket:
         try:
             await session.begin()
         except LinkError as error:
-            words = f"{error}: this server has no place for another live session, try again later"
-            self.stop(DEAD if isinstance(error, EngineGoneError) else Ending(REFUSED, LATER, words, FULL))
+            retry_s = self.service.link.retry_s()
+            words = f"{error}: no place for another live session, try again in {retry_s} s"
+            self.stop(DEAD if isinstance(error, EngineGoneError) else Ending(REFUSED, LATER, words, FULL, retry_s))
             await asyncio.sleep(0)  # the task is cancelled here: no other session is begun for the rest of the audio
             return False
         self._writer = asyncio.get_running_loop().create_task(self._write(session))

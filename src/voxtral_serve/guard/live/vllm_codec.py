@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from voxtral_serve.guard.live import commands, outputs
-from voxtral_serve.guard.live.codec import Codec, CodecContext, Command, audio_of, written
+from voxtral_serve.guard.live.codec import Codec, CodecContext, Command, audio_of, retry_after, written
 from voxtral_serve.guard.live.cuts import SAMPLE_BYTES
 from voxtral_serve.guard.live.endings import Ending
 from voxtral_serve.guard.live.events import Event, EventError, value
@@ -66,7 +66,7 @@ class VllmCodec(Codec):
         return written("error", error=str(error), code=error.code)
 
     def last_words(self, ending: Ending) -> list[str]:
-        return [written("error", error=ending.words, code=ending.code)]
+        return [written("error", error=ending.words, code=ending.code, **retry_after(ending))]
 
     def _update(self, model: Any) -> None:
         if model is None:
