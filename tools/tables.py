@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from bench.gpu import bounds, tested
 from bench.gpu.rows import TITLES
+from bench.speakers import score
 from bench.tables import code
 from bench.tables import trusted_table as markdown
 from voxtral_serve.guard.chat import ChatFields
@@ -72,8 +73,8 @@ class Reports:
     def rows(self, kind: str, file: str = REPORT) -> list[dict[str, Any]]:
         """The rows of a kind, by configuration. Raises ValueError if one of them had a failed request."""
         rows = [row for row in self.read(file)["rows"] if row["kind"] == kind]
-        servers = list(TITLES)
-        return [self.row(row["row"], file) for row in sorted(rows, key=lambda row: servers.index(row["server"]))]
+        rows.sort(key=lambda row: list(TITLES).index(row["server"]))
+        return [self.row(row["row"], file) for row in rows]
 
     def all(self) -> list[dict[str, Any]]:
         """The content of every file report-NAME.json."""
@@ -133,10 +134,9 @@ def general(row: Mapping[str, Any]) -> bool:
 def uploads(reports: Reports) -> str:
     lines = []
     for row in filter(general, reports.rows("uploads")):
-        cells = (figure(row["p50_ms"]), figure(row["p95_ms"]), small(row["rtfx"]))
-        memory = row["peak_vram_bytes"] and row["peak_vram_bytes"] / GB
-        more = (small(row["joules_per_audio_second"]), figure(memory, 1))
-        lines.append((TITLES[row["server"]], str(row["in_flight"]), str(row["clips"]), *cells, *more))
+        cells = (str(row["in_flight"]), str(row["clips"]), figure(row["p50_ms"]), figure(row["p95_ms"]))
+        memory = figure(row["peak_vram_bytes"] and row["peak_vram_bytes"] / GB, 1)
+        lines.append((TITLES[row["server"]], *cells, small(row["rtfx"]), small(row["joules_per_audio_second"]), memory))
     heads = ("configuration", "in flight", "clips", "P50 ms", "P95 ms", "RTFx", "J per s of audio", "peak GB")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 
@@ -263,6 +263,7 @@ PAGES: dict[str, dict[str, Table]] = {
     "docs/pages/batch.md": {"archive": archive},
     "docs/pages/speech-synthesis.md": {"speech": speech},
     "docs/pages/architecture.md": {"gpu_tests": lambda reports: markdown(*tested.table(reports.root))},
+    "docs/pages/speakers.md": {"speakers": lambda reports: score.table(reports.read(score.OUT))},
     "docs/pages/checkpoints.md": {"patches": patches},
     "docs/pages/monitoring.md": {"stages": stages},
     "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},
