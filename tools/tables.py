@@ -73,8 +73,7 @@ class Reports:
     def rows(self, kind: str, file: str = REPORT) -> list[dict[str, Any]]:
         """The rows of a kind, by configuration. Raises ValueError if one of them had a failed request."""
         rows = [row for row in self.read(file)["rows"] if row["kind"] == kind]
-        rows.sort(key=lambda row: list(TITLES).index(row["server"]))
-        return [self.row(row["row"], file) for row in rows]
+        return [self.row(each["row"], file) for each in sorted(rows, key=lambda row: [*TITLES].index(row["server"]))]
 
     def all(self) -> list[dict[str, Any]]:
         """The content of every file report-NAME.json."""
