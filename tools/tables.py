@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bench import delays
 from bench.gpu import bounds, tested
 from bench.gpu.rows import TITLES
 from bench.speakers import score
@@ -250,10 +251,6 @@ def fields(model: type[BaseModel], inherited: bool = True) -> Table:
     return table
 
 
-def stages(_: Reports) -> str:
-    return markdown(("stage", "what happens"), [(code(stage), text) for stage, text in STAGES.items()])
-
-
 PAGES: dict[str, dict[str, Table]] = {
     "README.md": {"speed": speed},
     "docs/pages/performance.md": {"stock": stock, "uploads": uploads, "live": all_live, "start": start},
@@ -264,7 +261,10 @@ PAGES: dict[str, dict[str, Table]] = {
     "docs/pages/architecture.md": {"gpu_tests": lambda reports: markdown(*tested.table(reports.root))},
     "docs/pages/speakers.md": {"speakers": lambda reports: score.table(reports.read(score.OUT))},
     "docs/pages/checkpoints.md": {"patches": patches},
-    "docs/pages/monitoring.md": {"stages": stages},
+    "docs/pages/monitoring.md": {
+        "stages": lambda _: markdown(("stage", "what happens"), [(code(name), text) for name, text in STAGES.items()])
+    },
+    "docs/pages/profiles.md": {"delays": lambda reports: delays.table(reports.read(delays.OUT))},
     "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},
     "docs/pages/other-models.md": {"chat_fields": fields(ChatFields, inherited=False)},
 }
