@@ -303,7 +303,10 @@ def test_without_the_process(fast: Server, audio: np.ndarray, verbose: dict[str,
         assert error["message"].startswith("no speaker labels: the process that labels speakers ")
         answer = asked(fast, audio, diarize="optional")
         assert (answer.status_code, answer.headers["x-voxtral-ignored"]) == (200, "diarize")
-        assert answer.json().keys() == {"text", "usage"} and answer.json()["text"] == verbose["text"]
+        mistrals = answer.json()
+        assert mistrals.keys() == {"model", "text", "language", "segments", "usage"}
+        assert mistrals["text"] == verbose["text"]
+        assert not any("speaker_id" in segment for segment in mistrals["segments"])
     assert turns(asked(fast, audio, diarize="optional").json()["segments"], "speaker_id") == turns(verbose["segments"])
 
 

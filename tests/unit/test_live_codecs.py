@@ -482,8 +482,8 @@ def test_mistrals_event_of_a_language_comes_once_and_when_it_changes() -> None:
     assert event == {"type": "transcription.language", "audio_language": "de"}
     assert segment["type"] == "transcription.segment"
     assert said(outputs.TurnSegment(first, SEGMENT, "de")) == []
-    assert said(outputs.TurnDone(first, [], SHAPE.prompt, "de")) == ["de"]  # of transcription.done
-    assert said(outputs.TurnDone(turn(1, 2 * RATE, 3 * RATE), [], SHAPE.prompt, "fr")) == ["fr", "fr"]
+    assert said(outputs.TurnDone(first, [], SHAPE.prompt, language="de")) == ["de"]  # of transcription.done
+    assert said(outputs.TurnDone(turn(1, 2 * RATE, 3 * RATE), [], SHAPE.prompt, language="fr")) == ["fr", "fr"]
     assert said(outputs.TurnDone(turn(2, 3 * RATE, 4 * RATE), [], SHAPE.prompt)) == [None]
 
 
@@ -499,7 +499,7 @@ def test_openais_languages_are_told_by_the_models_that_tell_them() -> None:
         assert codec.options.languages == (told is not None)
         ended = turn(end=RATE)
         encoded(codec, outputs.TurnCut(ended))
-        completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt, "de"))
+        completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt, language="de"))
         assert completed.get("languages") == told
     encoded(codec, outputs.TurnCut(ended))
     completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt))

@@ -54,11 +54,12 @@ export function said({ speaker, text }) {
   return speaker ? `${speaker}: ${text}` : text;
 }
 
+// SubRip has no escapes: a name loses what may be markup.
 export function srt(segments) {
   return segments
-    .map((segment, index) => {
-      const { start, end } = segment;
-      return `${index + 1}\n${stamp(start, ",")} --> ${stamp(end, ",")}\n${lines(said(segment)).join("\n")}\n\n`;
+    .map(({ text, start, end, speaker }, index) => {
+      const spoken = lines(said({ text, speaker: speaker?.replace(/[<>{}\\]/g, "") })).join("\n");
+      return `${index + 1}\n${stamp(start, ",")} --> ${stamp(end, ",")}\n${spoken}\n\n`;
     })
     .join("");
 }

@@ -6,7 +6,7 @@ export const FORMATS = { txt: "text/plain", srt: "application/x-subrip", vtt: "t
 
 export class Transcript {
   // `json` is the text of a verbose_json with segments, and with words where the model gives their times. Each of
-  // `units`, {text, start, end, speaker, original, segment}, is a word, or a segment where there are no words. Each
+  // `units`, {text, start, end, speaker, probability, original, segment}, is a word, or a segment where there are no words. Each
   // segment has one of `speakers`, in the order in which they speak first; there are none where nobody asked for them.
   constructor(json) {
     this.json = json;
@@ -96,14 +96,16 @@ export class Transcript {
     const changed = { ...this.content, text: segments.map((segment) => segment.text).join(" "), segments };
     if (this.timedWords) {
       const kept = this.units.filter((each) => each.text);
-      changed.words = kept.map(({ text, start, end, speaker }) => this.#named({ word: text, start, end, speaker }));
+      changed.words = kept.map(({ text, start, end, speaker, original, probability }) =>
+        this.#named({ word: text, start, end, speaker, probability: text === original ? probability : undefined }),
+      );
     }
     return changed;
   }
 }
 
-function unit({ text, start, end, speaker }, segment) {
-  return { text, start, end, speaker, original: text, segment };
+function unit({ text, start, end, speaker, probability }, segment) {
+  return { text, start, end, speaker, probability, original: text, segment };
 }
 
 function oneLine(text) {

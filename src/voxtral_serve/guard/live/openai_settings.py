@@ -199,7 +199,7 @@ class OpenAiSettings:
         logprobs = LOGPROBS in (self.typed.include or ())
         transcription = self.input.transcription
         languages = transcription is not None and transcription.model in TELLING
-        return commands.Options(stream, self._delay_ms, logprobs, self._rule(), languages)
+        return commands.Options(stream, self._delay_ms, logprobs, self._rule(), languages=languages)
 
     @property
     def _delay_ms(self) -> int | None:
