@@ -220,7 +220,7 @@ def read(
         ignored,
         fields.language,
         fields.prompt,
-        fields,
+        Sampling(**{name: getattr(fields, name) for name in Sampling.model_fields}),
         fields.model,
         fields.num_speakers,
         fields.diarize == OPTIONAL,
