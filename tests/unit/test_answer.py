@@ -273,7 +273,12 @@ class Found(Labels):
 
 
 def diarized(
-    form: str, streamed: bool, find: Finder, optional: bool = False, error: LabelError | None = None
+    form: str,
+    streamed: bool,
+    find: Finder,
+    optional: bool = False,
+    error: LabelError | None = None,
+    text: str = " word",
 ) -> list[Any]:
     """What a client is sent that asks for the speakers of a word in each piece."""
     asked = upload(streamed, form=form)
@@ -281,7 +286,7 @@ def diarized(
     request = asked.request._replace(form=answer_format, optional=optional, ignored=())
     audio = asked.audio._replace(voiced=(np.zeros(0, bool),) * PIECES)
     client = engine()
-    client.texts = lambda samples: [" word"]
+    client.texts = lambda samples: [text]
     return run(client, Upload(request, audio), stream=STREAM, labels=Found(find, error))
 
 
@@ -435,6 +440,17 @@ def test_optional_speakers_that_cannot_be_had() -> None:
     assert b"x-voxtral-ignored" not in dict(start["headers"])  # they are sent before
     *_, segment, done = data(rest)
     assert segment["speaker"] is None and done["ignored"] == ["diarize"]
+
+
+def test_optional_speakers_of_words_without_times() -> None:
+    """Only a format that has times itself fails."""
+    for form in ("json", "text"):
+        start, body = diarized(form, False, odd, optional=True, text=" two words")
+        assert dict(start["headers"])[b"x-voxtral-ignored"] == b"diarize" and b"two words" in body["body"]
+    for form, optional in (("json", False), ("diarized_json", True)):
+        with pytest.raises(RefusedError, match=f"^no times for {form}: ") as caught:
+            diarized(form, False, odd, optional=optional, text=" two words")
+        assert (caught.value.status, caught.value.code) == (500, "no_times")
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -172,11 +172,9 @@ class Answer:
         try:
             words = timed_words(self._pieces(), self.stream)
             found = await labels([(word.start, word.end) for word in words]) if words else []
-        except TimeError as error:
-            raise self._no_times(error) from error
-        except LabelError as error:
+        except (TimeError, LabelError) as error:
             if not self.request.optional:
-                raise unlabelled(error) from error
+                raise (self._no_times(error) if isinstance(error, TimeError) else unlabelled(error)) from error
             self._words, self._ignored = None, (*self._ignored, DIARIZE)
             return
         pairs = zip(words, map(self.form.speaker, found), strict=True)
