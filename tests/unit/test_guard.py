@@ -12,12 +12,12 @@ import inputs
 import numpy as np
 import pytest
 from engines import EngineClient
-from guarding import RATE, SAMPLES, FakeApp, facts, form, guarded, post
+from guarding import RATE, SAMPLES, Count, FakeApp, facts, form, guarded, post
 
 from voxtral_serve.guard import access, limits, middleware, transcription
 from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import request as guard_request
-from voxtral_serve.guard.labeller import Labeller
+from voxtral_serve.guard.labeller import LabelError, Labeller
 from voxtral_serve.patches.live_server import log
 from voxtral_serve.transcript.words import TokenStream
 
@@ -266,8 +266,15 @@ def test_bodies_that_arrive_take_no_place_in_the_queue() -> None:
     assert asyncio.run(test()) == [200, 429]
 
 
-def test_few_requests_ask_for_speakers_at_a_time() -> None:
-    """The next one is refused before its file is decoded; one that does not need them is served without."""
+def known_speaker(clip: bytes) -> dict[str, Any]:
+    """The fields of a form for a known speaker with this clip."""
+    url = f"data:audio/wav;base64,{base64.b64encode(clip).decode()}"
+    return {"known_speaker_names[]": (None, "Ann"), "known_speaker_references[]": (None, url)}
+
+
+def test_few_requests_ask_for_speakers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is refused before its file is decoded; one that does not need them is served without, and keeps no
+    clip of a known speaker."""
     stream = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
     labeller = Labeller(most=1)
     made, app = guarded(labeller=labeller, stream=stream)
@@ -279,9 +286,22 @@ def test_few_requests_ask_for_speakers_at_a_time() -> None:
 
     app.send = send  # type: ignore[method-assign]
     file = ("clip.wav", inputs.encoded(SAMPLES))
-    with labeller.place():
-        asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))
-        asyncio.run(post(made, app, *form(file=file, diarize=(None, "optional"))))
+    transcribe, clips = transcription.TranscriptionRequest._transcribe, list[list[Any]]()
+
+    async def transcribed(self: Any, request: Any, file: Any, known: list[Any], *more: Any) -> Any:
+        clips.append(known)
+        return await transcribe(self, request, file, known, *more)
+
+    monkeypatch.setattr(transcription.TranscriptionRequest, "_transcribe", transcribed)
+
+    async def without_a_place() -> None:
+        async with labeller.place():
+            await post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true")))
+            known = known_speaker(inputs.encoded(SAMPLES))
+            await post(made, app, *form(file=file, diarize=(None, "optional"), **known))
+
+    asyncio.run(without_a_place())
+    assert clips == [[], []]
     asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))  # the place is free
     asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))  # and again
     refused, served, *wrong = (message for message in sent if message["type"] == "http.response.start")
@@ -319,8 +339,7 @@ def test_a_clip_of_a_known_speaker_that_cannot_be_used(clip: bytes, code: str, m
         sent.append(message)
 
     app.send = send  # type: ignore[method-assign]
-    url = f"data:audio/wav;base64,{base64.b64encode(clip).decode()}"
-    known = {"known_speaker_names[]": (None, "Ann"), "known_speaker_references[]": (None, url)}
+    known = known_speaker(clip)
     asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"), **known)))
     assert sent[0]["status"] == 400
     error = json.loads(sent[1]["body"])["error"]
@@ -329,7 +348,23 @@ def test_a_clip_of_a_known_speaker_that_cannot_be_used(clip: bytes, code: str, m
     assert (app.engine.ids, labeller._process) == ([], None)
 
 
-@pytest.mark.parametrize(("in_flight", "most"), [(16, 4), (3, 1)])
+def test_clips_of_known_speakers_count_as_audio_before_their_voices_are_computed() -> None:
+    class Unheard(Labeller):
+        async def voices(self, clip: Any, speech: Any) -> Any:
+            counted.append(count.grown("audio_seconds_total"))
+            raise LabelError("no labels")
+
+    counted, count = list[Any](), Count()
+    stream = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
+    made, app = guarded(labeller=Unheard(), stream=stream)
+    file = inputs.encoded(SAMPLES)
+    fields = {"file": ("clip.wav", file), "diarize": (None, "optional"), **known_speaker(file)}
+    asyncio.run(post(made, app, *form(**fields)))
+    assert app.status == 200
+    assert counted == [{"{kind=upload}": pytest.approx(2 * len(SAMPLES) / RATE)}]
+
+
+@pytest.mark.parametrize(("in_flight", "most"), [(16, 4), (3, 1), (1024, 16)])
 def test_a_quarter_of_the_requests_in_flight_may_ask_for_speakers(in_flight: int, most: int) -> None:
     assert Labeller.of_environment(in_flight).most == most
 

@@ -1,6 +1,7 @@
 """The process that labels speakers: its answers, its limits, and what is left when it dies. The processes are real."""
 
 import asyncio
+import errno
 import itertools
 import os
 import signal
@@ -258,7 +259,39 @@ def test_an_answer_that_cannot_be_held_is_no_failure_of_the_server(error: type[E
 
     async def test(served: Labeller) -> None:
         with pytest.raises(LabelError, match="ended with"):
-            await served._order(1, 60, broken)
+            await served._order(60, broken)
+
+    run(test)
+
+
+def test_orders_are_answered_in_their_order() -> None:
+    """Short clips that keep coming do not keep a long one waiting."""
+    begun: list[int] = []
+
+    class Noting(Labeller):
+        async def _answer(self, deadline_s: float, order: Any, samples: Any, speech: Any) -> Any:  # type: ignore[override]
+            begun.append(len(speech))
+            return windows.Voices(np.empty((0, 2)), np.empty((0, 192), np.float32))
+
+    async def test() -> None:
+        served, clip = Noting(), Clip(SAMPLES, RATE)
+        await asyncio.gather(
+            *(served.voices(clip, [(n / 10, n / 10 + 0.1) for n in range(size)]) for size in (1, 5, 2))
+        )
+
+    asyncio.run(test())
+    assert begun == [1, 5, 2]
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_process_that_the_system_refuses(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*command: str, **more: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    async def test(served: Labeller) -> None:
+        monkeypatch.setattr("asyncio.create_subprocess_exec", refused)
+        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
+            await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
 
     run(test)
 

@@ -1,6 +1,7 @@
 """Speakers at the end of a live session: when they come, what is kept until then, and what is left without them."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 from livefakes import RATE, FakeEngine, MistralClient, Sentences, noise, service, with_sentences
 
-from voxtral_serve.guard.labeller import LabelError, Labeller
+from voxtral_serve.guard.labeller import FREE_S, LabelError, Labeller
 from voxtral_serve.guard.live import service as services
 from voxtral_serve.guard.live import speakers
+from voxtral_serve.guard.live.endings import STOPPING
 from voxtral_serve.speakers.windows import Span, Voices
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
@@ -119,19 +121,77 @@ def test_without_labels_the_text_is_whole() -> None:
         assert done["error"] == {"message": f"no speaker labels: {labeller.error}", "code": 503}
         assert " ".join(each["text"] for each in client.of(SEGMENT)) == done["text"] != ""
         assert not any("speaker_id" in each for each in (*client.of(SEGMENT), *done["segments"]))
-        with labeller.place():
-            client = diarizing(service(FakeEngine(), labeller=labeller))
-            client.speak(noise(1))
-            client.send(f"{AUDIO}.end")
-            await client.gone()
-            assert "as many as this server takes" in client.of(DONE)[0]["error"]["message"]
 
     asyncio.run(run())
 
 
-def test_more_audio_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wait_s", [FREE_S - 1, FREE_S + 1])
+def test_a_session_waits_for_a_place_among_those_that_ask_for_speakers(wait_s: int) -> None:
+    async def run() -> None:
+        labeller = FakeLabeller()
+        async with labeller.place():
+            client = diarizing(service(FakeEngine(), labeller=labeller))
+            client.speak(noise(3))
+            client.send(f"{AUDIO}.end")
+            await client.until("text.delta")
+            await asyncio.sleep(wait_s)
+        await client.gone()
+        (done,) = client.of(DONE)
+        if wait_s < FREE_S:
+            assert "error" not in done and all("speaker_id" in each for each in done["segments"])
+        else:
+            assert "as many as this server takes" in done["error"]["message"]
+
+    asyncio.run(run())
+
+
+def test_audio_after_a_sessions_end_is_not_kept() -> None:
+    """A session that has used up its key's audio, or its time, labels what it had before."""
+
+    async def run() -> None:
+        labeller = FakeLabeller()
+        labeller.free.clear()
+        live = service(FakeEngine(), labeller=labeller)
+        client = diarizing(live)
+        client.speak(noise(2))
+        await client.until("text.delta")
+        client.socket.drain(STOPPING)
+        await labeller.begun.wait()
+        client.speak(noise(3, seed=1))
+        await asyncio.sleep(0.1)
+        assert client.inbox.empty() and not client.socket.waiting_bytes and live.kept.size == 0
+        labeller.free.set()
+        await client.gone()
+        assert [len(each) for each in labeller.samples] == [2 * RATE]
+
+    asyncio.run(run())
+
+
+def test_the_segments_of_a_session_are_made_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 35 min would stop the event loop for 100 ms."""
+    threads, grouped = set[int](), speakers.grouped
+
+    def noted(words: Any) -> Any:
+        threads.add(threading.get_ident())
+        return grouped(words)
+
+    monkeypatch.setattr(speakers, "grouped", noted)
+
+    async def run() -> None:
+        client = diarizing(service(FakeEngine(), labeller=FakeLabeller()))
+        client.speak(noise(3))
+        client.send(f"{AUDIO}.end")
+        await client.gone()
+        assert client.of(SEGMENT) and threads and threading.get_ident() not in threads
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("seconds", "share"), [(6, 1), (16, 4)], ids=["of all sessions", "of one"])
+def test_more_audio_than_is_kept(seconds: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session that exceeds it gets no labels: its segments come as they are complete. Another one keeps its own."""
-    monkeypatch.setattr(speakers, "KEPT_BYTES", 2 * RATE * 4)
+    monkeypatch.setattr(speakers, "KEPT_BYTES", 2 * RATE * seconds)
+    monkeypatch.setattr(speakers, "SHARE", share)
 
     async def run() -> None:
         labeller = FakeLabeller()
@@ -151,7 +211,7 @@ def test_more_audio_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert " ".join(each["text"] for each in client.of(SEGMENT)) == done["text"]
         assert len(client.of(SEGMENT)) == len(done["segments"])
         assert not any("speaker_id" in each for each in done["segments"])
-        assert f"no speaker labels: this server keeps {2 * RATE * 4} bytes of audio" in done["error"]["message"]
+        assert f"no speaker labels: this server keeps {2 * RATE * seconds} bytes of audio" in done["error"]["message"]
         other.send(f"{AUDIO}.end")
         await other.gone()
         assert all("speaker_id" in each for each in other.of(SEGMENT))
@@ -190,7 +250,7 @@ def test_a_client_that_leaves_frees_what_is_kept(when: str) -> None:
         client.leave()
         await client.gone()
         assert live.kept.size == 0
-        with labeller.place():  # which is free
+        async with labeller.place():  # which is free
             pass
 
     asyncio.run(run())

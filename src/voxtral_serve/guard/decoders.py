@@ -187,8 +187,8 @@ class Places:
         self._numbers = itertools.count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
 
-    async def take(self, size: int) -> None:
-        """Wait for a place, for a file of `size` bytes."""
+    async def take(self, size: int = 0) -> None:
+        """Wait for a place, for a file of `size` bytes; equal sizes wait in their order."""
         if self.free:
             self.free -= 1
             return

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -42,6 +42,7 @@ RETRY_S = 60  # after a start that failed; the next one loads PyTorch
 START_S = 60  # until the process is ready; it takes 3 s on an idle core
 FREE_S = 60  # the longest wait for the process
 SHARE = 4  # one in so many requests in flight may ask for speakers: labels take longer than text
+MOST_ASKING = 16  # requests at a time: a part of each takes 16 s of a core, and all wait for FREE_S at most
 VOICES_S, LABELS_S = 60, 120  # the longest time for an order
 # The error itself has paths of the machine
 CANNOT_START = "the process that labels speakers cannot start: the server's log says why"
@@ -109,8 +110,7 @@ class Labeller:
 
     def __init__(self, most: int = 1, device: str = "cpu", memory: int = MEMORY) -> None:
         self.most, self.device, self.memory = most, device, memory
-        self._asking = 0
-        self._places = Places(1)
+        self._asking, self._free = Places(most), Places(1)
         self._process: LabelProcess | None = None
         self._failed_s: float | None = None  # time.monotonic() of the last start that failed
         self._running: asyncio.Task[Any] | None = None  # the last order
@@ -118,21 +118,23 @@ class Labeller:
     @classmethod
     def of_environment(cls, in_flight: int) -> "Labeller":
         """That of an API process with so many requests in flight, on the device that the environment names."""
-        return cls(max(in_flight // SHARE, 1), LIMITS.speakers_device)
+        return cls(min(max(in_flight // SHARE, 1), MOST_ASKING), LIMITS.speakers_device)
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place among the requests that ask for speakers. Raises LabelError if there is none."""
-        if self._asking >= self.most:
+    @asynccontextmanager
+    async def place(self, wait_s: float = 0) -> AsyncIterator[None]:
+        """A place among the requests that ask for speakers. Raises LabelError if there is none within `wait_s`."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._asking.take()
+        except TimeoutError:
             raise LabelError(
                 f"{self.most} requests that ask for speakers are in flight, as many as this server takes: try again "
                 "soon"
-            )
-        self._asking += 1
+            ) from None
         try:
             yield
         finally:
-            self._asking -= 1
+            self._asking.give()
 
     async def voices(self, clip: Clip, speech: Sequence[Span]) -> Voices:
         """The voices of the stretches of speech of a clip at RATE, which are in their order. Raises LabelError."""
@@ -143,20 +145,20 @@ class Labeller:
             first, last = round(stretches[0][0] * RATE), round(stretches[-1][1] * RATE)
             inside = [(start - first / RATE, end - first / RATE) for start, end in stretches]
             samples = np.ascontiguousarray(clip.samples[first:last], np.float32)
-            found = await self._order(len(speech), VOICES_S, LabelProcess.voices, samples, inside)
+            found = await self._order(VOICES_S, LabelProcess.voices, samples, inside)
             spans.append(found.spans + first / RATE)
             vectors.append(found.vectors)
         return Voices(np.concatenate(spans), np.concatenate(vectors))
 
     async def labels(self, found: Voices, words: Sequence[Span], number: int | None = None) -> list[int]:
         """The speaker of each word, as speakers.labels.labelled gives it. Raises LabelError."""
-        return await self._order(len(words), LABELS_S, LabelProcess.labels, found, words, number)
+        return await self._order(LABELS_S, LabelProcess.labels, found, words, number)
 
     async def matches(
         self, found: Voices, words: Sequence[Span], speakers: Sequence[int], known: np.ndarray
     ) -> list[int | None]:
         """Who of `known` [n, SIZE] each speaker of the words is, see speakers.known.matched. Raises LabelError."""
-        return await self._order(len(words), LABELS_S, LabelProcess.matches, found, words, speakers, known)
+        return await self._order(LABELS_S, LabelProcess.matches, found, words, speakers, known)
 
     @asynccontextmanager
     async def listening(
@@ -203,24 +205,23 @@ class Labeller:
 
     async def _order(
         self,
-        size: int,
         deadline_s: float,
         order: Callable[Concatenate["LabelProcess", Values], Awaitable[Answer]],
         *values: Values.args,
         **more: Values.kwargs,
     ) -> Answer:
-        """The process's answer to an order of this size. Raises LabelError.
+        """The process's answer to an order, when those before have theirs. Raises LabelError.
 
         An order that has begun keeps the process until its answer is read, also when who waits for it is cancelled:
         otherwise clients that leave would have it started again and again.
         """
         try:
             async with asyncio.timeout(FREE_S):
-                await self._places.take(size)
+                await self._free.take()
         except TimeoutError:
             raise LabelError(f"the process that labels speakers was busy for {FREE_S} s: try again soon") from None
         running = asyncio.create_task(self._answer(deadline_s, order, *values, **more))
-        running.add_done_callback(lambda _: self._places.give())
+        running.add_done_callback(lambda _: self._free.give())
         self._running = running
         return await asyncio.shield(running)
 
@@ -265,7 +266,7 @@ class Labeller:
             self._process = await LabelProcess.begin(
                 "the process that labels speakers", START, arguments, environment, START_S
             )
-        except (RuntimeError, *BROKEN, TimeoutError) as error:
+        except (RuntimeError, OSError, *BROKEN) as error:  # TimeoutError is an OSError
             log.warning("no speaker labels: %s", str(error) or f"the process was not ready after {START_S} s")
             self._failed_s = time.monotonic()
             raise LabelError(CANNOT_START) from error

@@ -228,8 +228,10 @@ class TranscriptionRequest(Request):
         """
         language = facts.transcriber.check(request)
         async with contextlib.AsyncExitStack() as work:
-            labels = self._place_for_labels(request, facts, work)
-            voices = [] if labels is not None else await self._known_voices(known, facts, held)
+            labels = await self._place_for_labels(request, facts, work)
+            if labels is not None:
+                known.clear()
+            voices = await self._known_voices(known, facts, held)
             clips = await self._clips(request, file, facts, held)
             self.timing.end("decode")
             parts = [
@@ -244,7 +246,8 @@ class TranscriptionRequest(Request):
             ]
             audio, clip = pieces.joined(parts) if request.form.channels else parts[0], clips[0]
             self.timing.end("speech")
-            await self._accept(facts, sum(each.seconds for each in clips), "upload")
+            heard = [*clips, *(voice.clip for voice in voices)]
+            await self._accept(facts, sum(each.seconds for each in heard), "upload")
             if request.form.speakers and labels is None and not audio.silent:
                 assert facts.labeller is not None  # as `rules.unlabelled` is None
                 labels = await work.enter_async_context(
@@ -292,7 +295,7 @@ class TranscriptionRequest(Request):
             voices.append(KnownVoice(name, clip, speech, where))
         return voices
 
-    def _place_for_labels(
+    async def _place_for_labels(
         self, request: fields.TranscriptRequest, facts: ServerFacts, work: contextlib.AsyncExitStack
     ) -> Labels | None:
         """Take a place among the requests that ask for speakers, until `work` ends, if this one asks for them.
@@ -303,7 +306,7 @@ class TranscriptionRequest(Request):
             return None
         assert facts.labeller is not None
         try:
-            work.enter_context(facts.labeller.place())
+            await work.enter_async_context(facts.labeller.place())
         except LabelError as error:
             if not request.optional:
                 raise unlabelled(error) from error

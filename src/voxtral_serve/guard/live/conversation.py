@@ -275,7 +275,7 @@ class Turns(Conversation):
         if not pcm or (self._audio is None and not await self._begin()):
             return
         assert self._audio is not None
-        if self._speakers is not None:
+        if self._speakers is not None and not self._audio.session.ended:
             self._speakers.take(pcm)
         async for event in self._audio.feed(pcm):
             if isinstance(event, TurnSign):

@@ -1,20 +1,21 @@
 """Speakers of a live session. They are labelled at its end: its audio is kept until then, and its segments wait."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.speech import Detector
-from voxtral_serve.guard.labeller import LabelError, Labeller
+from voxtral_serve.guard.labeller import FREE_S, LabelError, Labeller
 from voxtral_serve.speakers.campplus import RATE
-from voxtral_serve.speakers.windows import Voices
+from voxtral_serve.speakers.windows import Span, Voices
 from voxtral_serve.transcript.subtitles import grouped, segment
 from voxtral_serve.transcript.turns import TimedSegment
 from voxtral_serve.units import MIB
 
 KEPT_BYTES = 256 * MIB  # of audio of all sessions of a process: 2.3 hours
+SHARE = 4  # one session keeps one of so many bytes at most: 35 min
 PART_BYTES = 2 * RATE * 300  # of a session's audio that are searched for speech at a time
 
 
@@ -32,6 +33,7 @@ class SessionSpeakers:
     def __init__(self, kept: KeptAudio) -> None:
         self._kept = kept
         self._parts: list[bytearray] = []
+        self._size = 0  # bytes of the parts
         self._segments: list[TimedSegment] = []
         self._given_up: str | None = None
 
@@ -39,11 +41,14 @@ class SessionSpeakers:
         """Keep PCM16 at RATE. If that is too much, all audio of the session goes."""
         if self._given_up is not None:
             return
-        if self._kept.size + len(pcm) > KEPT_BYTES:
-            self._given_up = f"this server keeps {KEPT_BYTES} bytes of audio of live sessions that ask for speakers"
+        if self._size + len(pcm) > KEPT_BYTES // SHARE or self._kept.size + len(pcm) > KEPT_BYTES:
+            self._given_up = (
+                f"this server keeps {KEPT_BYTES} bytes of audio of live sessions that ask for speakers, and "
+                f"{KEPT_BYTES // SHARE} of one"
+            )
             self.close()
             return
-        self._kept.size += len(pcm)
+        self._count(len(pcm))
         for piece in _pieces(pcm, PART_BYTES - len(self._parts[-1]) if self._parts else 0):
             if not self._parts or len(self._parts[-1]) == PART_BYTES:
                 self._parts.append(bytearray())
@@ -61,7 +66,7 @@ class SessionSpeakers:
         """All segments that wait, with speakers, split where these change; or without, and why there are none."""
         if self._given_up is None:
             try:
-                with self._kept.labeller.place():
+                async with self._kept.labeller.place(FREE_S):
                     return await self._labelled(), None
             except LabelError as error:
                 self._given_up = str(error)
@@ -76,31 +81,42 @@ class SessionSpeakers:
         words = [word for each in self._segments for word in each.words]
         if not words:
             return []
-        labels = iter(
-            await self._kept.labeller.labels(await self._voices(), [(word.start, word.end) for word in words])
-        )
-        found = []
-        for each in self._segments:
-            spoken = [word._replace(speaker=f"speaker_{next(labels) + 1}") for word in each.words]
-            found += [TimedSegment(segment(group), group) for group in grouped(spoken)]
-        return found
+        labels = await self._kept.labeller.labels(await self._voices(), [(word.start, word.end) for word in words])
+        return await asyncio.to_thread(_split, self._segments, labels)
 
     async def _voices(self) -> Voices:
         start_s = 0.0
         found: list[Voices] = []
-        while self._parts:
-            samples = np.frombuffer(self._parts[0], np.int16).astype(np.float32) / 2**15
+        for _ in range(len(self._parts)):
+            clip, speech = await asyncio.to_thread(self._heard, self._parts[0])
             self._drop()
-            clip = Clip(samples, RATE)
-            speech = await asyncio.to_thread(self._kept.detector.stretches, clip)
             voices = await self._kept.labeller.voices(clip, speech)
             found.append(voices._replace(spans=voices.spans + start_s))
             start_s += clip.seconds
         return Voices(*map(np.concatenate, zip(*found, strict=True)))
 
+    def _heard(self, pcm: bytearray) -> tuple[Clip, list[Span]]:
+        """(clip, its speech) of a part."""
+        clip = Clip(np.frombuffer(pcm, np.int16).astype(np.float32) / 2**15, RATE)
+        return clip, self._kept.detector.stretches(clip)
+
     def _drop(self) -> None:
         """The first part."""
-        self._kept.size -= len(self._parts.pop(0))
+        self._count(-len(self._parts.pop(0)))
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        self._kept.size += size
+
+
+def _split(segments: Iterable[TimedSegment], labels: Iterable[int]) -> list[TimedSegment]:
+    """The segments with the speakers of their words, split where these change."""
+    following = iter(labels)
+    found = []
+    for each in segments:
+        spoken = [word._replace(speaker=f"speaker_{next(following) + 1}") for word in each.words]
+        found += [TimedSegment(segment(group), group) for group in grouped(spoken)]
+    return found
 
 
 def _pieces(pcm: bytes, first: int) -> Iterator[bytes]:
