@@ -7,6 +7,7 @@ from guarding import refusal
 
 from voxtral_serve.guard import form
 from voxtral_serve.guard.form import Part
+from voxtral_serve.guard.limits import FIELDS_BYTES
 
 BOUNDARY = b"x-boundary"
 TYPE = f"multipart/form-data; boundary={BOUNDARY.decode()}"
@@ -56,3 +57,9 @@ def test_data_with_what_looks_like_a_boundary(seed: int) -> None:
 def test_a_form_without_a_file_as_mistrals_client_writes_it(body: bytes, name: str | None) -> None:
     error = refusal(form.parse, body, "application/x-www-form-urlencoded")
     assert (error.status, error.param) == ((400, name) if name else (415, None))
+
+
+def test_a_form_without_a_file_is_not_searched_if_it_is_large() -> None:
+    body = b"&" * FIELDS_BYTES + b"file_id=a"
+    error = refusal(form.parse, body, "application/x-www-form-urlencoded")
+    assert (error.status, error.code) == (413, "form_too_large")

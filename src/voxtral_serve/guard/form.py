@@ -4,6 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.limits import FIELDS_BYTES
 
 FIELDS = 1000  # the most fields of one form
 FILE = b"file"  # the field that may be large
@@ -30,8 +31,11 @@ def parse(body: bytes, content_type: str) -> list[Part]:
     from python_multipart.multipart import MultipartParser, parse_options_header
 
     kind, options = parse_options_header(content_type)
-    if kind == b"application/x-www-form-urlencoded" and (named := ELSEWHERE.search(body)):
-        raise elsewhere(named[1].decode())
+    if kind == b"application/x-www-form-urlencoded":  # which has no file
+        if len(body) > FIELDS_BYTES:
+            raise RefusedError(413, f"the form has more than {FIELDS_BYTES} bytes besides its audio", "form_too_large")
+        if named := ELSEWHERE.search(body):
+            raise elsewhere(named[1].decode())
     if kind != b"multipart/form-data":
         raise RefusedError(
             415,
