@@ -372,7 +372,7 @@ def test_mistrals_commands() -> None:
 
 def test_mistrals_settings_are_the_options_of_the_session() -> None:
     codec = mistrals()
-    assert codec.options == commands.Options(StreamFormat("pcm_s16le", RATE), languages=True)
+    assert codec.options == commands.Options(StreamFormat("pcm_s16le", RATE), segment_languages=True, languages=True)
     session = {
         "audio_format": {"encoding": "pcm_f32le", "sample_rate": 8000},
         "target_streaming_delay_ms": 240,
@@ -380,7 +380,9 @@ def test_mistrals_settings_are_the_options_of_the_session() -> None:
     }
     configure, answer = decoded(codec, "session.update", session=session)
     rule = SignRule(0.5, 0.5, 0.33, 6400)
-    options = commands.Options(StreamFormat("pcm_f32le", 8000), 240, False, rule, languages=True)
+    options = commands.Options(
+        StreamFormat("pcm_f32le", 8000), 240, False, rule, segment_languages=True, languages=True
+    )
     assert configure == commands.Configure(options, find=True)
     assert isinstance(answer, commands.Answer)
     told = json.loads(answer.event)["session"]

@@ -17,6 +17,7 @@ class Options:
     logprobs   whether deltas have the logprobs of their tokens
     rule       by which turns are found; None if none are
     speakers   whether speakers are labelled at the session's end, from the first audio on
+    segment_languages  whether segments have the language of the text so far
     languages  whether the language of a turn's text is told
     """
 
@@ -25,6 +26,7 @@ class Options:
     logprobs: bool = False
     rule: Rule | None = None
     speakers: bool = False
+    segment_languages: bool = False
     languages: bool = False
 
 

@@ -21,7 +21,7 @@ from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.live.speakers import SessionSpeakers
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, TurnSign, finder
-from voxtral_serve.transcript.language import recognised_later
+from voxtral_serve.transcript.language import MOST, recognised_later
 from voxtral_serve.transcript.turns import TimedSegment
 from voxtral_serve.units import MIB
 
@@ -232,8 +232,10 @@ class Turns(Conversation):
                     continue
                 if text:
                     await self.say(outputs.TurnDelta(turn, text, logprobs))
-                for segment in self._held(segments):
-                    await self.say(outputs.TurnSegment(turn, segment, await self._language(turn)))
+                if told := self._held(segments):
+                    language = await self._language(turn, self.options.segment_languages)
+                    for segment in told:
+                        await self.say(outputs.TurnSegment(turn, segment, language))
         if self._speakers is not None:
             await self._label(last, session, self._audio, self._speakers)
 
@@ -331,7 +333,7 @@ class Turns(Conversation):
             done = outputs.TurnDone(turn, [], 0)
         else:
             segments = self._held(await self._last_segments(turn, audio))
-            prompt_tokens, language = turn.requests * session.shape.prompt, await self._language(turn)
+            prompt_tokens, language = turn.requests * session.shape.prompt, await self._language(turn, self.options.languages)
             done = outputs.TurnDone(turn, segments, prompt_tokens, language=language)
         await self.say(done)
         self.turns.pop(turn.number)
@@ -350,7 +352,7 @@ class Turns(Conversation):
         self._is_labelling = True
         self.release()  # what the engine has of the session is free
         segments, unlabelled = await speakers.labelled()
-        prompt_tokens, language = last.requests * session.shape.prompt, await self._language(last)
+        prompt_tokens, language = last.requests * session.shape.prompt, await self._language(last, self.options.languages)
         await self.say(outputs.TurnDone(last, [*unsaid, *segments], prompt_tokens, unlabelled, language))
         self.turns.pop(last.number)
 
@@ -363,8 +365,9 @@ class Turns(Conversation):
         """Those that are said before the session's end."""
         return segments if self._speakers is None else self._speakers.hold(segments)
 
-    async def _language(self, turn: TurnText) -> str | None:
-        return await recognised_later(turn.text) if self.options.languages else None
+    async def _language(self, turn: TurnText, is_told: bool) -> str | None:
+        """Of the end of the text so far: people may go on in another language."""
+        return await recognised_later(turn.text[-MOST:]) if is_told else None
 
     def _turn(self, number: int, begin: int) -> TurnText:
         if number not in self.turns:

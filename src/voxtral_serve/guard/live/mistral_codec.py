@@ -89,7 +89,8 @@ class MistralCodec(Codec):
     def __init__(self, context: CodecContext, model: str | None) -> None:
         super().__init__(context)
         self._model = model if model is not None else context.model
-        self.options = commands.Options(StreamFormat("pcm_s16le", context.rate_hz), languages=True)
+        form = StreamFormat("pcm_s16le", context.rate_hz)
+        self.options = commands.Options(form, segment_languages=True, languages=True)
         self._turn_detection: TurnDetection | None = None
         self._has_ended = False
         self._segments: list[dict[str, Any]] = []  # of the text that goes on, as they were sent
