@@ -216,6 +216,10 @@ def test_a_delay(tmp_path: Path) -> None:
         server.default = Answer("alpha", headers=(("x-voxtral-ignored", "target_streaming_delay_ms"),))
         done = run(path, "--url", server.url, "--delay", "960")
     assert done.returncode == 1 and f"{path}: 200, but with the server's delay" in done.stderr
+    with FakeServer(is_guarded=False) as server:  # as vLLM without the guard, which takes any field
+        done = run(path, "--url", server.url, "--delay", "960")
+        assert (done.returncode, done.stdout, server.received) == (1, "", [])
+    assert f"{path}: the delay needs a server with the guard" in done.stderr
 
 
 @pytest.mark.parametrize(

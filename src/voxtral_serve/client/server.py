@@ -1,6 +1,7 @@
 """A transcription server over HTTP: its model, its transcripts; a request that may succeed later is sent again."""
 
 import contextlib
+import functools
 import json
 import re
 import threading
@@ -65,6 +66,20 @@ class Server:
         except (ValueError, LookupError, TypeError):
             raise RequestError(f"{self.url}/v1/models lists no model: {_start(answer)}: use --model") from None
 
+    @functools.cached_property
+    def names_ignored(self) -> bool:
+        """Whether answers name the fields without effect: the guard's do, and stock vLLM's do not."""
+        request = requests.Request("GET", f"{self.url}/v1/server")
+        try:
+            answer = self._answer(lambda: self.http.ask(request, CONNECT_S))
+            return bool(json.loads(answer.body)["object"] == "server")
+        except (ValueError, LookupError, TypeError):
+            return False
+        except RequestError as error:
+            if error.status != 404:
+                raise
+            return False
+
     def transcribe(
         self,
         path: Path,
@@ -81,7 +96,7 @@ class Server:
         speakers  their number, 0 if it is not known; None for a transcript without speakers
         delay_ms  of the text behind the audio; None for the server's
 
-        Raises IgnoredError for an answer without the speakers or the delay.
+        Raises IgnoredError for an answer without the speakers or the delay, and for a server that would not say so.
         """
         # `text` without speakers is taken from `json`: stock vLLM returns JSON for both.
         whole = form in ("srt", "vtt") or (form == "text" and speakers is not None)
@@ -93,6 +108,8 @@ class Server:
             fields += [("diarize", "true"), *([("num_speakers", str(speakers))] if speakers else [])]
 
         if delay_ms is not None:
+            if not self.names_ignored:
+                raise IgnoredError(f"the delay needs a server with the guard, and {self.url} has no /v1/server")
             fields.append((DELAY, str(delay_ms)))
 
         def send() -> Answer:
