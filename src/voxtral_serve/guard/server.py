@@ -4,6 +4,7 @@ The guard changes these objects only by the records in voxtral_serve.patches.liv
 """
 
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from fractions import Fraction
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 
 from voxtral_serve import keys, logs, shims
 from voxtral_serve.audio.decode import Bounds
-from voxtral_serve.audio.speech import Detector
+from voxtral_serve.audio.speech import SHORTEST_S, Detector
+from voxtral_serve.engine.clip_length import OPTION as POSITIONS
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
 from voxtral_serve.engine.session import OPTION, UPLOAD_DELAY, SessionShape, has_delays
@@ -163,6 +165,7 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
         *(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can),
         *(unlabelled(realtime), *_delays(engine)),
     )
+    _check_delay(rules, clip_positions(config.model_config))
     detector = Detector()
     labeller = Labeller.of_environment(in_flight) if rules.unlabelled is None else None
     language.check()
@@ -200,6 +203,19 @@ def _delays(engine: Any) -> tuple[SessionShape | None, int | None]:
         return None, None
     shape = SessionShape.of(engine.input_processor.tokenizer.instruct.audio_encoder.audio_config)
     return shape, options.get(UPLOAD_DELAY)
+
+
+def _check_delay(rules: Rules, positions: int) -> None:
+    """Raises ContextError for a delay of uploads whose padding has no room in their positions."""
+    if rules.shape is None or rules.delay_ms is None:
+        return
+    shape = rules.shape.with_delay_ms(rules.delay_ms)
+    if rules.longest_s(shape) < SHORTEST_S:
+        needed = math.ceil(SHORTEST_S * shape.rate_hz / shape.samples) + shape.left + shape.right
+        raise ContextError(
+            f"{UPLOAD_DELAY} is {rules.delay_ms}, and uploads have {positions} positions: expected at least {needed}. "
+            f"Raise max_model_len or {POSITIONS}, or lower {UPLOAD_DELAY}"
+        )
 
 
 def _sessions(state: Any, detector: Detector, labeller: Labeller | None, unlabelled: str | None) -> LiveService | None:
