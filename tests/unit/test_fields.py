@@ -117,9 +117,10 @@ def test_a_delay() -> None:
     assert [delayed(text, later)[0] for text in ("", "480", "2400")] == [12, None, 30]
     for text in ("480", "2400"):
         assert delayed(text, RULES) == (None, RULES.piece_s, ("target_streaming_delay_ms",))
-    rules = DELAYED._replace(piece_s=Fraction(1))
+    rules = DELAYED._replace(piece_s=Fraction(291, 100))  # 0.99 s beside the padding
     error = refusal(fields.read, parts(("target_streaming_delay_ms", "2400")), "transcribe", rules, MODELS.__contains__)
-    assert (error.status, error.param) == (400, "target_streaming_delay_ms") and "no room" in str(error)
+    assert (error.status, error.param) == (400, "target_streaming_delay_ms") and "too little room" in str(error)
+    assert read(rules=DELAYED._replace(piece_s=Fraction(1, 2))).shape is None  # no client has asked
 
 
 def test_beams_are_refused() -> None:
@@ -197,7 +198,7 @@ def test_channels() -> None:
     assert (form.channels, form.speakers, form.with_times) == (True, False, True)
     assert read(separate, ("response_format", "diarized_json")).form.channels
     assert read(separate, ("diarize", "false")).mistral
-    for given in (("diarize", "true"), ("diarize", "optional"), ("stream", "true")):
+    for given in (("diarize", "true"), ("diarize", "optional"), ("stream", "true"), ("include[]", "logprobs")):
         error = refused(separate, given)
         assert (error.status, error.param) == (400, "channels") and str(error).startswith("channels separate: ")
     error = refusal(fields.read, parts(separate), "transcribe", RULES_OF_WHISPER, MODELS.__contains__)

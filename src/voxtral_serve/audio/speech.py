@@ -22,7 +22,6 @@ SPEECH = 0.5
 SILENCE, NOTHING = 0.35, 0.15
 SILENCE_S, PAUSE_S = 0.1, 1.0
 MARGIN_S = 0.3  # of a pause, kept on each side of speech
-SHORTEST_S = 1.0  # `most_s` of pieces: with less room between the margins, words are cut into single frames
 TURN_S, TURN_PAUSE_S = 0.1, 0.2  # `stretches`: the shortest speech, and the shortest pause in it
 FIRST_S = 4  # searched for speech first
 # Of these, the frames that come first of all: nearly all of 150 of pico's clips have speech in the first second. The

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from voxtral_serve.audio.speech import SHORTEST_S
 from voxtral_serve.check.report import Report
 from voxtral_serve.checkpoint import Checkpoint, CheckpointError
 from voxtral_serve.engine.clip_length import ClipLength
-from voxtral_serve.engine.session import UPLOAD_DELAY, SessionShape
+from voxtral_serve.engine.session import LEAST_UPLOAD_S, UPLOAD_DELAY, SessionShape
 from voxtral_serve.units import MIB
 
 PCM16_BYTES, FLOAT32_BYTES = 2, 4  # of one sample
@@ -23,7 +22,7 @@ def check_clip(report: Report, held: Checkpoint, positions: int, delay_ms: int |
         report.problem(str(error))
         return
     longest, rate_hz = length.longest(positions), length.rate_hz
-    if longest < (1 if delay_ms is None else SHORTEST_S * rate_hz):
+    if longest < (1 if delay_ms is None else LEAST_UPLOAD_S * rate_hz):
         delay = "" if delay_ms is None else f", with {UPLOAD_DELAY} {delay_ms}"
         report.problem(
             f"max_model_len is {positions}, but the padding of a clip alone takes {length.padding} tokens{delay}: raise "

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from voxtral_serve.engine.session import SessionShape
+from voxtral_serve.engine.session import LEAST_UPLOAD_S, SessionShape
 from voxtral_serve.guard.errors import RefusedError, refusing, too_large
 from voxtral_serve.guard.form import ELSEWHERE, Part, elsewhere
 from voxtral_serve.guard.limits import FIELDS_BYTES, REFERENCES_BYTES, Rules
@@ -88,7 +88,7 @@ class UploadFields(Sampling):
         ge=80,
         le=2400,
         multiple_of=80,
-        description="of the text behind the audio: a longer one has fewer errors and takes longer",
+        description="of the text behind the audio: a longer one takes longer, and has fewer errors as Mistral reports",
     )
     chunking_strategy: str = Field("auto", max_length=1024, description="`auto`; others have no effect")
     n: Literal["1"] = Field("1", description="number of transcripts")
@@ -240,6 +240,8 @@ def _check_channels(fields: UploadFields, timed: bool) -> None:
         problem = f"its speakers are the channels: leave out {DIARIZE}"
     elif fields.stream:
         problem = "it is not available with stream: texts are merged when all are complete"
+    elif LOGPROBS in fields.include:
+        problem = f"its words are merged by time, but tokens are not: leave out {LOGPROBS} of include[]"
     if problem:
         raise RefusedError(400, f"channels {SEPARATE}: {problem}", "invalid_value", "channels")
 
@@ -268,8 +270,8 @@ def _shape(fields: UploadFields, rules: Rules) -> SessionShape | None:
         return None
     with refusing(ValueError, DELAY):
         shape = rules.shape.with_delay_ms(rules.delay_ms if asked is None else asked)
-        if rules.longest_s(shape) <= 0:
-            raise ValueError(f"a delay of {shape.delay_ms} ms: this server's clips have no room for its padding")
+        if shape != rules.shape and rules.longest_s(shape) < LEAST_UPLOAD_S:
+            raise ValueError(f"a delay of {shape.delay_ms} ms: its padding leaves this server's clips too little room")
     return None if shape == rules.shape else shape
 
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from voxtral_serve import keys, logs, shims
 from voxtral_serve.audio.decode import Bounds
-from voxtral_serve.audio.speech import SHORTEST_S, Detector
+from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.clip_length import OPTION as POSITIONS
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
-from voxtral_serve.engine.session import OPTION, UPLOAD_DELAY, SessionShape, has_delays
+from voxtral_serve.engine.session import LEAST_UPLOAD_S, OPTION, UPLOAD_DELAY, SessionShape, has_delays
 from voxtral_serve.guard import access
 from voxtral_serve.guard.about import about
 from voxtral_serve.guard.budget import Budget
@@ -210,8 +210,8 @@ def _check_delay(rules: Rules, positions: int) -> None:
     if rules.shape is None or rules.delay_ms is None:
         return
     shape = rules.shape.with_delay_ms(rules.delay_ms)
-    if rules.longest_s(shape) < SHORTEST_S:
-        needed = math.ceil(SHORTEST_S * shape.rate_hz / shape.samples) + shape.left + shape.right
+    if rules.longest_s(shape) < LEAST_UPLOAD_S:
+        needed = math.ceil(LEAST_UPLOAD_S * shape.rate_hz / shape.samples) + shape.left + shape.right
         raise ContextError(
             f"{UPLOAD_DELAY} is {rules.delay_ms}, and uploads have {positions} positions: expected at least {needed}. "
             f"Raise max_model_len or {POSITIONS}, or lower {UPLOAD_DELAY}"
