@@ -186,11 +186,17 @@ def test_the_language_of_the_text(model: str, form: str, text: str, hint: str | 
 def test_a_model_that_is_told_the_language_has_it_in_its_answer() -> None:
     client = engine()
     client.texts = lambda samples: [SENTENCE]
-    for hint, task, told in (("fr", "transcribe", "french"), (None, "transcribe", "german"), (None, "translate", None)):
+    for hint, task, told in (
+        ("fr", "transcribe", "french"),
+        ("pl", "transcribe", "polish"),
+        (None, "transcribe", "german"),
+        ("ja", "translate", "english"),
+    ):
         asked = upload(form="verbose_json", language=hint)
         form = asked.request.form._replace(task=task)
         _, body = run(client, asked._replace(request=asked.request._replace(form=form)))
-        assert json.loads(body["body"])["language"] == told
+        answer = json.loads(body["body"])
+        assert (answer["language"], answer["text"].count(" ")) == (told, PIECES - 1)
 
 
 def test_each_text_is_sent_before_the_engine_makes_the_next() -> None:
@@ -371,14 +377,13 @@ def test_channels_have_the_words_of_their_pieces() -> None:
     client = engine()
     client.texts = lambda samples: [" word"]
     answer = json.loads(run(client, Upload(request, audio), stream=STREAM)[1]["body"])
-    assert answer["text"] == "word word word"
+    assert (answer["text"], answer["usage"]["seconds"]) == ("word word word", 4)
     assert [(each["speaker_id"], each["start"]) for each in answer["segments"]] == [
         ("channel-1", 0.0), ("channel-1", 1.0), ("channel-2", 1.0)
     ]  # fmt: skip
     silent = ClipPieces(clips[0], (whole[0],), (None,), True)
-    assert joined([silent, silent]) == silent
     empty = json.loads(run(engine(), Upload(request, joined([silent, silent])), stream=STREAM)[1]["body"])
-    assert (empty["text"], empty["segments"]) == ("", [])
+    assert (empty["text"], empty["segments"], empty["usage"]["seconds"]) == ("", [], 4)
 
 
 def test_mistrals_answer_without_a_clear_language() -> None:

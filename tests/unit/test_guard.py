@@ -12,7 +12,7 @@ import inputs
 import numpy as np
 import pytest
 from engines import EngineClient
-from guarding import RATE, SAMPLES, Count, FakeApp, facts, form, guarded, post
+from guarding import RATE, RULES, SAMPLES, Count, FakeApp, facts, form, guarded, post
 
 from voxtral_serve.guard import access, limits, middleware, transcription
 from voxtral_serve.guard import body as arriving
@@ -362,6 +362,22 @@ def test_clips_of_known_speakers_count_as_audio_before_their_voices_are_computed
     asyncio.run(post(made, app, *form(**fields)))
     assert app.status == 200
     assert counted == [{"{kind=upload}": pytest.approx(2 * len(SAMPLES) / RATE)}]
+
+
+def test_separate_channels_share_the_bytes_of_a_clip() -> None:
+    bounds = RULES.bounds._replace(most_bytes=SAMPLES.nbytes * 3 // 2)
+    body, kind = form(file=("clip.wav", inputs.encoded(np.stack([SAMPLES] * 2, axis=1))), channels=(None, "separate"))
+    made, app = guarded(rules=RULES._replace(bounds=bounds))
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app.send = send  # type: ignore[method-assign]
+    asyncio.run(post(made, app, body, kind))
+    error = json.loads(sent[1]["body"])["error"]
+    assert (sent[0]["status"], error["code"], app.engine.ids) == (400, "clip_too_long", [])
+    assert "VLLM_MAX_AUDIO_DECODE_BYTES" in error["message"]
 
 
 @pytest.mark.parametrize(("in_flight", "most"), [(16, 4), (3, 1), (1024, 16)])

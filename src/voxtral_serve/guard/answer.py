@@ -35,6 +35,7 @@ from voxtral_serve.transcript.words import TokenStream, Word
 
 IGNORED_HEADER = b"x-voxtral-ignored"  # names the fields that have no effect with this model
 LANGUAGE = "transcription.language"  # Mistral's event
+ENGLISH = "en"  # of a translation, whatever was spoken
 EVENTS = b"text/event-stream; charset=utf-8"
 
 
@@ -60,7 +61,10 @@ async def answered(
     task = request.form.task
     if language is None and not audio.silent:
         language = await transcriber.language_of(audio, task, request_id)
-    form = request.form._replace(separator=transcriber.separator(language, task))
+    text_language = ENGLISH if task == "translate" else language
+    form = request.form._replace(
+        separator=transcriber.separator(text_language, task), languages=transcriber.language_names(task)
+    )
     answer = (MistralAnswer if request.mistral else Answer)(request, audio, form, stream)
     writer = EventWriter(answer, send) if request.streamed else None
     try:
@@ -79,9 +83,9 @@ async def answered(
             timing.end("speakers")
         if form.channels:
             answer.merge_channels()
-        # Whisper has been told the language, or has said it; a translation is English, whatever was spoken.
-        spoken = language if stream is None else None
-        answer.take_language(spoken if spoken or task == "translate" else await answer.recognised())
+        # Whisper has been told the language, or has said it.
+        known = text_language if stream is None else None
+        answer.take_language(known or await answer.recognised())
         return answer.messages() if writer is None else await writer.end()
     except (RefusedError, LabelError) as failure:
         error = unlabelled(failure) if isinstance(failure, LabelError) else failure
@@ -275,7 +279,7 @@ class Answer:
         return self.form, self._pieces(), self.stream, self.audio.clip.seconds, self._duration(), self._words
 
     def _duration(self) -> dict[str, Any]:
-        return {"type": "duration", "seconds": math.ceil(self.audio.clip.seconds)}
+        return {"type": "duration", "seconds": math.ceil(self.audio.seconds)}
 
     def _pieces(self) -> list[PieceTranscript]:
         audio = self.audio
@@ -304,7 +308,7 @@ class MistralAnswer(Answer):
     def _json(self, text: str, usage: dict[str, Any]) -> dict[str, Any]:
         names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
         counted = {theirs: self.usage[ours] for theirs, ours in names.items()}
-        content = super()._json(text, counted | {"prompt_audio_seconds": math.ceil(self.audio.clip.seconds)})
+        content = super()._json(text, counted | {"prompt_audio_seconds": math.ceil(self.audio.seconds)})
         return content | self._segments()
 
 

@@ -23,6 +23,7 @@ class ClipPieces(NamedTuple):
     silent  whether the clip has no speech: its one piece is not sent to the model
     speech  start and end in seconds of the stretches of speech, if speakers are labelled
     channels  of each piece, if the channels of the clip are separate: from 0, with the channel's samples
+    parts   number of the channels, if they are separate
     """
 
     clip: Clip
@@ -31,6 +32,12 @@ class ClipPieces(NamedTuple):
     silent: bool
     speech: tuple[tuple[float, float], ...] = ()
     channels: tuple[tuple[int, Clip], ...] = ()
+    parts: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Of audio, of all channels together."""
+        return self.clip.seconds * self.parts
 
     def clip_of(self, number: int) -> Clip:
         """The samples of a piece."""
@@ -41,13 +48,14 @@ def joined(channels: Sequence[ClipPieces]) -> ClipPieces:
     """The pieces of a clip whose channels are separate, from those of each channel."""
     voices = [(number, each) for number, each in enumerate(channels) if not each.silent]
     if not voices:
-        return channels[0]
+        return channels[0]._replace(parts=len(channels))
     return ClipPieces(
         channels[0].clip,
         tuple(piece for _, each in voices for piece in each.pieces),
         tuple(voiced for _, each in voices for voiced in each.voiced),
         silent=False,
         channels=tuple((number, each.clip) for number, each in voices for _ in each.pieces),
+        parts=len(channels),
     )
 
 

@@ -267,8 +267,11 @@ class TranscriptionRequest(Request):
         clips: list[Clip] = []
         try:
             for channel in range(SEPARATE):
-                longest = bounds.seconds / (channel + 1)
-                within = bounds._replace(seconds=longest, because=f"{bounds.because}, of all channels together")
+                within = bounds._replace(
+                    seconds=bounds.seconds / (channel + 1),
+                    because=f"{bounds.because}, of all channels together",
+                    most_bytes=bounds.most_bytes // (channel + 1),
+                )
                 clips.append(await decode(within, facts.rules.rate, "file", held, last=False, channel=channel))
         except RefusedError as error:
             if error.code != NO_CHANNEL:
