@@ -69,8 +69,8 @@ def test_channels_by_themselves(url: str, clips: list[dataset.Clip]) -> None:
     assert starts == sorted(starts)
     lines = upload(url, both, channels="separate", response_format="text").text.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["channel-1", "channel-2"]
-    silent = upload(url, np.zeros((RATE, 2), np.float32), channels="separate", **fields)
-    assert silent.json()["text"] == ""
+    silent = upload(url, np.zeros((RATE, 2), np.float32), channels="separate", **fields).json()
+    assert (silent["text"], silent["duration"], silent["usage"]["seconds"]) == ("", 1, 2)
     mono = upload(url, voices[0], channels="separate", **fields).json()
     assert {word["speaker"] for word in mono["words"]} == {"channel-1"}
     many = upload(url, np.zeros((RATE, 9), np.float32), channels="separate")

@@ -236,6 +236,8 @@ def test_whisper_translates(server: Server) -> None:
     answer = server.upload("translations", language="de")
     assert answer.status_code == 200, answer.text
     assert answer.json()["text"].strip()
+    for endpoint, told in (("translations", "english"), ("transcriptions", "polish")):
+        assert server.upload(endpoint, language="pl", response_format="verbose_json").json()["language"] == told
     assert server.upload("translations", response_format="text").text.endswith("\n")
 
 

@@ -61,6 +61,15 @@ def test_speakers_are_those_of_the_upload(fast_url: str, tmp_path: Path) -> None
     }
 
 
+def test_a_delay_of_an_upload(fast_url: str, pico_url: str, folder: Path) -> None:
+    """vLLM alone would answer with its own delay, and not say so."""
+    clip = next(folder.glob("*.opus"))
+    for url, status in ((fast_url, 0), (pico_url, 1)):
+        done = run(clip, "--url", url, "--delay", 960, OPENAI_API_KEY=KEY)
+        assert done.returncode == status and bool(done.stdout) == (status == 0)
+    assert f"{clip}: the delay needs a server with the guard, and {pico_url} has no /v1/server" in done.stderr
+
+
 def test_live_has_the_text_of_the_upload(fast_url: str, folder: Path) -> None:
     clip = next(folder.glob("*.opus"))
     done = run("--live", clip, "--url", fast_url, OPENAI_API_KEY=KEY)
