@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from voxtral_serve.guard.transcriber import SpeechTask, Transcriber
@@ -20,7 +20,6 @@ class Model:
     """vLLM's class of a model of speech-to-text."""
 
     no_space_languages = frozenset({"ja"})
-    supported_languages = MappingProxyType({"en": "English", "de": "German", "fr": "French", "pl": "Polish"})
 
     @staticmethod
     def validate_language(language: str | None) -> str | None:

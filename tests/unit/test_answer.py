@@ -157,7 +157,7 @@ SENTENCE = " Straßenbahnhaltestellenverzeichnis."  # one word, as the tokens be
         ("voxtral", "verbose_json", SENTENCE, None, {"language": "german"}),
         ("voxtral", "verbose_json", SENTENCE, "fr", {"language": "german"}),  # a hint has no effect
         ("voxtral", "verbose_json", " Ja.", "fr", {"language": "french"}),
-        ("voxtral", "verbose_json", " Ja.", "sw", {"language": "sw"}),
+        ("voxtral", "verbose_json", " Ja.", "sw", {"language": "swahili"}),
         ("voxtral", "verbose_json", " Ja.", None, {"language": None}),
         ("voxtral", "json", SENTENCE, None, {}),
         ("gpt-transcribe", "json", SENTENCE, "fr", {"languages": [{"code": "de"}]}),

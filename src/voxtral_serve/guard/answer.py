@@ -62,9 +62,7 @@ async def answered(
     if language is None and not audio.silent:
         language = await transcriber.language_of(audio, task, request_id)
     text_language = ENGLISH if task == "translate" else language
-    form = request.form._replace(
-        separator=transcriber.separator(text_language, task), languages=transcriber.language_names(task)
-    )
+    form = request.form._replace(separator=transcriber.separator(text_language, task))
     answer = (MistralAnswer if request.mistral else Answer)(request, audio, form, stream)
     writer = EventWriter(answer, send) if request.streamed else None
     try:

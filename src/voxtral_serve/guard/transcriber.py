@@ -125,10 +125,6 @@ class Transcriber:
         log.info("detected language: %s, id %s", language, request_id)
         return language
 
-    def language_names(self, task: str) -> dict[str, str]:
-        """As OpenAI's `verbose_json` has them, by their codes: those of vLLM's class of the model."""
-        return {code: name.lower() for code, name in self.tasks[task].model.supported_languages.items()}
-
     def separator(self, language: str | None, task: str) -> str:
         """What stands between the texts of two pieces: nothing in a language without blanks."""
         return "" if language in self.tasks[task].model.no_space_languages else " "

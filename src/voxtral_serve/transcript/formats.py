@@ -6,13 +6,12 @@ All but `json`, which may have logprobs, and speakers as Mistral has them: the g
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from voxtral_serve.audio.speech import Piece
-from voxtral_serve.transcript.language import NAMES
+from voxtral_serve.transcript.language import name_of
 from voxtral_serve.transcript.subtitles import Segment, said, segments, srt, vtt
 from voxtral_serve.transcript.words import LEAST_S, TokenStream, Word, refine, words
 
@@ -33,7 +32,6 @@ class AnswerFormat(NamedTuple):
     separator      between the texts of two pieces
     speakers       whether speakers are told apart
     channels       whether each channel of the clip is a speaker
-    languages      names by codes
     """
 
     name: FormatName
@@ -43,7 +41,6 @@ class AnswerFormat(NamedTuple):
     separator: str = " "
     speakers: bool = False
     channels: bool = False
-    languages: Mapping[str, str] = MappingProxyType(NAMES)
 
     @property
     def with_times(self) -> bool:
@@ -119,11 +116,11 @@ def verbose(
 ) -> dict[str, Any]:
     """OpenAI's `verbose_json`, from what `written` takes; its segments lack the fields that are not known here.
 
-    `language` is a name, as OpenAI has it, or what the request has if that is no code of `form.languages`. Segments
+    `language` is a name, as OpenAI has it, or what the request has if that is no code of Whisper. Segments
     have `avg_logprob` and words `probability`, as faster-whisper's, if the tokens have logprobs. Raises TimeError.
     """
     timed, found = _timed(form, pieces, stream, timed)
-    content: dict[str, Any] = {"task": form.task, "language": form.languages.get(form.language or "", form.language)}
+    content: dict[str, Any] = {"task": form.task, "language": form.language and name_of(form.language)}
     content |= {"duration": round(seconds, 3), "text": merged_text(form, pieces, timed)}
     if "word" in form.granularities:
         content["words"] = [

@@ -52,6 +52,13 @@ async def recognised_later(text: str) -> str | None:
     return await asyncio.to_thread(recognised, text) if _is_enough(text[:MOST]) else None
 
 
+def name_of(code: str) -> str:
+    """The name of a language, one of the 100 of Whisper, as OpenAI's `verbose_json` has it; others stay as they are."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES  # which vLLM imports as well
+
+    return str(NAMES.get(code) or LANGUAGES.get(code, code))
+
+
 def listed(code: str | None) -> list[dict[str, str]]:
     """`languages` as OpenAI's gpt-transcribe has them: none if the language is not clear."""
     return [] if code is None else [{"code": code}]
