@@ -1,6 +1,6 @@
 """What events of a client ask for: a codec makes commands of them, and the socket and its conversation run these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from voxtral_serve.audio.stream import StreamFormat
 from voxtral_serve.guard.live.endings import Ending
@@ -19,6 +19,7 @@ class Options:
     speakers   whether speakers are labelled at the session's end, from the first audio on
     segment_languages  whether segments have the language of the text so far
     languages  whether the language of a turn's text is told
+    keywords   the engine's table of custom words, from the next turn on; None without any
     """
 
     form: StreamFormat
@@ -28,6 +29,7 @@ class Options:
     speakers: bool = False
     segment_languages: bool = False
     languages: bool = False
+    keywords: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
