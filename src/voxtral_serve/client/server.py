@@ -41,6 +41,7 @@ def root(url: str) -> str:
 
 
 DELAY = "target_streaming_delay_ms"  # a form's field, Mistral's name
+KEYWORDS = "keywords[]"  # OpenAI's
 
 
 class Server:
@@ -89,14 +90,17 @@ class Server:
         times: Sequence[str] = (),
         speakers: int | None = None,
         delay_ms: int | None = None,
+        keywords: Sequence[str] = (),
     ) -> bytes:
         """The file's transcript in the format `form`.
 
         times     "word" and "segment", for verbose_json
         speakers  their number, 0 if it is not known; None for a transcript without speakers
         delay_ms  of the text behind the audio; None for the server's
+        keywords  phrases to prefer
 
-        Raises IgnoredError for an answer without the speakers or the delay, and for a server that would not say so.
+        Raises IgnoredError for an answer without the speakers, the delay or the keywords, and for a server that would
+        not say so.
         """
         # `text` without speakers is taken from `json`: stock vLLM returns JSON for both.
         whole = form in ("srt", "vtt") or (form == "text" and speakers is not None)
@@ -107,10 +111,13 @@ class Server:
         if speakers is not None:
             fields += [("diarize", "true"), *([("num_speakers", str(speakers))] if speakers else [])]
 
+        if (delay_ms is not None or keywords) and not self.names_ignored:
+            what = "keywords need" if delay_ms is None else "the delay needs"
+            raise IgnoredError(f"{what} a server with the guard, and {self.url} has no /v1/server")
         if delay_ms is not None:
-            if not self.names_ignored:
-                raise IgnoredError(f"the delay needs a server with the guard, and {self.url} has no /v1/server")
             fields.append((DELAY, str(delay_ms)))
+
+        fields += [(KEYWORDS, each) for each in keywords]
 
         def send() -> Answer:
             with path.open("rb") as file:
@@ -121,6 +128,8 @@ class Server:
             raise IgnoredError("200, but without speakers: this server does not label them")
         if DELAY in answer.ignored:
             raise IgnoredError("200, but with the server's delay: its config has no upload_delay_ms")
+        if KEYWORDS.removesuffix("[]") in answer.ignored:
+            raise IgnoredError("200, but without keywords: this server's model does not prefer any")
         if whole:
             if answer.kind.startswith("application/json"):
                 raise RequestError(f"200, but JSON instead of {form}: {_start(answer)}")
