@@ -5,7 +5,8 @@ from mistralai.client import Mistral
 
 
 async def transcribe(server: Server, clip: Clip) -> None:
-    answer = await Mistral(api_key=KEY, server_url=server.url).audio.transcriptions.complete_async(
+    client = Mistral(api_key=KEY, server_url=server.url)
+    answer = await client.audio.transcriptions.complete_async(
         model=server.model,
         file={"file_name": "clip.wav", "content": clip.file()},
         diarize=True,
