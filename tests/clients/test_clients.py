@@ -28,11 +28,10 @@ OF_BOTH = ("mistral_stream", "mistral_upload", "mistral_upload_rest")  # in the 
 # In all programs but those that say otherwise
 MODEL = "voxtral"
 # livekit-plugins-mistralai speaks its live protocol for models with `realtime` in their name only. Two of OpenAI tell
-# the language of the text. Of a recipe, the name that its page has.
+# the language of the text.
 MODELS = {
     "livekit_mistral": "voxtral-mini-transcribe-realtime-2602",
     **{"openai_async": "gpt-live-transcribe", "openai_upload_rest": "gpt-transcribe"},
-    "litellm_gateway": "gpt-transcribe",
 }
 CLIPS = 3
 LONGEST_S = 5.0

@@ -1,4 +1,4 @@
-"""`litellm`, a proxy with the recipe's configuration, whose client is OpenAI's: one answer is JSON, one subtitles."""
+"""`litellm`, a proxy with the recipe's configuration, whose client is OpenAI's: words with times, and a stream."""
 
 import sys
 import tempfile
@@ -15,12 +15,21 @@ PORT = free_port()
 async def transcribe(server: Server, clip: Clip) -> None:
     client = AsyncOpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="none")
     create, file = client.audio.transcriptions.create, ("clip.wav", clip.file())
-    answer = await create(model=server.model, file=file)
-    clip.turn(answer.text)
-    subtitles = await create(model=server.model, file=file, response_format="srt")
-    lines = [line for line in str(subtitles).splitlines() if line and not line.isdigit() and "-->" not in line]
-    if " ".join(lines).split() != answer.text.split():
-        raise RuntimeError((subtitles, answer))
+    timed = await create(
+        model="voxtral", file=file, response_format="verbose_json", timestamp_granularities=["word"], language="en"
+    )
+    words = timed.words or []
+    if [word.word for word in words] != timed.text.split() or not all(word.start < word.end for word in words):
+        raise RuntimeError(timed)
+    deltas = []
+    async for event in await create(model="gpt-transcribe", file=file, keywords=["Voxtral"], stream=True):
+        if event.type == "transcript.text.delta":
+            clip.delta(event.delta)
+            deltas.append(event.delta)
+        elif event.type == "transcript.text.done":
+            clip.turn(event.text)
+    if not "".join(deltas).strip() == clip.turns[-1] == timed.text:
+        raise RuntimeError((deltas, clip.turns, timed))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The request of Open WebUI for a recording, at the level of HTTP: the package pins 91 others, PyTorch's users among them,
-and a version of openai that wyoming-openai does not take.
+"""The request of Open WebUI for a recording, at the level of HTTP: its package pins 91 others, among them a version of
+openai that wyoming-openai does not take.
 
 Version 0.12.4 (open_webui/routers/audio) sends an MP3 file in chunks, with `model`, and with `language` if the user has
 one; it reads `text`.
