@@ -4,16 +4,20 @@ The parameters of Mistral's client are compared with the page in tests/clients, 
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import pytest
+import yaml
 from guarding import RULES
 from livefakes import context
 from openai.types.audio import speech_create_params, transcription_create_params, translation_create_params
+from openai.types.realtime import audio_transcription_param
 from openai.types.realtime import realtime_transcription_session_create_request_param as session_params
 from pages import Parameters
+from places import ROOT
 from typing_extensions import get_type_hints, is_typeddict
 
 from voxtral_serve.guard import fields
@@ -117,6 +121,15 @@ def test_the_page_has_each_parameter_of_openais_client() -> None:
     assert len(paths) > 18 and f"{INPUT}transcription.keywords" in paths
     for path in paths:
         LIVE.of(path.removeprefix(INPUT))  # or it raises KeyError
+
+
+def test_the_names_of_openais_models_are_names_of_the_profile() -> None:
+    """But for one that the page names, and those with a date."""
+    profile = yaml.safe_load((ROOT / "profiles/fast.yaml").read_text(encoding="utf-8"))
+    hint = get_type_hints(audio_transcription_param.AudioTranscriptionParam)["model"]
+    models = {name for each in get_args(hint) for name in get_args(each)}
+    others = models - set(profile["served_model_name"])
+    assert len(models) > 6 and {name for name in others if not re.search(r"-\d{4}-", name)} == {"gpt-realtime-whisper"}
 
 
 def verdicts(table: Parameters, *but: str) -> dict[str, str]:
