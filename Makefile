@@ -69,7 +69,7 @@ lint: .venv/ready-dev ## style, types, documentation, and the schemas of the dep
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or also run on it (Python 3.12, 6 GB)
 	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py tests/unit/test_decode.py tests/unit/test_decoders.py
 
-test-clients: .venv/ready-dev .venv-clients/ready .venv-recipes/ready ## published clients and proxies, unmodified, against a real server (1.4 GB)
+test-clients: .venv/ready-dev .venv-clients/ready .venv-recipes/ready ## published clients and proxies, unmodified, against a real server (1.3 GB)
 	@.venv/bin/python -m pytest tests/clients
 
 test-speech: .venv/ready-dev .venv-omni/ready ## Voxtral TTS and VoxCPM2 of vLLM-Omni on a CPU, with random weights (200 MB)
