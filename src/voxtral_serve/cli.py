@@ -195,7 +195,8 @@ def _transcribe(call: Call) -> int:
 
 
 def _add_delay(command: argparse.ArgumentParser) -> None:
-    what = "of the text behind the speech: %(choices)s ms; a longer one has fewer errors, as Mistral reports (default: the server's)"
+    what = "of the text behind the speech: %(choices)s ms; a longer one has fewer errors, as Mistral reports "
+    what += "(default: the server's)"
     command.add_argument("--delay", type=int, choices=DELAYS_MS, metavar="MS", help=what)
 
 

@@ -2,24 +2,29 @@
 
 import asyncio
 import errno
+import io
 import itertools
 import os
+import resource
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+from voxtral_serve.audio import decode_worker
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.decode_worker import READY
 from voxtral_serve.guard import labeller
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.labeller import KnownVoice, LabelError, Labeller
 from voxtral_serve.patches.live_server import log
-from voxtral_serve.speakers import known, labels, windows
+from voxtral_serve.speakers import known, labels, windows, worker
 from voxtral_serve.speakers.campplus import RATE, CamPlusPlus
 
 SAMPLES = np.random.default_rng(0).normal(0, 0.1, 70 * RATE).astype(np.float32)
@@ -370,3 +375,25 @@ def test_another_rate_is_an_error_of_the_caller() -> None:
             await served.voices(Clip(SAMPLES, 8000), [(0.0, 1.0)])
 
     run(test)
+
+
+@pytest.mark.parametrize(("device", "limited"), [("cpu", True), ("cuda", False)])
+def test_a_gpus_libraries_have_room_for_what_they_map(
+    device: str, limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, the process ended with its first order: CUDA maps memory and opens libraries when it needs them."""
+    given: list[tuple[int, ...]] = []
+    for name, replaced in {
+        "close_inherited": lambda: None,
+        "_loaded": lambda device: None,
+        "confine": lambda *limits: given.append(limits),
+    }.items():
+        monkeypatch.setattr(worker, name, replaced)
+    monkeypatch.setattr(os, "nice", lambda by: 0)
+    monkeypatch.setattr(sys, "argv", ["", "1000", device])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO()))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=io.BytesIO()))
+    worker.main()
+    ((memory, *files),) = given
+    assert (memory != resource.RLIM_INFINITY) == limited
+    assert all(number > decode_worker.FILES for number in files) and bool(files) != limited

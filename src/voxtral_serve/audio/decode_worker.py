@@ -80,8 +80,9 @@ def _load() -> None:
         import soxr  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
 
 
-def confine(memory: int) -> None:
-    """Set the limits of this process: `memory` bytes, and no new file. It ends when the thread that started it ends."""
+def confine(memory: int, files: int = FILES) -> None:
+    """Set the limits of this process: `memory` bytes, and `files` open ones. It ends when the thread that started it
+    ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_PDEATHSIG, signal.SIGKILL), (PR_SET_NO_NEW_PRIVS, 1)):
         if libc.prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3):
@@ -91,7 +92,7 @@ def confine(memory: int) -> None:
     os.close(null)
     for limit, value in (
         (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_NOFILE, FILES),
+        (resource.RLIMIT_NOFILE, files),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):

@@ -25,8 +25,8 @@ def check_clip(report: Report, held: Checkpoint, positions: int, delay_ms: int |
     if longest < (1 if delay_ms is None else LEAST_UPLOAD_S * rate_hz):
         delay = "" if delay_ms is None else f", with {UPLOAD_DELAY} {delay_ms}"
         report.problem(
-            f"max_model_len is {positions}, but the padding of a clip alone takes {length.padding} tokens{delay}: raise "
-            "max_model_len"
+            f"max_model_len is {positions}, but the padding of a clip alone takes {length.padding} tokens{delay}: "
+            "raise max_model_len"
         )
         return
     tokens = positions - length.padding

@@ -31,8 +31,8 @@ SESSION = "voxtral_serve_session"
 NAME = re.compile(r"[0-9a-f]{32}-[0-9]{1,9}")  # of a session: 128 random bits, and a number of a request
 DELAY = "voxtral_serve_delay"  # in SamplingParams.extra_args: token positions of an uploaded clip's delay
 UPLOAD_DELAY = "upload_delay_ms"  # of additional_config: of uploads that name none, if it is not the checkpoint's
-# Seconds that a delay must leave to an upload beside its padding: shorter pieces of a long clip would have no whole words
-# between their margins (audio.speech).
+# Seconds that a delay must leave to an upload beside its padding: shorter pieces of a long clip would have no whole
+# words between their margins (audio.speech).
 LEAST_UPLOAD_S = 1
 OPTION = "max_live_sessions"  # of vLLM's additional_config: clients that may be live at a time; 0 is none
 AGE = "max_live_age_s"  # of the same: seconds of audio of one request, for which each session has KV cache

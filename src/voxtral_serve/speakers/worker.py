@@ -7,6 +7,7 @@ keeps nothing between orders. guard.labeller starts it, and ends it if it takes 
 
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import BinaryIO, Literal, TypedDict
@@ -21,6 +22,7 @@ from voxtral_serve.speakers.windows import Network, Voices, voices
 
 START = "import sys; sys.path[:] = sys.argv[3:]; from voxtral_serve.speakers.worker import main; main()"
 NICE = 10  # below the server's processes
+GPU_FILES = 256
 
 
 class VoicesOrder(TypedDict):
@@ -77,7 +79,10 @@ def main() -> None:
     close_inherited()
     os.nice(NICE)
     network = _loaded(device)
-    confine(_address_space() + memory)
+    if device == "cpu":
+        confine(_address_space() + memory)
+    else:  # a GPU's libraries map more than they use, and open further ones when they need them
+        confine(resource.RLIM_INFINITY, GPU_FILES)
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     answers.write(READY)
     answers.flush()

@@ -333,7 +333,10 @@ class Turns(Conversation):
             done = outputs.TurnDone(turn, [], 0)
         else:
             segments = self._held(await self._last_segments(turn, audio))
-            prompt_tokens, language = turn.requests * session.shape.prompt, await self._language(turn, self.options.languages)
+            prompt_tokens, language = (
+                turn.requests * session.shape.prompt,
+                await self._language(turn, self.options.languages),
+            )
             done = outputs.TurnDone(turn, segments, prompt_tokens, language=language)
         await self.say(done)
         self.turns.pop(turn.number)
@@ -352,7 +355,10 @@ class Turns(Conversation):
         self._is_labelling = True
         self.release()  # what the engine has of the session is free
         segments, unlabelled = await speakers.labelled()
-        prompt_tokens, language = last.requests * session.shape.prompt, await self._language(last, self.options.languages)
+        prompt_tokens, language = (
+            last.requests * session.shape.prompt,
+            await self._language(last, self.options.languages),
+        )
         await self.say(outputs.TurnDone(last, [*unsaid, *segments], prompt_tokens, unlabelled, language))
         self.turns.pop(last.number)
 

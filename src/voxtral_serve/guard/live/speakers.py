@@ -15,7 +15,7 @@ from voxtral_serve.transcript.turns import TimedSegment
 from voxtral_serve.units import MIB
 
 KEPT_BYTES = 256 * MIB  # of audio of all sessions of a process: 2.3 hours
-SHARE = 4  # one session keeps one of so many bytes at most: 35 min
+SHARE = 2  # one session keeps one of so many bytes at most: 70 min
 PART_BYTES = 2 * RATE * 300  # of a session's audio that are searched for speech at a time
 
 
