@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
+import phrases
 import pytest
 import yaml
 from guarding import RULES
@@ -31,8 +32,6 @@ from voxtral_serve.guard.live.openai_codec import OpenAiCodec
 from voxtral_serve.guard.speech import fields as speech_fields
 
 INPUT = "audio.input."
-# Whether they have an effect depends on the engine behind the guard.
-CUSTOM_WORDS = {"keywords", "context_bias", "transcription.keywords"}
 CLIP = "data:audio/wav;base64,UklGRg=="
 # Values that differ from those of a request without the parameter; what a parameter needs stands before it.
 UPLOADS: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -46,6 +45,8 @@ UPLOADS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "language": (("language", "fr"),),
     "languages": (("languages[]", "fr"),),
     "prompt": (("prompt", "Voxtral"),),
+    "keywords": (("keywords[]", "b"),),
+    "context_bias": (("context_bias", "b"),),
     "diarize": (("diarize", "true"),),
     "speaker_references": (("diarize", "true"), ("speaker_references", json.dumps({"Ann": "UklGRg=="}))),
     "file_url": (("file_url", "http://example.org"),),
@@ -60,6 +61,7 @@ SESSIONS: Mapping[str, Mapping[str, Any]] = {
     "format": {"format": {"type": "audio/pcmu"}},
     "transcription.model": {"transcription": {"model": "gpt-live-transcribe"}},
     "transcription.delay": {"transcription": {"delay": "high"}},
+    "transcription.keywords": {"transcription": {"keywords": ["b"]}},
     "transcription.language": {"transcription": {"language": "fr"}},
     "transcription.languages": {"transcription": {"languages": ["fr"]}},
     "transcription.prompt": {"transcription": {"prompt": "Voxtral"}},
@@ -72,6 +74,7 @@ MISTRALS_SESSIONS: Mapping[str, Any] = {
     "audio_format": {"encoding": "pcm_mulaw", "sample_rate": 8000},
     "target_streaming_delay_ms": 960,
     "turn_detection": {},
+    "context_bias": ["b"],
     "diarize": True,
     "language": "fr",
     "speaker_references": {"Ann": "UklGRg=="},
@@ -133,14 +136,16 @@ def test_the_names_of_openais_models_are_names_of_the_profile() -> None:
 
 
 def verdicts(table: Parameters, *but: str) -> dict[str, str]:
-    return {name: entry.verdict for name, entry in table.entries.items() if name not in {*but, *CUSTOM_WORDS}}
+    return {name: entry.verdict for name, entry in table.entries.items() if name not in but}
 
 
 def uploaded(*given: tuple[str, str]) -> tuple[fields.TranscriptRequest, Any]:
     """(request, how the model chooses tokens) of a form; one of another place of the audio has no file."""
     file = [] if given and given[0][0].startswith("file_") else [Part(b"file", b"clip.wav", b"RIFF")]
     parts = [*file, *(Part(name.encode(), None, text.encode()) for name, text in given)]
-    request = fields.read(parts, "transcribe", RULES, {"voxtral", "gpt-transcribe"}.__contains__)[0]
+    request = fields.read(
+        parts, "transcribe", RULES._replace(phrases=phrases.TOKENS), {"voxtral", "gpt-transcribe"}.__contains__
+    )[0]
     chosen = request.sampling.model_dump(include=set(fields.Sampling.model_fields))
     return request._replace(sampling=fields.Sampling.model_validate({})), chosen
 
@@ -178,7 +183,7 @@ def of_session(codec: Codec, session: Mapping[str, Any]) -> str:
 
 
 def test_what_the_page_says_of_openais_sessions() -> None:
-    here = context()._replace(serves=lambda name: name in ("voxtral", "gpt-live-transcribe"))
+    here = context()._replace(phrases=phrases.TOKENS, serves=lambda name: name in ("voxtral", "gpt-live-transcribe"))
     said = verdicts(LIVE, "type")
     found = {}
     for name in said:
@@ -189,7 +194,7 @@ def test_what_the_page_says_of_openais_sessions() -> None:
 
 
 def test_what_the_page_says_of_mistrals_sessions() -> None:
-    here = context()._replace(unlabelled=None)
+    here = context()._replace(phrases=phrases.TOKENS, unlabelled=None)
     said = verdicts(MISTRALS_LIVE, "model")
     found = {name: of_session(MistralCodec(here, None), {name: MISTRALS_SESSIONS[name]}) for name in said}
     assert said == found
