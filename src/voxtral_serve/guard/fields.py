@@ -93,7 +93,7 @@ class UploadFields(Sampling):
         ge=80,
         le=2400,
         multiple_of=80,
-        description="of the text behind the audio: a longer one takes longer, and has fewer errors as Mistral reports",
+        description="of the text behind the audio: a longer one has fewer errors as Mistral reports",
     )
     keywords: list[Annotated[str, Field(max_length=LONGEST_TEXT)]] = Field(
         [],
