@@ -28,7 +28,8 @@ class KeywordProcessor(LogitsProcessor):
         shape = (req_states.max_num_reqs, WIDTH)
         self.tables = torch.zeros(shape, dtype=torch.int32, device=req_states.device)
         self.wanted: np.ndarray[Any, Any] = np.zeros(req_states.max_num_reqs, bool)  # slots with a table
-        if self.tables.is_cuda:  # compile the kernels now, not in the first request's step
+        # A kernel that does not compile ends the start. vLLM's indices are int64, which its first such step compiles.
+        if self.tables.is_cuda:
             zero = torch.zeros(1, dtype=torch.int32, device=req_states.device)
             names = ("idx_mapping", "expanded_idx_mapping", "expanded_local_pos", "input_ids")
             logits = torch.zeros((1, req_states.vocab_size), device=req_states.device)
