@@ -22,6 +22,7 @@ from bench.gpu import bounds, tested
 from bench.gpu.rows import TITLES
 from bench.tables import code
 from bench.tables import trusted_table as markdown
+from bench.speakers import score
 from voxtral_serve.guard.chat import ChatFields
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.speech.fields import SpeechFields
@@ -71,8 +72,7 @@ class Reports:
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The rows of a kind, by configuration. Raises ValueError if one of them had a failed request."""
         rows = [row for row in self.read(REPORT)["rows"] if row["kind"] == kind]
-        servers = list(TITLES)
-        return [self.row(row["row"]) for row in sorted(rows, key=lambda row: servers.index(row["server"]))]
+        return [self.row(row["row"]) for row in sorted(rows, key=lambda row: list(TITLES).index(row["server"]))]
 
     def all(self) -> list[dict[str, Any]]:
         """The content of every file report-NAME.json."""
@@ -132,10 +132,9 @@ def general(row: Mapping[str, Any]) -> bool:
 def uploads(reports: Reports) -> str:
     lines = []
     for row in filter(general, reports.rows("uploads")):
-        cells = (figure(row["p50_ms"]), figure(row["p95_ms"]), small(row["rtfx"]))
-        memory = row["peak_vram_bytes"] and row["peak_vram_bytes"] / GB
-        more = (small(row["joules_per_audio_second"]), figure(memory, 1))
-        lines.append((TITLES[row["server"]], str(row["in_flight"]), str(row["clips"]), *cells, *more))
+        cells = (str(row["in_flight"]), str(row["clips"]), figure(row["p50_ms"]), figure(row["p95_ms"]))
+        memory = figure(row["peak_vram_bytes"] and row["peak_vram_bytes"] / GB, 1)
+        lines.append((TITLES[row["server"]], *cells, small(row["rtfx"]), small(row["joules_per_audio_second"]), memory))
     heads = ("configuration", "in flight", "clips", "P50 ms", "P95 ms", "RTFx", "J per s of audio", "peak GB")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 
@@ -260,6 +259,7 @@ PAGES: dict[str, dict[str, Table]] = {
     "docs/pages/batch.md": {"archive": archive},
     "docs/pages/speech-synthesis.md": {"speech": speech},
     "docs/pages/architecture.md": {"gpu_tests": gpu_tests},
+    "docs/pages/speakers.md": {"speakers": lambda reports: score.table(reports.read(score.OUT))},
     "docs/pages/checkpoints.md": {"patches": patches},
     "docs/pages/monitoring.md": {"stages": stages},
     "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},

@@ -111,7 +111,10 @@ def check_forms(url: str, clip: dataset.Clip) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"response_format": "xml"}, "response_format is 'xml': expected one of json, text, verbose_json, srt, vtt"),
+        (
+            {"response_format": "xml"},
+            "response_format is 'xml': expected one of json, text, verbose_json, srt, vtt, diarized_json",
+        ),
         ({"response_format": "srt", "stream": "true"}, "srt is not available with stream"),
         ({"response_format": "vtt", "use_beam_search": "true"}, "use_beam_search is not supported"),
         (

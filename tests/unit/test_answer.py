@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +19,12 @@ from voxtral_serve.guard.answer import answered
 from voxtral_serve.guard.asgi import GoneError, connected
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
+from voxtral_serve.guard.labeller import LabelError, Labels
 from voxtral_serve.guard.pieces import ClipPieces
 from voxtral_serve.guard.timing import UploadTiming
 from voxtral_serve.guard.transcriber import AT_ONCE
 from voxtral_serve.transcript.formats import AnswerFormat
+from voxtral_serve.transcript.words import TokenStream
 
 RATE = 16000
 PIECES = 20
@@ -77,7 +79,12 @@ def engine(failing: int | None = None, error: Any = None, step_s: float = 0.02) 
 
 
 def run(
-    client: EngineClient, asked: Upload, gone_after: float | None = None, sent: list[Any] | None = None
+    client: EngineClient,
+    asked: Upload,
+    gone_after: float | None = None,
+    stream: TokenStream | None = None,
+    labels: Labels | None = None,
+    sent: list[Any] | None = None,
 ) -> list[Any]:
     """What the client is sent, in `sent` as it is sent. Raises RefusedError and GoneError."""
     sent = [] if sent is None else sent
@@ -96,7 +103,7 @@ def run(
                 made = transcriber(client)
                 language = made.check(asked.request)
                 timing = UploadTiming(time.monotonic())
-                sent.extend(await answered(made, *asked, language, None, "abc", send, timing))
+                sent.extend(await answered(made, *asked, language, stream, "abc", send, timing, labels))
         finally:
             await asyncio.sleep(0)  # in which those that were told to end do
             assert asyncio.all_tasks() == before
@@ -198,6 +205,103 @@ def test_an_unknown_language_and_a_dead_engine_are_refused_at_once() -> None:
     with pytest.raises(RefusedError, match="the engine has died"):
         run(client, upload())
     assert client.ids == []
+
+
+STREAM = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
+
+
+Finder = Callable[[Any], Awaitable[list[int]]]  # from words to speakers
+
+
+class Found(Labels):
+    """Labels of a function."""
+
+    def __init__(self, find: Finder, error: LabelError | None = None) -> None:
+        self.find, self.error = find, error
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def __call__(self, words: Any) -> list[int]:
+        return await self.find(words)
+
+
+def diarized(
+    form: str, streamed: bool, find: Finder, optional: bool = False, error: LabelError | None = None
+) -> list[Any]:
+    """What a client is sent that asks for the speakers of a word in each piece."""
+    asked = upload(streamed, form=form)
+    answer_format = asked.request.form._replace(speakers=True)
+    request = asked.request._replace(form=answer_format, optional=optional, ignored=())
+    audio = asked.audio._replace(voiced=(np.zeros(0, bool),) * PIECES)
+    client = engine()
+    client.texts = lambda samples: [" word"]
+    return run(client, Upload(request, audio), stream=STREAM, labels=Found(find, error))
+
+
+async def odd(words: Any) -> list[int]:
+    """Two speakers, a piece each."""
+    assert [int(start) for start, _ in words] == list(range(PIECES))
+    return [number % 2 for number in range(PIECES)]
+
+
+async def broken(words: Any) -> list[int]:
+    raise LabelError("the process that labels speakers ended with signal SIGKILL")
+
+
+def test_speakers_in_json_are_mistrals() -> None:
+    answer = json.loads(diarized("json", False, odd)[1]["body"])
+    assert (answer["text"], answer["model"]) == (" ".join(["word"] * PIECES), "voxtral")
+    assert answer["segments"][1] == {
+        **{"type": "transcription_segment", "text": "word", "start": 1.0, "end": 1.04},
+        "speaker_id": "speaker_2",
+    }
+    assert data(diarized("json", True, odd)[1:])[-1]["segments"] == answer["segments"]
+
+
+def test_events_of_segments_come_between_the_text_and_its_end() -> None:
+    (_, body) = diarized("diarized_json", False, odd)
+    events = data(diarized("diarized_json", True, odd)[1:])
+    deltas, segments, done = events[:PIECES], events[PIECES:-1], events[-1]
+    assert {each["type"] for each in deltas} == {"transcript.text.delta"}
+    assert segments == json.loads(body["body"])["segments"]
+    assert [each["speaker"] for each in segments] == ["A", "B"] * (PIECES // 2)
+    assert done["type"] == "transcript.text.done" and done.keys() == {"type", "text", "usage"}
+
+
+def test_speakers_that_cannot_be_had() -> None:
+    with pytest.raises(RefusedError, match=r"^no speaker labels: .* ended with signal SIGKILL$") as caught:
+        diarized("srt", False, broken)
+    assert (caught.value.status, caught.value.code) == (503, "no_speaker_labels")
+    *deltas, failed = data(diarized("diarized_json", True, broken)[1:])
+    assert len(deltas) == PIECES and failed["error"]["code"] == "no_speaker_labels"
+
+
+def test_labels_that_have_failed_end_the_text() -> None:
+    error = LabelError("the process that labels speakers ended with signal SIGKILL")
+
+    async def never(words: Any) -> list[int]:
+        raise AssertionError("the text was completed")
+
+    for streamed in (False, True):
+        with pytest.raises(RefusedError, match=r"^no speaker labels: ") as caught:
+            diarized("diarized_json", streamed, never, error=error)
+        assert (caught.value.status, caught.value.code) == (503, "no_speaker_labels")
+    _, body = diarized("json", False, broken, optional=True, error=error)
+    assert json.loads(body["body"])["text"] == " ".join(["word"] * PIECES)
+
+
+def test_optional_speakers_that_cannot_be_had() -> None:
+    start, body = diarized("srt", False, broken, optional=True)
+    assert dict(start["headers"])[b"x-voxtral-ignored"] == b"diarize"
+    assert body["body"].startswith(b"1\n00:00:00,000 --> 00:00:06,040\nword word")
+    start, body = diarized("json", False, broken, optional=True)
+    assert json.loads(body["body"]).keys() == {"text", "usage"}
+    start, *rest = diarized("diarized_json", True, broken, optional=True)
+    assert b"x-voxtral-ignored" not in dict(start["headers"])  # they are sent before
+    *_, segment, done = data(rest)
+    assert segment["speaker"] is None and done["ignored"] == ["diarize"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])

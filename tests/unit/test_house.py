@@ -47,13 +47,19 @@ HOUSE = {
         ("voxtral_serve.checkpoint", "voxtral_serve.shims", "voxtral_serve.units"),
     ),
     "voxtral_serve.audio": Rule("Sound alone, whatever transcribes it.", ("voxtral_serve.units",)),
+    "voxtral_serve.speakers": Rule(
+        "Sound and times alone, in a process without vLLM.",
+        ("voxtral_serve.audio.decode_worker",),
+        never=("transformers", "vllm"),
+    ),
     "voxtral_serve.transcript": Rule(
         "Text and times, whatever server they come from.", ("voxtral_serve.audio", "voxtral_serve.units")
     ),
     "voxtral_serve.guard": Rule(
         "It runs in vLLM's API server, without the engine's code.",
         (
-            *("voxtral_serve.audio", "voxtral_serve.transcript", "voxtral_serve.shims", "voxtral_serve.units"),
+            *("voxtral_serve.audio", "voxtral_serve.speakers", "voxtral_serve.transcript"),
+            *("voxtral_serve.shims", "voxtral_serve.units"),
             *("voxtral_serve.keys", "voxtral_serve.logs"),
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
@@ -113,6 +119,11 @@ HOUSE = {
         "Its drafters are those of the engine, and their rows those of the reference.",
         ("bench", "pico", "voxtral_serve.engine.draft_network", "mistral_layout"),
         never=("vllm",),
+    ),
+    "bench.speakers": Rule(
+        "It scores the labels themselves, as the server's process makes them.",
+        ("bench", "voxtral_serve.audio", "voxtral_serve.guard.labeller", "voxtral_serve.speakers"),
+        never=("transformers", "vllm"),
     ),
     "bench.gpu.speech_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "mistral_layout"), never=("vllm",)),
     "bench.gpu.voxcpm2_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "voxtral_serve.check")),

@@ -15,6 +15,7 @@ from places import ROOT
 
 from bench import arguments
 from bench.gpu import arguments as gpu_arguments
+from bench.speakers import command as speakers
 from voxtral_serve import cli, shims
 
 README = ROOT / "README.md"
@@ -137,6 +138,8 @@ def test_every_command_can_be_parsed(document: Path) -> None:
         words = shlex.split(line)
         if words[:4] == ["python", "-m", "bench", "gpu"]:
             gpu_arguments.parse(words[4:])
+        elif words[:4] == ["python", "-m", "bench", "speakers"]:
+            speakers.parse(words[4:])
         elif words[:3] == ["python", "-m", "bench"]:
             arguments.parse(words[3:])
         elif words[0] == "python":

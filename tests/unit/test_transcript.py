@@ -6,10 +6,11 @@ import re
 
 import numpy as np
 import pytest
+from openai.types.audio import TranscriptionDiarized
 
 from voxtral_serve.audio.level import voiced
 from voxtral_serve.audio.speech import Piece
-from voxtral_serve.transcript.formats import AnswerFormat, PieceTranscript, TimeError, written
+from voxtral_serve.transcript.formats import AnswerFormat, PieceTranscript, TimeError, timed_words, written
 from voxtral_serve.transcript.logprobs import TokenLogprobs
 from voxtral_serve.transcript.subtitles import LONGEST_S, Segment, _lines, _stamp, segments, srt, vtt
 from voxtral_serve.transcript.words import TokenStream, Word, refine, words
@@ -55,7 +56,7 @@ def spoken(*parts: tuple[float, float], seconds: float = 2.0) -> np.ndarray:
 def test_words(tokens: list[int], expected: list[tuple[str, float, float]]) -> None:
     found = words(tokens, STREAM)
     assert [word.text for word in found] == [text for text, *_ in expected]
-    assert [word[1:] for word in found] == [pytest.approx(times) for _, *times in expected]
+    assert [word[1:3] for word in found] == [pytest.approx(times) for _, *times in expected]
 
 
 def test_a_word_begins_after_the_pause_before_it() -> None:
@@ -91,6 +92,22 @@ def test_segments_end_with_sentences_and_fit_two_lines() -> None:
         assert len(lines) <= 2 and max(map(len, lines)) <= 42
 
 
+def test_segments_end_where_the_speaker_changes_and_have_room_for_its_name() -> None:
+    names = ["A", "A", "B", "B", "A"]
+    words = [word._replace(speaker=name) for word, name in zip(timed("one two three. four five"), names, strict=True)]
+    assert segments(words) == [
+        Segment("one two", 0.0, 1.0, "A"),
+        Segment("three.", 1.0, 1.5, "B"),
+        Segment("four", 1.5, 2.0, "B"),
+        Segment("five", 2.0, 2.5, "A"),
+    ]
+    long = [word._replace(speaker="SPEAKER_1") for word in timed(" ".join(["something"] * 30), 0.1)]
+    assert [word for segment in segments(long) for word in segment.text.split()] == [word.text for word in long]
+    for found in segments(long):
+        lines = _lines(found).split("\n")
+        assert lines[0].startswith("SPEAKER_1: something") and len(lines) <= 2 and max(map(len, lines)) <= 42
+
+
 def test_subtitles() -> None:
     found = [Segment("Salt & <pepper>.", 0.04, 3599.9996), Segment("Bye", 3600, 3661.5)]
     assert srt(found) == (
@@ -108,8 +125,8 @@ WHOLE = PieceTranscript(" Hello world.", TOKENS, Piece(0.0, 1.0, (0.0, 1.0)), SI
 USAGE = {"type": "duration", "seconds": 1}
 
 
-def answer_format(form: str, *granularities: str) -> AnswerFormat:
-    return AnswerFormat(form, frozenset(granularities), "en", "transcribe")
+def answer_format(form: str, *granularities: str, speakers: bool = False) -> AnswerFormat:
+    return AnswerFormat(form, frozenset(granularities), "en", "transcribe", speakers=speakers)
 
 
 def test_verbose_json() -> None:
@@ -136,6 +153,44 @@ def test_other_forms(form: str, kind: str, begins: str) -> None:
     found, body = written(answer_format(form), [WHOLE], STREAM, 1.0, USAGE)
     assert found == kind
     assert body.startswith(begins)
+
+
+def labelled(form: str, *granularities: str) -> str:
+    """The body of an answer with two speakers, of a word each."""
+    form_of = answer_format(form, *granularities, speakers=True)
+    words = [word._replace(speaker=form_of.speaker(n)) for n, word in enumerate(timed_words([WHOLE], STREAM))]
+    return written(form_of, [WHOLE], STREAM, 1.0, USAGE, words)[1]
+
+
+def test_speakers_in_verbose_json() -> None:
+    content = json.loads(labelled("verbose_json", "word", "segment"))
+    assert [(word["word"], word["speaker"]) for word in content["words"]] == [
+        ("Hello", "SPEAKER_1"),
+        ("world.", "SPEAKER_2"),
+    ]
+    assert [(each["id"], each["text"], each["speaker"]) for each in content["segments"]] == [
+        (0, "Hello", "SPEAKER_1"),
+        (1, "world.", "SPEAKER_2"),
+    ]
+
+
+def test_diarized_json_is_openais() -> None:
+    answer = TranscriptionDiarized.model_validate_json(labelled("diarized_json"), extra="forbid")
+    assert (answer.task, answer.duration, answer.text) == ("transcribe", 1.0, "Hello world.")
+    segment = {"type": "transcript.text.segment", "id": "seg_001", "start": 0.0, "end": 0.28, "text": "Hello"}
+    assert answer.segments[0].model_dump() == {**segment, "speaker": "A"}
+    assert (answer.segments[1].id, answer.segments[1].speaker) == ("seg_002", "B")
+    without = json.loads(written(answer_format("diarized_json"), [WHOLE], STREAM, 1.0, USAGE)[1])
+    assert [(each["text"], each["speaker"]) for each in without["segments"]] == [("Hello world.", None)]
+
+
+def test_speakers_in_text_and_subtitles() -> None:
+    assert labelled("text") == "SPEAKER_1: Hello\nSPEAKER_2: world.\n"
+    assert labelled("srt") == (
+        "1\n00:00:00,000 --> 00:00:00,280\nSPEAKER_1: Hello\n\n2\n00:00:00,280 --> 00:00:00,520\nSPEAKER_2: world.\n\n"
+    )
+    assert "\nSPEAKER_2: world.\n" in labelled("vtt")
+    assert answer_format("json", speakers=True).speaker(0) == "speaker_1"  # as Mistral has it
 
 
 def test_pieces_are_joined_in_order() -> None:

@@ -88,7 +88,7 @@ def test_what_a_model_cannot_do() -> None:
 @pytest.mark.parametrize("piece_s", [4, 1])  # sent whole, or cut into pieces if anybody spoke
 def test_silence_is_one_piece_without_speech(piece_s: int) -> None:
     clip = Clip(np.zeros(2 * RATE, np.float32), RATE)
-    found = pieces.split(clip, "json", RULES._replace(piece_s=Fraction(piece_s)), DETECTOR)
+    found = pieces.split(clip, False, RULES._replace(piece_s=Fraction(piece_s)), DETECTOR)
     assert found.silent and len(found.pieces) == 1 and found.clip.seconds == 2
 
 

@@ -51,9 +51,9 @@ class Failure(TypedDict):
 def main() -> None:
     """Answer orders until the standard input ends. The first argument is the limit of its memory in bytes."""
     memory = int(sys.argv[1])
-    _close_inherited()
+    close_inherited()
     _load()
-    _confine(memory)
+    confine(memory)
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     answers.write(READY)
     answers.flush()
@@ -62,7 +62,7 @@ def main() -> None:
             return
 
 
-def _close_inherited() -> None:
+def close_inherited() -> None:
     """Close inherited files: uvloop leaves those open that the server's libraries have left inheritable."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) >= FILES:
@@ -78,8 +78,8 @@ def _load() -> None:
         import soxr  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
 
 
-def _confine(memory: int) -> None:
-    """Set the limits of this process. It ends when the thread ends that has started it."""
+def confine(memory: int) -> None:
+    """Set the limits of this process: `memory` bytes, and no new file. It ends when the thread that started it ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_PDEATHSIG, signal.SIGKILL), (PR_SET_NO_NEW_PRIVS, 1)):
         if libc.prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3):

@@ -22,6 +22,7 @@ SPEECH = 0.5
 SILENCE, NOTHING = 0.35, 0.15
 SILENCE_S, PAUSE_S = 0.1, 1.0
 MARGIN_S = 0.3  # of a pause, kept on each side of speech
+TURN_S, TURN_PAUSE_S = 0.1, 0.2  # `stretches`: the shortest speech, and the shortest pause in it
 FIRST_S = 4  # searched for speech first
 # Of these, the frames that come first of all: nearly all of 150 of pico's clips have speech in the first second. The
 # model is causal, so their probabilities are those that they have among the others.
@@ -85,6 +86,19 @@ class Detector:
         ]
         pieces = cut(stretches, ends, seconds, most_s)
         return [piece for piece in pieces if (_within(probabilities, piece) >= SPEECH).any()]
+
+    def stretches(self, clip: Clip) -> list[tuple[float, float]]:
+        """Start and end in seconds of the speech of a clip at RATE, without its pauses, in order."""
+        found: list[dict[str, int]] = self._stretches(
+            self._probabilities(clip),
+            sampling_rate=RATE,
+            threshold=SPEECH,
+            min_speech_duration_ms=round(TURN_S * 1000),
+            min_silence_duration_ms=round(TURN_PAUSE_S * 1000),
+            speech_pad_ms=30,
+            audio_length_samples=len(clip.samples),
+        )
+        return [(stretch["start"] / RATE, min(stretch["end"] / RATE, clip.seconds)) for stretch in found]
 
     def _spoken(self, levelled: np.ndarray) -> bool:
         return bool((self._model.audio_forward(levelled) >= SPEECH).any())

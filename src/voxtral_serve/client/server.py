@@ -10,7 +10,7 @@ from pathlib import Path
 import requests
 import urllib3
 
-from voxtral_serve.client.errors import GoneError, RequestError, StoppedError, UsageError
+from voxtral_serve.client.errors import GoneError, NoSpeakersError, RequestError, StoppedError, UsageError
 from voxtral_serve.client.text import plain, shown
 from voxtral_serve.measure import upload
 from voxtral_serve.measure.errors import MeasureError
@@ -62,25 +62,44 @@ class Server:
         except (ValueError, LookupError, TypeError):
             raise RequestError(f"{self.url}/v1/models lists no model: {_start(answer)}: use --model") from None
 
-    def transcribe(self, path: Path, model: str, form: str, language: str | None, times: Sequence[str] = ()) -> bytes:
-        """The file's transcript in the format `form`. `times` are "word" and "segment", for verbose_json."""
-        # `text` is taken from `json`: stock vLLM returns JSON for both.
-        fields = [("model", model), ("response_format", "json" if form == "text" else form)]
+    def transcribe(
+        self,
+        path: Path,
+        model: str,
+        form: str,
+        language: str | None,
+        times: Sequence[str] = (),
+        speakers: int | None = None,
+    ) -> bytes:
+        """The file's transcript in the format `form`.
+
+        times     "word" and "segment", for verbose_json
+        speakers  their number, 0 if it is not known; None for a transcript without speakers
+        """
+        # `text` without speakers is taken from `json`: stock vLLM returns JSON for both.
+        whole = form in ("srt", "vtt") or (form == "text" and speakers is not None)
+        fields = [("model", model), ("response_format", "json" if form == "text" and not whole else form)]
         if language:
             fields.append(("language", language))
         fields += [("timestamp_granularities[]", each) for each in times]
+        if speakers is not None:
+            fields += [("diarize", "true"), *([("num_speakers", str(speakers))] if speakers else [])]
 
         def send() -> Answer:
             with path.open("rb") as file:
                 return self.http.transcribe(self.http.transcription(shown(Path(path.name)), file, fields))
 
         answer = self._answer(send)
-        if form in ("srt", "vtt"):
+        if speakers is not None and "diarize" in answer.ignored:
+            raise NoSpeakersError("200, but without speakers: this server does not label them")
+        if whole:
             if answer.kind.startswith("application/json"):
                 raise RequestError(f"200, but JSON instead of {form}: {_start(answer)}")
             return answer.body
         if answer.text is None:
             raise RequestError(f"200, but not a JSON object with 'text': {_start(answer)}")
+        if speakers is not None and not _has_speakers(answer):
+            raise NoSpeakersError(f"200, but without speakers: {_start(answer)}")
         return f"{answer.text.strip()}\n".encode() if form == "text" else answer.body
 
     def _answer(self, send: Callable[[], Answer]) -> Answer:
@@ -101,6 +120,15 @@ class Server:
     def _pause(self, seconds: float) -> None:
         if self.stop.wait(seconds):
             raise StoppedError
+
+
+def _has_speakers(answer: Answer) -> bool:
+    """Whether each segment of a JSON object has a speaker, and there is a segment if there is a text."""
+    segments = json.loads(answer.body).get("segments") or []
+    with contextlib.suppress(AttributeError, TypeError):
+        named = all(each.get("speaker") or each.get("speaker_id") for each in segments)
+        return named and bool(segments or not (answer.text or "").strip())
+    return False
 
 
 def said(body: bytes) -> str:

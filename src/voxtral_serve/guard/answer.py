@@ -11,13 +11,25 @@ from typing import Any
 
 from voxtral_serve.guard.asgi import Message, Send
 from voxtral_serve.guard.errors import RefusedError
-from voxtral_serve.guard.fields import TranscriptRequest
+from voxtral_serve.guard.fields import DIARIZE, TranscriptRequest
+from voxtral_serve.guard.labeller import LabelError, Labels
 from voxtral_serve.guard.pieces import ClipPieces
 from voxtral_serve.guard.timing import UploadTiming
 from voxtral_serve.guard.transcriber import PieceChunk, Transcriber
-from voxtral_serve.transcript.formats import VERBOSE, AnswerFormat, PieceTranscript, TimeError, verbose, written
+from voxtral_serve.transcript.formats import (
+    DIARIZED,
+    VERBOSE,
+    AnswerFormat,
+    PieceTranscript,
+    TimeError,
+    diarized,
+    mistrals_segments,
+    timed_words,
+    verbose,
+    written,
+)
 from voxtral_serve.transcript.logprobs import TokenLogprobs
-from voxtral_serve.transcript.words import TokenStream
+from voxtral_serve.transcript.words import TokenStream, Word
 
 IGNORED_HEADER = b"x-voxtral-ignored"  # names the fields that have no effect with this model
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -32,11 +44,13 @@ async def answered(
     request_id: str,
     send: Send,
     timing: UploadTiming,
+    labels: Labels | None = None,
 ) -> list[Message]:
     """Transcribe an upload; a streamed answer is sent as its text comes. Returns the messages that end the answer.
 
     language  that of the prompt; None for the model to detect it, if it needs one
     stream    how to read the model's tokens; None for a model whose tokens have no times
+    labels    what labels the words of a clip that is not silent, if the request asks for speakers
 
     Raises RefusedError while the client has got nothing.
     """
@@ -50,16 +64,27 @@ async def answered(
         if not audio.silent:
             async with contextlib.aclosing(transcriber.chunks(request, audio, language, request_id)) as chunks:
                 async for number, chunk in chunks:
+                    if labels is not None and not request.optional:
+                        labels.check()
                     timing.add(chunk.times)
                     if writer is None:
                         answer.add(number, chunk)
                     else:
                         await writer.add(number, chunk)
+        if form.speakers:
+            await answer.label(labels)
+            timing.end("speakers")
         return answer.messages() if writer is None else await writer.end()
-    except RefusedError as error:
+    except (RefusedError, LabelError) as failure:
+        error = unlabelled(failure) if isinstance(failure, LabelError) else failure
         if writer is None or not writer.started:
-            raise
+            raise error from failure
         return writer.failed(error)
+
+
+def unlabelled(error: LabelError) -> RefusedError:
+    """The error of a request that needs labels."""
+    return RefusedError(503, f"no speaker labels: {error}", "no_speaker_labels")
 
 
 def naming(ignored: Sequence[str], send: Send) -> Send:
@@ -94,6 +119,8 @@ class Answer:
         self._logprobs = TokenLogprobs(stream) if request.logprobs and stream is not None else None
         self._unsent: list[dict[str, Any]] = []  # logprobs whose text has not been sent
         self._number: int | None = None  # of the last piece that has text
+        self._words: list[Word] | None = None  # with their speakers, if the request asks for them
+        self._ignored = request.ignored
 
     def add(self, number: int, chunk: PieceChunk) -> dict[str, Any] | None:
         """Take a chunk of a piece. Returns the event for it, or None if the text has not grown."""
@@ -118,33 +145,60 @@ class Answer:
             event["logprobs"], self._unsent = self._unsent, []
         return event
 
-    def done(self) -> dict[str, Any]:
-        """The last event of a stream. Raises RefusedError if times are asked for and the tokens do not give them."""
-        if self.form.name == VERBOSE:
-            try:
-                content = verbose(self.form, self._pieces(), self.stream, self.audio.clip.seconds, self._duration())
-            except TimeError as error:
-                raise self._no_times(error) from error
-        else:
-            content = {"text": self.text.rstrip(), "usage": {"type": "tokens", **self.usage}, **self._all_logprobs()}
-        return {"type": "transcript.text.done", **content}
+    async def label(self, labels: Labels | None) -> None:
+        """Find the speakers, for a request that asks for them, when its text is complete. `labels` as for `answered`.
+
+        Raises RefusedError if they cannot be found and the request needs them, or if the tokens do not give times.
+        """
+        self._words = []
+        if labels is None:
+            return
+        assert self.stream is not None  # a model without word times has no labels
+        try:
+            words = timed_words(self._pieces(), self.stream)
+            found = await labels([(word.start, word.end) for word in words]) if words else []
+        except TimeError as error:
+            raise self._no_times(error) from error
+        except LabelError as error:
+            if not self.request.optional:
+                raise unlabelled(error) from error
+            self._words, self._ignored = None, (*self._ignored, DIARIZE)
+            return
+        pairs = zip(words, map(self.form.speaker, found), strict=True)
+        self._words = [word._replace(speaker=speaker) for word, speaker in pairs]
+
+    def end(self) -> list[dict[str, Any]]:
+        """The last events of a stream. Raises RefusedError if times are asked for and the tokens do not give them."""
+        text = {"text": self.text.rstrip(), "usage": {"type": "tokens", **self.usage}}
+        segments: list[dict[str, Any]] = []
+        try:
+            if self.form.name == VERBOSE:
+                content = verbose(*self._timed())
+            elif self.form.name == DIARIZED:
+                segments, content = diarized(*self._timed())["segments"], text
+            else:
+                content = {**text, **self._all_logprobs(), **self._segments()}
+        except TimeError as error:
+            raise self._no_times(error) from error
+        ignored = {"ignored": [DIARIZE]} if self._ignored != self.request.ignored else {}
+        return [*segments, {"type": "transcript.text.done", **content, **ignored}]
 
     def body(self) -> tuple[bytes, bytes]:
-        """(content type, body) of an answer that is not streamed. Raises RefusedError as `done`."""
+        """(content type, body) of an answer that is not streamed. Raises RefusedError as `end`."""
         usage = self._duration()
         if self.form.name == "json":
             # The model's text begins with a blank, as its first word does; OpenAI's does not.
             text = self.form.separator.join(filter(None, (text.strip() for text in self._texts)))
-            content = {"text": text, "usage": usage, **self._all_logprobs()}
+            content = {"text": text, "usage": usage, **self._all_logprobs(), **self._segments()}
             return b"application/json", json.dumps(content, ensure_ascii=False).encode()
         try:
-            kind, text = written(self.form, self._pieces(), self.stream, self.audio.clip.seconds, usage)
+            kind, text = written(*self._timed())
         except TimeError as error:
             raise self._no_times(error) from error
         return kind.encode(), text.encode()
 
     def messages(self) -> list[Message]:
-        """The ASGI messages of an answer that is not streamed. Raises RefusedError as `done`."""
+        """The ASGI messages of an answer that is not streamed. Raises RefusedError as `end`."""
         kind, body = self.body()
         start = self._start([(b"content-type", kind), (b"content-length", b"%d" % len(body))])
         return [start, {"type": "http.response.body", "body": body}]
@@ -154,10 +208,21 @@ class Answer:
         return self._start([(b"content-type", EVENTS), (b"cache-control", b"no-cache")])
 
     def _start(self, headers: list[tuple[bytes, bytes]]) -> Message:
-        return {"type": "http.response.start", "status": 200, "headers": [*headers, *_ignored(self.request.ignored)]}
+        return {"type": "http.response.start", "status": 200, "headers": [*headers, *_ignored(self._ignored)]}
 
     def _all_logprobs(self) -> dict[str, Any]:
         return {} if self._logprobs is None else {"logprobs": self._logprobs.finish()}
+
+    def _segments(self) -> dict[str, Any]:
+        """Speakers as Mistral has them in JSON; its client wants model and language."""
+        if self._words is None:
+            return {}
+        model, language = self.request.model, self.form.language
+        return {"model": model, "language": language, "segments": mistrals_segments(self._words)}
+
+    def _timed(self) -> tuple[Any, ...]:
+        """What `written` takes, and others."""
+        return self.form, self._pieces(), self.stream, self.audio.clip.seconds, self._duration(), self._words
 
     def _duration(self) -> dict[str, Any]:
         return {"type": "duration", "seconds": math.ceil(self.audio.clip.seconds)}
@@ -185,10 +250,10 @@ class EventWriter:
             await self.send(_event(event))
 
     async def end(self) -> list[Message]:
-        """The messages that end the stream. Raises RefusedError as `Answer.done`."""
-        done = _event(self.answer.done())
+        """The messages that end the stream. Raises RefusedError as `Answer.end`."""
+        events = list(map(_event, self.answer.end()))
         await self._begin()
-        return [done, {"type": "http.response.body", "body": b""}]
+        return [*events, {"type": "http.response.body", "body": b""}]
 
     def failed(self, error: RefusedError) -> list[Message]:
         """The messages that end a stream that has started with an error in OpenAI's form."""

@@ -13,13 +13,17 @@ from voxtral_serve.guard.errors import RefusedError, too_large
 from voxtral_serve.guard.form import Part
 from voxtral_serve.guard.limits import FIELDS_BYTES, Rules
 from voxtral_serve.guard.typed import FIELD_NAME, checked, named
-from voxtral_serve.transcript.formats import VERBOSE, AnswerFormat, FormatName, Granularity
+from voxtral_serve.speakers.clusters import MOST
+from voxtral_serve.transcript.formats import DIARIZED, VERBOSE, AnswerFormat, FormatName, Granularity
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 NAME_LENGTH = 256  # characters of a model's name
 SUBTITLES = ("srt", "vtt")  # files, which are not streamed
 GRANULARITIES_FIELD = "timestamp_granularities[]"
 LOGPROBS = "logprobs"  # of `include[]`
+DIARIZE = "diarize"
+OPTIONAL = "optional"
+DIARIZER = "gpt-4o-transcribe-diarize"  # the name of a model that asks for speakers, where the server has it
 
 
 def _no_beams(value: bool) -> bool:
@@ -71,6 +75,10 @@ class UploadFields(Sampling):
     prompt: str = Field("", max_length=1 << 16, description="text before the transcript, for models that take it")
     chunking_strategy: str = Field("auto", max_length=1024, description="`auto`; others have no effect")
     n: Literal["1"] = Field("1", description="number of transcripts")
+    diarize: bool | Literal["optional"] | None = Field(
+        None, description="labels speakers; `optional`: answers without labels, if there are none"
+    )
+    num_speakers: int | None = Field(None, ge=1, le=MOST, description="of the clip, if it is known")
     use_beam_search: Annotated[bool, AfterValidator(_no_beams)] = Field(False, description="refused, if it is true")
 
 
@@ -89,6 +97,8 @@ class TranscriptRequest(NamedTuple):
     prompt    empty if there is none
     sampling  of the client's values
     model     the name that the client gives it; None if it gives none
+    number    of speakers; None if it is not known
+    optional  whether the text is given without speakers if they cannot be told apart
     """
 
     form: AnswerFormat
@@ -99,6 +109,8 @@ class TranscriptRequest(NamedTuple):
     prompt: str = ""
     sampling: Sampling = Sampling.model_validate({})
     model: str | None = None
+    number: int | None = None
+    optional: bool = False
 
 
 def check_task(task: str, can: frozenset[str]) -> None:
@@ -120,8 +132,10 @@ def read(
         name = ascii(fields.model)[1:-1][:80]
         raise RefusedError(404, f"The model `{name}` does not exist", "model_not_found", "model")
     _check_together(fields, rules.timed)
+    asking = _asking(fields)
+    speakers = asking is not None and _labels(asking, fields, rules)
     granularities = frozenset(fields.timestamp_granularities or ("segment",))
-    form = AnswerFormat(fields.response_format, granularities, fields.language, task)
+    form = AnswerFormat(fields.response_format, granularities, fields.language, task, speakers=speakers)
     logprobs = LOGPROBS in fields.include and form.name == "json" and rules.timed
     without_effect = {
         "language": bool(fields.language) and "language" not in rules.can,
@@ -129,12 +143,40 @@ def read(
         "chunking_strategy": fields.chunking_strategy != "auto",  # long clips are always cut, as with "auto"
         LOGPROBS: LOGPROBS in fields.include and not logprobs,
         "include": bool(set(fields.include) - {LOGPROBS}),
+        DIARIZE: asking is not None and not speakers,
+        "num_speakers": fields.num_speakers is not None and not speakers,
     }
     ignored = named([*(name for name, true in without_effect.items() if true), *others])
-    return (
-        TranscriptRequest(form, fields.stream, logprobs, ignored, fields.language, fields.prompt, fields, fields.model),
-        file,
+    request = TranscriptRequest(
+        form,
+        fields.stream,
+        logprobs,
+        ignored,
+        fields.language,
+        fields.prompt,
+        fields,
+        fields.model,
+        fields.num_speakers,
+        fields.diarize == OPTIONAL,
     )
+    return request, file
+
+
+def _asking(fields: UploadFields) -> str | None:
+    """The name of the field that asks for speakers; None if none does."""
+    if fields.response_format == DIARIZED:
+        return "response_format"
+    if fields.diarize is None:
+        return "model" if fields.model == DIARIZER else None
+    return DIARIZE if fields.diarize else None
+
+
+def _labels(asking: str, fields: UploadFields, rules: Rules) -> bool:
+    """Whether speakers are labelled, for which the field `asking` asks. Raises RefusedError."""
+    if rules.unlabelled is not None and fields.diarize != OPTIONAL:
+        value = str(getattr(fields, asking)).lower()
+        raise RefusedError(400, f"{asking} {value}: {rules.unlabelled}", "no_speaker_labels", asking)
+    return rules.unlabelled is None
 
 
 def _apart(parts: Iterable[Part], file_bytes: int) -> tuple[bytes | memoryview, dict[str, Any], list[str]]:
@@ -210,10 +252,12 @@ def _check_together(fields: UploadFields, timed: bool) -> None:
     form, granularities, problem = fields.response_format, fields.timestamp_granularities, None
     if "word" in granularities and not timed:
         problem = f"{GRANULARITIES_FIELD} has word, but this model gives no word times"
-    elif granularities and form != VERBOSE:
+    elif granularities and form != VERBOSE and not (form == "json" and fields.diarize and granularities == ["segment"]):
         problem = f"{GRANULARITIES_FIELD} needs response_format verbose_json, found {form}"
     if problem:
         raise RefusedError(400, problem, "invalid_value", GRANULARITIES_FIELD)
+    if form == DIARIZED and fields.diarize is False:
+        raise RefusedError(400, f"diarize is false, but response_format is {form}", "invalid_value", DIARIZE)
     if fields.stream and form in SUBTITLES:
         raise RefusedError(
             400, f"response_format {form} is not available with stream", "invalid_value", "response_format"

@@ -15,6 +15,7 @@ brackets:
                                     keys, such as https://app.example.org; * for all (none but the server's own)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
   VOXTRAL_SERVE_PAGE                1 to serve the page at /, 0 for no page (1)
+  VOXTRAL_SERVE_SPEAKERS_DEVICE     device of speaker labels: cpu, cuda, or cuda:N for the GPU with this number (cpu)
   VOXTRAL_SERVE_SHUTDOWN_S          seconds that running requests have to finish after SIGTERM, with vLLM-Omni (30); the
                                     container's entrypoint gives it to vLLM as --shutdown-timeout
 """
@@ -63,6 +64,7 @@ class Limits(NamedTuple):
     live_origins: frozenset[str]
     page: bool
     shutdown_s: int
+    speakers_device: str
 
     @property
     def bounds(self) -> Bounds:
@@ -108,7 +110,16 @@ def limits(environ: Mapping[str, str]) -> Limits:
         origins(environ.get("VOXTRAL_SERVE_LIVE_ORIGINS", "")),
         switch(environ, "VOXTRAL_SERVE_PAGE", True),
         number("VOXTRAL_SERVE_SHUTDOWN_S", 30, 0),
+        device(environ, "VOXTRAL_SERVE_SPEAKERS_DEVICE"),
     )
+
+
+def device(environ: Mapping[str, str], name: str) -> str:
+    """PyTorch's name of a device that a variable names, by default the CPU. Raises LimitError."""
+    text = environ.get(name, "cpu")
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", text):
+        raise LimitError(f"{name} is {text!r}: expected cpu, cuda, or cuda:N for the GPU with this number")
+    return text
 
 
 def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
@@ -150,6 +161,7 @@ class Rules(NamedTuple):
     piece_s      the most seconds of audio that the model transcribes in one request
     timed        whether the model's tokens have times
     can          which of "language", "prompt" and "translate" the model supports
+    unlabelled   why speakers cannot be labelled; None if they can
     """
 
     file_bytes: int
@@ -160,6 +172,7 @@ class Rules(NamedTuple):
     piece_s: Fraction
     timed: bool
     can: frozenset[str]
+    unlabelled: str | None = None
 
     @property
     def upload_bytes(self) -> int:

@@ -9,7 +9,6 @@ from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.level import voiced
 from voxtral_serve.audio.speech import Detector, Piece
 from voxtral_serve.guard.limits import Rules
-from voxtral_serve.transcript.formats import WITH_TIMES
 
 PIECE_S = Fraction(30)  # for a clip that is longer than the model's limit; Whisper's limit is 30 s
 SEGMENT_S = Fraction(8)  # for a model whose tokens have no times: each piece becomes one segment
@@ -32,9 +31,8 @@ class ClipPieces(NamedTuple):
         return _within(self.clip, self.pieces[number])
 
 
-def split(clip: Clip, response_format: str, rules: Rules, detector: Detector) -> ClipPieces:
-    """The pieces of a clip for an answer in `response_format`."""
-    with_times = response_format in WITH_TIMES
+def split(clip: Clip, with_times: bool, rules: Rules, detector: Detector) -> ClipPieces:
+    """The pieces of a clip for an answer with or without times."""
     pieces, silent = _pieces(clip, rules.piece_s, with_times and not rules.timed, detector)
     return ClipPieces(
         clip,

@@ -21,6 +21,7 @@ from voxtral_serve.guard.about import about
 from voxtral_serve.guard.budget import Budget
 from voxtral_serve.guard.decoders import Decoders
 from voxtral_serve.guard.keyring import KeyRing
+from voxtral_serve.guard.labeller import Labeller, unlabelled
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules, most_in_flight
 from voxtral_serve.guard.live.cuts import ContextError
 from voxtral_serve.guard.live.link import Engine
@@ -60,6 +61,7 @@ class ServerFacts(NamedTuple):
     sessions        live sessions of the encode-once model; None where the server has none of its own
     about           what GET /v1/server says
     keys            those of VOXTRAL_SERVE_KEYS; None if it is not set
+    labeller        of speakers; None where it cannot be had
     """
 
     rules: Rules
@@ -77,6 +79,7 @@ class ServerFacts(NamedTuple):
     sessions: LiveService | None = None
     about: Mapping[str, Any] = MappingProxyType({})
     keys: KeyRing | None = None
+    labeller: Labeller | None = None
 
     @property
     def stopping(self) -> bool:
@@ -86,6 +89,8 @@ class ServerFacts(NamedTuple):
     async def aclose(self) -> None:
         """End what runs beside the server's process."""
         await self.decoders.aclose()
+        if self.labeller is not None:
+            await self.labeller.aclose()
 
     def watches(self) -> Iterator[Coroutine[Any, Any, None]]:
         """What runs for as long as the server does."""
@@ -152,7 +157,9 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
     all_in_flight = most_in_flight(config)
     processes = config.parallel_config._api_process_count
     in_flight = -(-all_in_flight // processes)
-    rules = Rules(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can)
+    rules = Rules(
+        LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can, unlabelled(realtime)
+    )
     detector = Detector()
     sessions = _sessions(state, detector)
     names = [each.name for each in state.openai_serving_models.base_model_paths]
@@ -171,6 +178,7 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
         open=OpenLimits.of_process(processes, rules.chat_bytes),
         sessions=sessions,
         keys=access.ring(state, processes),
+        labeller=Labeller.of_environment(in_flight) if rules.unlabelled is None else None,
         about=about(names, rules, LIMITS, all_in_flight, _options(config)[OPTION] if sessions is not None else None),
     )
 

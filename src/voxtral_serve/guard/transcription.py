@@ -10,11 +10,12 @@ from typing import Any
 
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.guard import asgi, chat, fields, form, page, pieces
-from voxtral_serve.guard.answer import answered, naming
+from voxtral_serve.guard.answer import answered, naming, unlabelled
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.budget import Reservation
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.keyring import CHECK_S, IN_FLIGHT, LIVE, KeyAudio
+from voxtral_serve.guard.labeller import LabelError, Labels, no_labels
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
 from voxtral_serve.guard.live.endings import LATER, POLICY, REFUSED, Ending
@@ -216,16 +217,42 @@ class TranscriptionRequest(Request):
     ) -> list[Message]:
         """The messages that end the answer to an upload; those before are sent. Raises RefusedError."""
         language = facts.transcriber.check(request)
-        clip = await facts.decoders.decode(file, facts.rules.bounds, facts.rules.rate, "file", held)
-        self.timing.end("decode")
-        audio = await asyncio.get_running_loop().run_in_executor(
-            self.guard.threads, pieces.split, clip, request.form.name, facts.rules, facts.detector
-        )
-        self.timing.end("speech")
-        await self._accept(facts, clip.seconds, "upload")
-        return await answered(
-            facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing
-        )
+        async with contextlib.AsyncExitStack() as work:
+            labels = self._place_for_labels(request, facts, work)
+            clip = await facts.decoders.decode(file, facts.rules.bounds, facts.rules.rate, "file", held)
+            self.timing.end("decode")
+            audio = await asyncio.get_running_loop().run_in_executor(
+                self.guard.threads, pieces.split, clip, request.form.with_times, facts.rules, facts.detector
+            )
+            self.timing.end("speech")
+            await self._accept(facts, clip.seconds, "upload")
+            if request.form.speakers and labels is None and not audio.silent:
+                assert facts.labeller is not None  # as `rules.unlabelled` is None
+                found = facts.detector.stretches
+                labels = await work.enter_async_context(
+                    facts.labeller.listening(clip, found, self.guard.threads, request.number)
+                )
+            return await answered(
+                facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing, labels
+            )
+
+    def _place_for_labels(
+        self, request: fields.TranscriptRequest, facts: ServerFacts, work: contextlib.AsyncExitStack
+    ) -> Labels | None:
+        """Take a place among the requests that ask for speakers, until `work` ends, if this one asks for them.
+
+        Returns labels that fail if there is none and the request does not need them. Raises RefusedError.
+        """
+        if not request.form.speakers:
+            return None
+        assert facts.labeller is not None
+        try:
+            work.enter_context(facts.labeller.place())
+        except LabelError as error:
+            if not request.optional:
+                raise unlabelled(error) from error
+            return no_labels(error)
+        return None
 
     async def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
         """Count the audio before vLLM gets it. Raises RefusedError if the key has not so much left."""

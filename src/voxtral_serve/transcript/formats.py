@@ -1,8 +1,9 @@
 """A transcript in the response formats of OpenAI's speech API (https://platform.openai.com/docs/api-reference/audio).
 
-All but `json`, which may have logprobs: the guard writes that one.
+All but `json`, which may have logprobs, and speakers as Mistral has them: the guard writes that one.
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -10,12 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from voxtral_serve.audio.speech import Piece
-from voxtral_serve.transcript.subtitles import Segment, segments, srt, vtt
+from voxtral_serve.transcript.subtitles import Segment, said, segments, srt, vtt
 from voxtral_serve.transcript.words import LEAST_S, TokenStream, Word, refine, words
 
 VERBOSE = "verbose_json"
-WITH_TIMES = (VERBOSE, "srt", "vtt")
-FormatName = Literal["json", "text", "verbose_json", "srt", "vtt"]
+DIARIZED = "diarized_json"
+WITH_TIMES = (VERBOSE, DIARIZED, "srt", "vtt")
+FormatName = Literal["json", "text", "verbose_json", "srt", "vtt", "diarized_json"]
 Granularity = Literal["word", "segment"]
 
 
@@ -27,6 +29,7 @@ class AnswerFormat(NamedTuple):
     language       of verbose_json: the requested one
     task           "transcribe" or "translate"
     separator      between the texts of two pieces
+    speakers       whether speakers are told apart
     """
 
     name: FormatName
@@ -34,6 +37,18 @@ class AnswerFormat(NamedTuple):
     language: str | None
     task: str
     separator: str = " "
+    speakers: bool = False
+
+    @property
+    def with_times(self) -> bool:
+        """Whether words or segments need times."""
+        return self.speakers or self.name in WITH_TIMES
+
+    def speaker(self, number: int) -> str:
+        """The name of speaker `number`, from 0: as OpenAI's `diarized_json` has it, as Mistral's JSON, or as others."""
+        if self.name == DIARIZED:
+            return chr(ord("A") + number)
+        return f"speaker_{number + 1}" if self.name == "json" else f"SPEAKER_{number + 1}"
 
 
 class PieceTranscript(NamedTuple):
@@ -56,22 +71,24 @@ def written(
     stream: TokenStream | None,
     seconds: float,
     usage: Mapping[str, Any],
+    timed: Sequence[Word] | None = None,
 ) -> tuple[str, str]:
     """(content type, body) of a transcript.
 
     pieces   in the clip's order
     stream   how to read the tokens; None for a model whose tokens have no times: each piece is a segment then
     seconds  the clip's length
-    usage    for verbose_json
+    usage    for verbose_json and diarized_json
+    timed    the words with their speakers; None for `timed_words`
 
     Raises TimeError.
     """
     if form.name == "text":
-        return "text/plain; charset=utf-8", _text(form, pieces) + "\n"
-    if form.name == VERBOSE:
-        content = verbose(form, pieces, stream, seconds, usage)
+        return "text/plain; charset=utf-8", (_text(form, pieces) if timed is None else _dialogue(timed)) + "\n"
+    if form.name in (VERBOSE, DIARIZED):
+        content = (verbose if form.name == VERBOSE else diarized)(form, pieces, stream, seconds, usage, timed)
         return "application/json", json.dumps(content, ensure_ascii=False)
-    found = _timed(pieces, stream)[1]
+    found = _timed(pieces, stream, timed)[1]
     return ("text/vtt; charset=utf-8", vtt(found)) if form.name == "vtt" else ("application/x-subrip", srt(found))
 
 
@@ -81,37 +98,85 @@ def verbose(
     stream: TokenStream | None,
     seconds: float,
     usage: Mapping[str, Any],
+    timed: Sequence[Word] | None = None,
 ) -> dict[str, Any]:
     """OpenAI's `verbose_json`, from what `written` takes; its segments lack the fields that are not known here.
 
     `language` is the request's, because vLLM does not say which language it recognized. Raises TimeError.
     """
-    timed, found = _timed(pieces, stream)
+    timed, found = _timed(pieces, stream, timed)
     content: dict[str, Any] = {"task": form.task, "language": form.language, "duration": round(seconds, 3)}
     content["text"] = _text(form, pieces)
     if "word" in form.granularities:
-        content["words"] = [{"word": w.text, "start": round(w.start, 3), "end": round(w.end, 3)} for w in timed]
+        content["words"] = [{"word": w.text, **_times(w), **_speaker(w)} for w in timed]
     if "segment" in form.granularities:
         content["segments"] = [
-            {"id": n, "seek": 0, "start": round(s.start, 3), "end": round(s.end, 3), "text": s.text, "temperature": 0.0}
+            {"id": n, "seek": 0, **_times(s), "text": s.text, "temperature": 0.0, **_speaker(s)}
             for n, s in enumerate(found)
         ]
     return content | {"usage": usage}
+
+
+def diarized(
+    form: AnswerFormat,
+    pieces: Sequence[PieceTranscript],
+    stream: TokenStream | None,
+    seconds: float,
+    usage: Mapping[str, Any],
+    timed: Sequence[Word] | None = None,
+) -> dict[str, Any]:
+    """OpenAI's `diarized_json`, from what `written` takes. A segment's speaker is None if the words have none.
+
+    Raises TimeError.
+    """
+    found = _timed(pieces, stream, timed)[1]
+    content: dict[str, Any] = {"task": form.task, "duration": round(seconds, 3), "text": _text(form, pieces)}
+    content["segments"] = [
+        {"type": "transcript.text.segment", "id": f"seg_{n:03}", **_times(s), "text": s.text, "speaker": s.speaker}
+        for n, s in enumerate(found, 1)
+    ]
+    return content | {"usage": usage}
+
+
+def mistrals_segments(timed: Sequence[Word]) -> list[dict[str, Any]]:
+    """`segments` of Mistral's transcription (https://docs.mistral.ai/api/endpoint/audio/transcriptions)."""
+    return [
+        {"type": "transcription_segment", "text": s.text, **_times(s), "speaker_id": s.speaker} for s in segments(timed)
+    ]
+
+
+def _times(each: Word | Segment) -> dict[str, float]:
+    return {"start": round(each.start, 3), "end": round(each.end, 3)}
+
+
+def _speaker(each: Word | Segment) -> dict[str, str]:
+    return {} if each.speaker is None else {"speaker": each.speaker}
+
+
+def _dialogue(timed: Sequence[Word]) -> str:
+    """A line for each turn of a speaker."""
+    turns = itertools.groupby(timed, lambda word: word.speaker)
+    return "\n".join(said(speaker, " ".join(word.text for word in words)) for speaker, words in turns)
 
 
 def _text(form: AnswerFormat, pieces: Sequence[PieceTranscript]) -> str:
     return form.separator.join(filter(None, (piece.text.strip() for piece in pieces)))
 
 
-def _timed(pieces: Sequence[PieceTranscript], stream: TokenStream | None) -> tuple[list[Word], list[Segment]]:
+def _timed(
+    pieces: Sequence[PieceTranscript], stream: TokenStream | None, timed: Sequence[Word] | None
+) -> tuple[Sequence[Word], list[Segment]]:
     """(words, segments); no words of a model whose tokens have no times."""
+    if timed is not None:
+        return timed, segments(timed)
     if stream is None:
         return [], [Segment(each.text.strip(), *each.piece.spoken) for each in pieces if each.text.strip()]
-    timed = _all_words(pieces, stream)
+    timed = timed_words(pieces, stream)
     return timed, segments(timed)
 
 
-def _all_words(pieces: Sequence[PieceTranscript], stream: TokenStream) -> list[Word]:
+def timed_words(pieces: Sequence[PieceTranscript], stream: TokenStream) -> list[Word]:
+    """The words of all pieces, in order, without overlap. Raises TimeError."""
     timed: list[Word] = []
     for each in pieces:
         for word in _piece_words(each, stream):

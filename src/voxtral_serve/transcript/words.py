@@ -20,11 +20,15 @@ TAIL_S = 0.04  # the end of a word, which may be quiet
 
 
 class Word(NamedTuple):
-    """A word as it is written, without the blank before it; start and end in seconds from the clip's beginning."""
+    """A word as it is written, without the blank before it; start and end in seconds from the clip's beginning.
+
+    `speaker` is the name of who says it; None if speakers are not told apart.
+    """
 
     text: str
     start: float
     end: float
+    speaker: str | None = None
 
 
 class TokenStream(NamedTuple):

@@ -184,7 +184,7 @@ class MistralCodec(Codec):
         }
 
     def _segment(self, timed: TimedSegment) -> str:
-        text, start, end = timed.segment
+        text, start, end, _ = timed.segment
         segment = {"text": text, "start": round(start, 3), "end": round(end, 3)}
         self._segments.append({"type": "transcription_segment", **segment})
         return written("transcription.segment", **segment)

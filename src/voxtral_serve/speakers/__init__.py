@@ -1,0 +1,1 @@
+"""Who says which word: voices as vectors, clusters of them, and a label for each word."""

@@ -1,0 +1,105 @@
+"""A process that labels speakers. It computes on one thread, and gives way to the server's processes.
+
+It loads CAM++, sets limits on its memory, files and life, and reads orders from its standard input until that ends: a
+line of JSON (VoicesOrder or LabelsOrder), then arrays. It writes an answer to each: a line of JSON, then arrays. It
+keeps nothing between orders. guard.labeller starts it, and ends it if it takes too long.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO, Literal, TypedDict
+
+import numpy as np
+
+from voxtral_serve.audio.decode_worker import READY, close_inherited, confine
+from voxtral_serve.speakers.campplus import SIZE, CamPlusPlus
+from voxtral_serve.speakers.labels import labelled
+from voxtral_serve.speakers.windows import Network, Voices, voices
+
+START = "import sys; sys.path[:] = sys.argv[3:]; from voxtral_serve.speakers.worker import main; main()"
+NICE = 10  # below the server's processes
+
+
+class VoicesOrder(TypedDict):
+    """So many samples at 16 kHz follow, float32. `speech` is in seconds from their beginning, see windows.voices."""
+
+    kind: Literal["voices"]
+    samples: int
+    speech: list[tuple[float, float]]
+
+
+class VoicesAnswer(TypedDict):
+    """So many windows follow: their spans, float64 [windows, 2], and their vectors, float32 [windows, SIZE]."""
+
+    windows: int
+
+
+class LabelsOrder(TypedDict):
+    """So many windows follow, as in VoicesAnswer. `words` and `number` are those of labels.labelled."""
+
+    kind: Literal["labels"]
+    windows: int
+    words: list[tuple[float, float]]
+    number: int | None
+
+
+class LabelsAnswer(TypedDict):
+    """The speaker of each word."""
+
+    labels: list[int]
+
+
+def main() -> None:
+    """Answer orders until the standard input ends. Arguments: bytes of memory beside the network's, and its device."""
+    memory, device = int(sys.argv[1]), sys.argv[2]
+    close_inherited()
+    os.nice(NICE)
+    network = _loaded(device)
+    confine(_address_space() + memory)
+    orders, answers = sys.stdin.buffer, sys.stdout.buffer
+    answers.write(READY)
+    answers.flush()
+    while line := orders.readline():
+        _answer(json.loads(line), orders, answers, network)
+        answers.flush()
+
+
+def _loaded(device: str) -> Network:
+    """The network, after a first use of all that is needed: afterwards no file can be opened."""
+    import torch
+
+    torch.set_num_threads(1)
+    network = CamPlusPlus(device)
+    noise = np.random.default_rng(0).normal(0, 0.1, 16000 * 12).astype(np.float32)
+    found = voices(noise, [(0.0, 12.0)], network)
+    for number in (None, 2):
+        labelled(found, [(0.0, 12.0)], number)
+    return network
+
+
+def _address_space() -> int:
+    """Bytes of this process's address space."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _answer(order: VoicesOrder | LabelsOrder, orders: BinaryIO, answers: BinaryIO, network: Network) -> None:
+    if order["kind"] == "voices":
+        samples = np.frombuffer(orders.read(4 * order["samples"]), np.float32)
+        found = voices(samples, order["speech"], network)
+        made: VoicesAnswer = {"windows": len(found.spans)}
+        _write(answers, made)
+        if len(found.spans):
+            answers.write(found.spans.tobytes())
+            answers.write(found.vectors.tobytes())
+        return
+    count = order["windows"]
+    spans = np.frombuffer(orders.read(16 * count), np.float64).reshape(count, 2)
+    vectors = np.frombuffer(orders.read(4 * SIZE * count), np.float32).reshape(count, SIZE)
+    labels: LabelsAnswer = {"labels": labelled(Voices(spans, vectors), order["words"], order["number"])}
+    _write(answers, labels)
+
+
+def _write(answers: BinaryIO, answer: VoicesAnswer | LabelsAnswer) -> None:
+    answers.write(json.dumps(answer).encode() + b"\n")

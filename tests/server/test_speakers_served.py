@@ -1,0 +1,195 @@
+"""Speakers from a real server of pico: formats, streams, clips in several pieces, and what is left without the process.
+
+Voices of espeak cannot judge the labels: here they are those of the same functions in the test's process. How good they
+are on human voices: `python -m bench speakers`.
+"""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import psutil
+import pytest
+import soundfile
+from openai.types.audio import TranscriptionDiarized, TranscriptionTextSegmentEvent
+from places import DATA
+from servers import Server
+from uploads import KEY, RATE, upload
+
+from voxtral_serve.audio.decode import Clip, wav
+from voxtral_serve.audio.speech import Detector
+from voxtral_serve.guard.labeller import Labeller
+
+SECONDS = 40  # of three voices: two pieces, since the server's context has 37 s
+SHORT = slice(4 * RATE, 21 * RATE)  # two voices
+GRANULARITIES = {"timestamp_granularities[]": ["word", "segment"]}
+
+
+@pytest.fixture(scope="module")
+def audio() -> np.ndarray:
+    """float32 samples of 16 bits, as WAV has them."""
+    samples = soundfile.read(DATA / "live/06.opus", dtype="int16")[0][: SECONDS * RATE]
+    return (samples / 32768).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def whole(fast: Server, audio: np.ndarray) -> dict[str, Any]:
+    """verbose_json of all samples; the process starts for it."""
+    assert labellers(fast) == []  # other requests have needed none
+    answer = upload(fast.url, audio, response_format="verbose_json", diarize="true", **GRANULARITIES)
+    assert answer.status_code == 200, answer.text
+    assert len(labellers(fast)) == 1
+    stages = re.findall(r"(\w+);dur=", answer.headers["server-timing"])
+    assert stages[-2:] == ["speakers", "text"]
+    content: dict[str, Any] = answer.json()
+    return content
+
+
+@pytest.fixture(scope="module")
+def verbose(fast: Server, audio: np.ndarray) -> dict[str, Any]:
+    """verbose_json of two voices, of which it is told that they are two."""
+    content: dict[str, Any] = asked(fast, audio, response_format="verbose_json", **GRANULARITIES).json()
+    assert {word["speaker"] for word in content["words"]} == {"SPEAKER_1", "SPEAKER_2"}
+    return content
+
+
+def asked(fast: Server, audio: np.ndarray, **fields: Any) -> Any:
+    return upload(fast.url, audio[SHORT], **{"diarize": "true", "num_speakers": "2", **fields})
+
+
+def labellers(server: Server) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(server.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("voxtral_serve.speakers.worker" in argument for argument in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def turns(segments: list[dict[str, Any]], name: str = "speaker") -> list[tuple[str, str]]:
+    return [(re.sub(r"\w+_", "", each[name]), each["text"]) for each in segments]
+
+
+def test_labels_of_a_clip_in_pieces_are_those_of_the_whole(whole: dict[str, Any], audio: np.ndarray) -> None:
+    words = whole["words"]
+    assert words[-1]["end"] > 30 and len(words) > 40
+    clip = Clip(audio, RATE)
+
+    async def expected() -> list[int]:
+        here = Labeller()
+        try:
+            voices = await here.voices(clip, Detector().stretches(clip))
+            return await here.labels(voices, [(word["start"], word["end"]) for word in words])
+        finally:
+            await here.aclose()
+
+    assert [word["speaker"] for word in words] == [f"SPEAKER_{label + 1}" for label in asyncio.run(expected())]
+    spoken = iter(words)
+    for segment in whole["segments"]:
+        inside = list(itertools.islice(spoken, len(segment["text"].split())))
+        assert {word["speaker"] for word in inside} == {segment["speaker"]}
+    assert list(spoken) == []
+
+
+def test_every_form_has_the_same_speakers(fast: Server, audio: np.ndarray, verbose: dict[str, Any]) -> None:
+    expected = turns(verbose["segments"])
+    json = asked(fast, audio).json()
+    assert turns(json["segments"], "speaker_id") == expected
+    assert (json["text"], json["model"], json["segments"][0]["speaker_id"]) == (verbose["text"], "voxtral", "speaker_1")
+    for form in ("srt", "vtt"):
+        found = re.findall(r"SPEAKER_(\d+): ((?:.+\n)+)", asked(fast, audio, response_format=form).text)
+        assert [(speaker, " ".join(text.split())) for speaker, text in found] == expected
+    lines = asked(fast, audio, response_format="text").text.splitlines()
+    groups = itertools.groupby(expected, lambda turn: turn[0])
+    assert lines == [f"SPEAKER_{name}: {' '.join(text for _, text in group)}" for name, group in groups]
+
+
+def test_openais_client(fast: Server, audio: np.ndarray, verbose: dict[str, Any]) -> None:
+    client = openai.OpenAI(base_url=f"{fast.url}/v1", api_key=KEY, timeout=120)
+    create: Any = functools.partial(
+        client.audio.transcriptions.create,
+        model="gpt-4o-transcribe-diarize",
+        file=("clip.wav", wav(Clip(audio[SHORT], RATE))),
+        response_format="diarized_json",
+        chunking_strategy="auto",
+        extra_body={"num_speakers": 2},
+    )
+    answer = create()
+    assert isinstance(answer, TranscriptionDiarized)
+    assert (answer.task, answer.text) == ("transcribe", verbose["text"])
+    expected = [(chr(ord("A") + int(name) - 1), text) for name, text in turns(verbose["segments"])]
+    assert [(each.speaker, each.text) for each in answer.segments] == expected
+    events = list(create(stream=True))
+    kinds = [kind for kind, _ in itertools.groupby(event.type for event in events)]
+    assert kinds == [f"transcript.text.{kind}" for kind in ("delta", "segment", "done")]
+    segments = [event for event in events if isinstance(event, TranscriptionTextSegmentEvent)]
+    assert [each.model_dump() for each in segments] == [each.model_dump() for each in answer.segments]
+
+
+@contextlib.contextmanager
+def no_labellers(server: Server) -> Iterator[None]:
+    """Each is killed soon after it is ready: a start that fails is not repeated for a minute."""
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.02):
+            for process in labellers(server):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.rlimit(psutil.RLIMIT_NOFILE)[0] == 3:  # set just before it is ready
+                        time.sleep(0.02)
+                        process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killer.join()
+
+
+def test_without_the_process(fast: Server, audio: np.ndarray, verbose: dict[str, Any]) -> None:
+    """The request says so, or has its text without labels; the next one has another process."""
+    with no_labellers(fast):
+        answer = asked(fast, audio, response_format="srt")
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("server_error", "no_speaker_labels")
+        assert error["message"].startswith("no speaker labels: the process that labels speakers ")
+        answer = asked(fast, audio, diarize="optional")
+        assert (answer.status_code, answer.headers["x-voxtral-ignored"]) == (200, "diarize")
+        assert answer.json().keys() == {"text", "usage"} and answer.json()["text"] == verbose["text"]
+    assert turns(asked(fast, audio, diarize="optional").json()["segments"], "speaker_id") == turns(verbose["segments"])
+
+
+@pytest.mark.parametrize("samples", ["second", "silence", "noise"])
+def test_clips_with_little_or_no_speech(fast: Server, audio: np.ndarray, samples: str) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, 5 * RATE).astype(np.float32)
+    clip = {"second": audio[6 * RATE : 7 * RATE], "silence": np.zeros(RATE, np.float32), "noise": noise}[samples]
+    answer = upload(fast.url, clip, response_format="diarized_json", num_speakers="20")
+    assert answer.status_code == 200, answer.text
+    content = answer.json()
+    assert " ".join(each["text"] for each in content["segments"]) == content["text"]
+    assert {each["speaker"] for each in content["segments"]} == ({"A"} if samples == "second" else set())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_speakers": "64"}, "num_speakers is '64': expected a whole number from 1 to 20"),
+        ({"diarize": "perhaps"}, "diarize is 'perhaps': expected true or false or optional"),
+        ({"response_format": "diarized_json", "diarize": "false"}, "diarize is false, but response_format is"),
+    ],
+)
+def test_what_is_refused(fast: Server, audio: np.ndarray, fields: dict[str, str], message: str) -> None:
+    answer = asked(fast, audio, **fields)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]

