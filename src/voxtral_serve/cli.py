@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from voxtral_serve import __version__
 from voxtral_serve.batch.job import PATIENCE_S, SUBTITLES, BatchJob
-from voxtral_serve.client.jobs import DELAYS_MS, FORMATS, LIVE_FORMATS, MOST_SPEAKERS, FilesJob, LiveJob
+from voxtral_serve.client.jobs import DELAYS_MS, FORMATS, LIVE_FORMATS, FilesJob, LiveJob
 from voxtral_serve.draft.job import TrainJob
 from voxtral_serve.prove.job import OUT, ProveJob
+from voxtral_serve.speakers import MOST as MOST_SPEAKERS
 
 
 def main() -> NoReturn:

@@ -106,7 +106,7 @@ HOUSE = {
         "A front: `transcribe` needs no vLLM, and `check` no client.",
         (
             *("voxtral_serve.batch", "voxtral_serve.check", "voxtral_serve.client", "voxtral_serve.deploy"),
-            *("voxtral_serve.draft", "voxtral_serve.prove"),
+            *("voxtral_serve.draft", "voxtral_serve.prove", "voxtral_serve.speakers"),
         ),
         standard_library=True,
     ),

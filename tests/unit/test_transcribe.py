@@ -16,10 +16,9 @@ from transcribing import environment, run, start, wait_for
 
 from voxtral_serve import cli
 from voxtral_serve.client import files
-from voxtral_serve.client.jobs import FORMATS, MOST_SPEAKERS
+from voxtral_serve.client.jobs import FORMATS
 from voxtral_serve.measure import upload
 from voxtral_serve.measure.upload import RETRIES
-from voxtral_serve.speakers.clusters import MOST
 
 KEY = "s3cret-key"
 
@@ -182,10 +181,6 @@ def test_forms(
     suffix = {"text": "txt", "vtt": "vtt"}.get(form, "json")
     assert (tmp_path / f"out/a.{suffix}").read_bytes() == output
     assert capsys.readouterr().out == output.decode().rstrip("\n") + "\n" * (1 + (form == "vtt"))
-
-
-def test_the_client_has_the_server_s_limit_of_speakers() -> None:
-    assert MOST_SPEAKERS == MOST
 
 
 TURNS = b"SPEAKER_1: a\nSPEAKER_2: b\n"

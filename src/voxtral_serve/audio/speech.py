@@ -63,14 +63,18 @@ class Detector:
 
     def silent_s(self, clip: Clip) -> float:
         """Seconds without speech at the end of a clip at RATE."""
-        spoken = np.flatnonzero(self._probabilities(clip) >= SILENCE)
+        spoken = np.flatnonzero(self.probabilities(clip) >= SILENCE)
         return max(0.0, clip.seconds - (int(spoken[-1]) + 1) * FRAME / RATE) if spoken.size else clip.seconds
 
-    def pieces(self, clip: Clip, most_s: float) -> list[Piece]:
-        """The parts of a clip at RATE with speech, in order, each of at most `most_s` seconds; [] without speech."""
+    def pieces(self, clip: Clip, most_s: float, probabilities: np.ndarray | None = None) -> list[Piece]:
+        """The parts of a clip at RATE with speech, in order, each of at most `most_s` seconds; [] without speech.
+
+        `probabilities` are the clip's, if they are known.
+        """
         seconds = clip.seconds
         longest = most_s - 2 * MARGIN_S
-        probabilities = self._probabilities(clip)
+        if probabilities is None:
+            probabilities = self.probabilities(clip)
         frames = probabilities.copy()
         # Keep doubtful sounds: in a pause that would be left out, they count as speech.
         before = 0.0
@@ -87,10 +91,13 @@ class Detector:
         pieces = cut(stretches, ends, seconds, most_s)
         return [piece for piece in pieces if (_within(probabilities, piece) >= SPEECH).any()]
 
-    def stretches(self, clip: Clip) -> list[tuple[float, float]]:
-        """Start and end in seconds of the speech of a clip at RATE, without its pauses, in order."""
+    def stretches(self, clip: Clip, probabilities: np.ndarray | None = None) -> list[tuple[float, float]]:
+        """Start and end in seconds of the speech of a clip at RATE, without its pauses, in order.
+
+        `probabilities` are the clip's, if they are known.
+        """
         found: list[dict[str, int]] = self._stretches(
-            self._probabilities(clip),
+            self.probabilities(clip) if probabilities is None else probabilities,
             sampling_rate=RATE,
             threshold=SPEECH,
             min_speech_duration_ms=round(TURN_S * 1000),
@@ -100,13 +107,13 @@ class Detector:
         )
         return [(stretch["start"] / RATE, min(stretch["end"] / RATE, clip.seconds)) for stretch in found]
 
-    def _spoken(self, levelled: np.ndarray) -> bool:
-        return bool((self._model.audio_forward(levelled) >= SPEECH).any())
-
-    def _probabilities(self, clip: Clip) -> np.ndarray:
+    def probabilities(self, clip: Clip) -> np.ndarray:
         """float [n]: the probability of speech in each FRAME of a clip at RATE."""
         probabilities: np.ndarray = self._model.audio_forward(_levelled(clip))
         return probabilities
+
+    def _spoken(self, levelled: np.ndarray) -> bool:
+        return bool((self._model.audio_forward(levelled) >= SPEECH).any())
 
     def _speech(self, probabilities: np.ndarray, seconds: float, longest: float) -> list[tuple[float, float]]:
         stretches: list[dict[str, Any]] = self._stretches(

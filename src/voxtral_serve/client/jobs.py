@@ -12,8 +12,6 @@ FORMATS = {
     "srt": ".srt",
     "vtt": ".vtt",
 }
-MOST_SPEAKERS = 20
-
 LIVE_FORMATS = ("text", "srt")
 DELAYS_MS = (160, 240, 480, 960, 2400)  # that OpenAI's protocol has names for
 

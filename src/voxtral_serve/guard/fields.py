@@ -3,23 +3,29 @@
 Every other field has no effect, and the answer names it. docs/pages/speech-api.md has a table of these models.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from voxtral_serve.guard.errors import RefusedError, too_large
+from voxtral_serve.guard.errors import RefusedError, refusing, too_large
 from voxtral_serve.guard.form import Part
-from voxtral_serve.guard.limits import FIELDS_BYTES, Rules
-from voxtral_serve.guard.typed import FIELD_NAME, checked, named
-from voxtral_serve.speakers.clusters import MOST
+from voxtral_serve.guard.limits import FIELDS_BYTES, REFERENCES_BYTES, Rules
+from voxtral_serve.guard.typed import FIELD_NAME, checked, named, shown
+from voxtral_serve.speakers import MOST
+from voxtral_serve.speakers.known import KnownSpeakerError, check_names
 from voxtral_serve.transcript.formats import DIARIZED, VERBOSE, AnswerFormat, FormatName, Granularity
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 NAME_LENGTH = 256  # characters of a model's name
 SUBTITLES = ("srt", "vtt")  # files, which are not streamed
 GRANULARITIES_FIELD = "timestamp_granularities[]"
+NAMES_FIELD, CLIPS_FIELD = "known_speaker_names[]", "known_speaker_references[]"
+MISTRALS_CLIPS_FIELD = "speaker_references"
 LOGPROBS = "logprobs"  # of `include[]`
 DIARIZE = "diarize"
 OPTIONAL = "optional"
@@ -79,11 +85,38 @@ class UploadFields(Sampling):
         None, description="labels speakers; `optional`: answers without labels, if there are none"
     )
     num_speakers: int | None = Field(None, ge=1, le=MOST, description="of the clip, if it is known")
+    known_speaker_names: list[str] = Field(
+        [], alias="known_speaker_names[]", max_length=MOST, description="of speakers who may be in the clip"
+    )
+    known_speaker_references: list[str] = Field(
+        [],
+        alias="known_speaker_references[]",
+        max_length=MOST,
+        description="a clip of each, 2 to 10 s, as a `data:` URL in base64",
+    )
+    speaker_references: str | None = Field(
+        None, description="Mistral's: a JSON object of names, each with its clip in base64"
+    )
     use_beam_search: Annotated[bool, AfterValidator(_no_beams)] = Field(False, description="refused, if it is true")
 
 
-LISTS = {"include": "include[]", "timestamp_granularities": GRANULARITIES_FIELD}
+LISTS = {
+    "include": "include[]",
+    "timestamp_granularities": GRANULARITIES_FIELD,
+    "known_speaker_names": NAMES_FIELD,
+    "known_speaker_references": CLIPS_FIELD,
+}
 KNOWN = frozenset(UploadFields.model_fields) - frozenset(LISTS)
+OF_SPEAKERS = ("num_speakers", "known_speaker_names", "known_speaker_references", MISTRALS_CLIPS_FIELD)
+CLIPS = frozenset(name.encode() for name in OF_SPEAKERS if name.endswith("_references"))
+
+
+class KnownSpeaker(NamedTuple):
+    """The name of a speaker, a file of audio with their voice, and the field that has it."""
+
+    name: str
+    audio: bytes
+    where: str
 
 
 class TranscriptRequest(NamedTuple):
@@ -99,6 +132,7 @@ class TranscriptRequest(NamedTuple):
     model     the name that the client gives it; None if it gives none
     number    of speakers; None if it is not known
     optional  whether the text is given without speakers if they cannot be told apart
+    known     speakers who get their names
     """
 
     form: AnswerFormat
@@ -111,6 +145,7 @@ class TranscriptRequest(NamedTuple):
     model: str | None = None
     number: int | None = None
     optional: bool = False
+    known: tuple[KnownSpeaker, ...] = ()
 
 
 def check_task(task: str, can: frozenset[str]) -> None:
@@ -144,7 +179,7 @@ def read(
         LOGPROBS: LOGPROBS in fields.include and not logprobs,
         "include": bool(set(fields.include) - {LOGPROBS}),
         DIARIZE: asking is not None and not speakers,
-        "num_speakers": fields.num_speakers is not None and not speakers,
+        **{name: bool(getattr(fields, name)) and not speakers for name in OF_SPEAKERS},
     }
     ignored = named([*(name for name, true in without_effect.items() if true), *others])
     request = TranscriptRequest(
@@ -158,6 +193,7 @@ def read(
         fields.model,
         fields.num_speakers,
         fields.diarize == OPTIONAL,
+        tuple(_known(fields)) if speakers else (),
     )
     return request, file
 
@@ -179,6 +215,62 @@ def _labels(asking: str, fields: UploadFields, rules: Rules) -> bool:
     return rules.unlabelled is None
 
 
+def _known(fields: UploadFields) -> Iterator[KnownSpeaker]:
+    """The known speakers of OpenAI's fields, or of Mistral's. Raises RefusedError."""
+    names, clips = fields.known_speaker_names, fields.known_speaker_references
+    of_names, of_clips = NAMES_FIELD, CLIPS_FIELD
+    if fields.speaker_references is not None:
+        if names or clips:
+            message = f"known speakers are in {MISTRALS_CLIPS_FIELD}, and in {NAMES_FIELD} or {CLIPS_FIELD}"
+            raise RefusedError(400, f"{message}: send one of both", "invalid_value", MISTRALS_CLIPS_FIELD)
+        known = _object(fields.speaker_references)
+        names, clips = list(known), list(known.values())
+        of_names = of_clips = MISTRALS_CLIPS_FIELD
+    if len(names) != len(clips):
+        message = f"the form has {len(names)} {NAMES_FIELD} and {len(clips)} {CLIPS_FIELD}: expected a clip of each"
+        raise RefusedError(400, message, "invalid_value", CLIPS_FIELD if names else NAMES_FIELD)
+    with refusing(KnownSpeakerError, of_names):
+        check_names(names)
+    audio: dict[bytes, str] = {}
+    for number, (name, clip) in enumerate(zip(names, clips, strict=True)):
+        where = f"{of_clips.removesuffix('[]')}[{number}]"
+        url = of_clips == CLIPS_FIELD or clip[:5].lower() == "data:"
+        data = from_base64(base64_of(clip, where) if url else clip, where)
+        if data in audio:
+            raise RefusedError(
+                400, f"{where} is also the clip of {audio[data]!a}: expected one of {name!a}", "invalid_value", where
+            )
+        audio[data] = name
+        yield KnownSpeaker(name, data, where)
+
+
+def _object(text: str) -> dict[str, str]:
+    """Mistral's known speakers: clips by name. Raises RefusedError."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        message = f"{MISTRALS_CLIPS_FIELD} is {shown(text)}: expected a JSON object of names, each with text in base64"
+        raise RefusedError(400, message, "invalid_value", MISTRALS_CLIPS_FIELD) from error
+
+
+def base64_of(url: str, where: str) -> str:
+    """The base64 text of a data: URL in the field `where`. Raises RefusedError."""
+    form, comma, text = url[5:].partition(",")
+    if url[:5].lower() != "data:" or not comma or not form.lower().endswith(";base64"):
+        raise RefusedError(
+            400, f"{where} is not a data: URL in base64: expected data:audio/wav;base64,…", "invalid_url", where
+        )
+    return text
+
+
+def from_base64(text: str, where: str) -> bytes:
+    """What `text`, in the field `where`, is in base64. Raises RefusedError."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RefusedError(400, f"{where} is not valid base64: {error}", "invalid_value", where) from error
+
+
 def _apart(parts: Iterable[Part], file_bytes: int) -> tuple[bytes | memoryview, dict[str, Any], list[str]]:
     """(audio file, texts of the known fields, names of others) in a form. A field without text is not given.
 
@@ -193,8 +285,12 @@ def _apart(parts: Iterable[Part], file_bytes: int) -> tuple[bytes | memoryview, 
             )
         (files if part.name == b"file" else fields).append(part)
     audio = _audio(files, fields, file_bytes)
-    if sum(len(part.data) for part in fields) > FIELDS_BYTES:
-        raise RefusedError(413, f"the form has more than {FIELDS_BYTES} bytes besides `file`", "form_too_large")
+    clips = sum(len(part.data) for part in fields if part.name.partition(b"[")[0] in CLIPS)
+    if clips > REFERENCES_BYTES:
+        message = f"the clips of known speakers have {clips} bytes in base64: expected at most {REFERENCES_BYTES}"
+        raise RefusedError(413, message, "form_too_large", CLIPS_FIELD)
+    if sum(len(part.data) for part in fields) - clips > FIELDS_BYTES:
+        raise RefusedError(413, f"the form has more than {FIELDS_BYTES} bytes besides its audio", "form_too_large")
     values, others = dict[str, Any](), list[str]()
     for part in fields:
         name, text = part.name.decode(), _text(part)

@@ -9,22 +9,31 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
 
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.guard.decoders import ENVIRONMENT, Places
+from voxtral_serve.guard.errors import refusing
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.processes import BROKEN, OrderProcess
 from voxtral_serve.patches.live_server import log
+from voxtral_serve.speakers import MOST
 from voxtral_serve.speakers.campplus import RATE, SIZE, MissingError, check_installed
-from voxtral_serve.speakers.clusters import MOST
+from voxtral_serve.speakers.known import KnownSpeakerError, Speaker, named, vector
 from voxtral_serve.speakers.windows import HOP_S, WINDOW_S, Span, Voices
-from voxtral_serve.speakers.worker import START, LabelsAnswer, LabelsOrder, VoicesAnswer, VoicesOrder
+from voxtral_serve.speakers.worker import (
+    START,
+    LabelsAnswer,
+    LabelsOrder,
+    MatchAnswer,
+    MatchOrder,
+    VoicesAnswer,
+    VoicesOrder,
+)
 from voxtral_serve.units import GIB
 
 MEMORY = GIB  # of address space, beside the network's: the largest graph of clusters takes half of it
@@ -47,6 +56,15 @@ class LabelError(RuntimeError):
     """There are no labels. The message says why, such as that the process has ended."""
 
 
+class KnownVoice(NamedTuple):
+    """A known speaker: name, clip at RATE, its stretches of speech, and the request's field that has it."""
+
+    name: str
+    clip: Clip
+    speech: Sequence[Span]
+    where: str
+
+
 class Labels:
     """What labels the words of one clip.
 
@@ -55,7 +73,7 @@ class Labels:
     """
 
     def __init__(
-        self, voices: asyncio.Future[Voices], find: Callable[[Voices, Sequence[Span]], Awaitable[list[int]]]
+        self, voices: asyncio.Future[Voices], find: Callable[[Voices, Sequence[Span]], Awaitable[Sequence[Speaker]]]
     ) -> None:
         self._voices, self._find = voices, find
 
@@ -64,7 +82,7 @@ class Labels:
         if self._voices.done():
             self._voices.result()
 
-    async def __call__(self, words: Sequence[Span]) -> list[int]:
+    async def __call__(self, words: Sequence[Span]) -> Sequence[Speaker]:
         """The speaker of each word. Raises LabelError."""
         return await self._find(await self._voices, words)
 
@@ -134,21 +152,37 @@ class Labeller:
         """The speaker of each word, as speakers.labels.labelled gives it. Raises LabelError."""
         return await self._order(len(words), LABELS_S, LabelProcess.labels, found, words, number)
 
+    async def matches(
+        self, found: Voices, words: Sequence[Span], speakers: Sequence[int], known: np.ndarray
+    ) -> list[int | None]:
+        """Who of `known` [n, SIZE] each speaker of the words is, see speakers.known.matched. Raises LabelError."""
+        return await self._order(len(words), LABELS_S, LabelProcess.matches, found, words, speakers, known)
+
     @asynccontextmanager
     async def listening(
-        self, clip: Clip, stretches: Callable[[Clip], list[Span]], threads: Executor, number: int | None
+        self, clip: Clip, speech: Sequence[Span], number: int | None, known: Sequence[KnownVoice] = ()
     ) -> AsyncIterator[Labels]:
         """While this is open, the voices of a clip at RATE are computed. Gives what labels its words.
 
-        stretches  finds the clip's speech, in one of `threads`
-        number     of the speakers; None if it is not known
+        speech  the clip's stretches of speech
+        number  of the speakers; None if it is not known
+        known   those that get their names. One without a voice makes the labels raise RefusedError
         """
+        vectors: list[np.ndarray] = []
 
         async def voices() -> Voices:
-            return await self.voices(clip, await asyncio.get_running_loop().run_in_executor(threads, stretches, clip))
+            for each in known:
+                found = await self.voices(each.clip, each.speech)
+                with refusing(KnownSpeakerError, each.where):
+                    vectors.append(vector(each.name, found))
+            return await self.voices(clip, speech)
 
-        async def find(found: Voices, words: Sequence[Span]) -> list[int]:
-            return await self.labels(found, words, number)
+        async def find(found: Voices, words: Sequence[Span]) -> Sequence[Speaker]:
+            speakers = await self.labels(found, words, number)
+            if not known or not words:
+                return speakers
+            matches = await self.matches(found, words, speakers, np.stack(vectors))
+            return named(speakers, matches, [each.name for each in known])
 
         task = asyncio.create_task(voices())
         try:
@@ -268,18 +302,41 @@ class LabelProcess(OrderProcess):
 
     async def labels(self, found: Voices, words: Sequence[Span], number: int | None) -> list[int]:
         """As speakers.labels.labelled. Raises one of BROKEN if the process has ended or answers nonsense."""
-        count = len(found.spans)
-        order: LabelsOrder = {"kind": "labels", "windows": count, "words": list(words), "number": number}
+        order: LabelsOrder = {"kind": "labels", "windows": len(found.spans), "words": list(words), "number": number}
         await self.write(json.dumps(order).encode() + b"\n")
-        if count:
-            await self.write(np.ascontiguousarray(found.spans, np.float64).data)
-            await self.write(np.ascontiguousarray(found.vectors, np.float32).data)
+        await self._write_voices(found)
         labels = msgspec.json.decode(await self.line(), type=LabelsAnswer)["labels"]
         if len(labels) != len(words):
             raise msgspec.ValidationError(f"{len(labels)} labels for {len(words)} words")
         if not all(0 <= label < MOST for label in labels):
             raise msgspec.ValidationError(f"labels from {min(labels)} to {max(labels)}")
         return labels
+
+    async def matches(
+        self, found: Voices, words: Sequence[Span], speakers: Sequence[int], known: np.ndarray
+    ) -> list[int | None]:
+        """As Labeller.matches. Raises one of BROKEN if the process has ended or answers nonsense."""
+        order: MatchOrder = {
+            "kind": "match",
+            "windows": len(found.spans),
+            "words": list(words),
+            "speakers": list(speakers),
+            "known": len(known),
+        }
+        await self.write(json.dumps(order).encode() + b"\n")
+        await self._write_voices(found)
+        await self.write(np.ascontiguousarray(known, np.float32).data)
+        matches = msgspec.json.decode(await self.line(), type=MatchAnswer)["known"]
+        if len(matches) != max(speakers) + 1:
+            raise msgspec.ValidationError(f"{len(matches)} matches for {max(speakers) + 1} speakers")
+        if not all(match is None or 0 <= match < len(known) for match in matches):
+            raise msgspec.ValidationError(f"the matches {matches} for {len(known)} known speakers")
+        return matches
+
+    async def _write_voices(self, found: Voices) -> None:
+        if len(found.spans):
+            await self.write(np.ascontiguousarray(found.spans, np.float64).data)
+            await self.write(np.ascontiguousarray(found.vectors, np.float32).data)
 
 
 def parts(speech: Sequence[Span]) -> Iterator[list[Span]]:

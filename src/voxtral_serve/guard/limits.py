@@ -31,6 +31,7 @@ from voxtral_serve.units import MIB
 
 FIELDS_BYTES = MIB  # limit for the fields of a form without the file, and for the JSON of a chat without its audio
 SEQUENCES = 16  # the largest `n` of a chat: each sequence takes a place in vLLM's batch
+REFERENCES_BYTES = 8 * MIB  # of a form's clips of known speakers, in base64: they count among the bytes of the body
 # Limits for bodies that are still arriving (guard.body), over all API processes. In addition to its bytes, a body takes
 # about 25 KB of memory for its connection and its task (tests/server/test_slow_clients.py).
 OPEN_BODIES = 512

@@ -7,7 +7,7 @@ import numpy as np
 
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.level import voiced
-from voxtral_serve.audio.speech import Detector, Piece
+from voxtral_serve.audio.speech import SPEECH, Detector, Piece
 from voxtral_serve.guard.limits import Rules
 
 PIECE_S = Fraction(30)  # for a clip that is longer than the model's limit; Whisper's limit is 30 s
@@ -19,21 +19,24 @@ class ClipPieces(NamedTuple):
 
     voiced  for each piece, the voiced frames of audio.level if words need times, else None
     silent  whether the clip has no speech: its one piece is not sent to the model
+    speech  start and end in seconds of the stretches of speech, if speakers are labelled
     """
 
     clip: Clip
     pieces: tuple[Piece, ...]
     voiced: tuple[np.ndarray | None, ...]
     silent: bool
+    speech: tuple[tuple[float, float], ...] = ()
 
     def clip_of(self, number: int) -> Clip:
         """The samples of a piece."""
         return _within(self.clip, self.pieces[number])
 
 
-def split(clip: Clip, with_times: bool, rules: Rules, detector: Detector) -> ClipPieces:
-    """The pieces of a clip for an answer with or without times."""
-    pieces, silent = _pieces(clip, rules.piece_s, with_times and not rules.timed, detector)
+def split(clip: Clip, with_times: bool, rules: Rules, detector: Detector, speakers: bool = False) -> ClipPieces:
+    """The pieces of a clip for an answer with or without times, or with speakers."""
+    probabilities = detector.probabilities(clip) if speakers else None
+    pieces, silent = _pieces(clip, rules.piece_s, with_times and not rules.timed, detector, probabilities)
     return ClipPieces(
         clip,
         tuple(pieces),
@@ -41,17 +44,21 @@ def split(clip: Clip, with_times: bool, rules: Rules, detector: Detector) -> Cli
             voiced(_within(clip, piece).samples, clip.rate) if with_times and rules.timed else None for piece in pieces
         ),
         silent,
+        () if probabilities is None else tuple(detector.stretches(clip, probabilities)),
     )
 
 
-def _pieces(clip: Clip, piece_s: Fraction, by_segment: bool, detector: Detector) -> tuple[list[Piece], bool]:
+def _pieces(
+    clip: Clip, piece_s: Fraction, by_segment: bool, detector: Detector, probabilities: np.ndarray | None
+) -> tuple[list[Piece], bool]:
     """(pieces, whether there is no speech in the clip)"""
     whole = Piece(0.0, clip.seconds, (0.0, clip.seconds))
     silent = [Piece(0.0, clip.seconds, (0.0, 0.0))]
     if len(clip.samples) <= piece_s * clip.rate and not by_segment:
-        return ([whole], False) if detector.speaks(clip) else (silent, True)
+        heard = probabilities is not None and (probabilities >= SPEECH).any()
+        return ([whole], False) if heard or detector.speaks(clip) else (silent, True)
     most = min(piece_s, SEGMENT_S if by_segment else PIECE_S)
-    pieces = detector.pieces(clip, float(most))
+    pieces = detector.pieces(clip, float(most), probabilities)
     return (pieces, False) if pieces else (silent, True)
 
 

@@ -67,6 +67,7 @@ class OrderProcess:
                 if await output.readline() != READY:
                     assert process.stderr is not None
                     said = (await process.stderr.read()).decode(errors="replace").strip().rpartition("\n")[2]
+                    said = said or f"it ended with {await begun.ended()}"
                     raise RuntimeError(f"{what} cannot start ({' '.join(command[:3])} …): {said[:300]}")
             failed.pop_all()
         return begun

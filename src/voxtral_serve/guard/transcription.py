@@ -13,9 +13,9 @@ from voxtral_serve.guard import asgi, chat, fields, form, page, pieces
 from voxtral_serve.guard.answer import answered, naming, unlabelled
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.budget import Reservation
-from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.errors import RefusedError, refusing
 from voxtral_serve.guard.keyring import CHECK_S, IN_FLIGHT, LIVE, KeyAudio
-from voxtral_serve.guard.labeller import LabelError, Labels, no_labels
+from voxtral_serve.guard.labeller import KnownVoice, LabelError, Labels, no_labels
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
 from voxtral_serve.guard.live.endings import LATER, POLICY, REFUSED, Ending
@@ -25,6 +25,7 @@ from voxtral_serve.guard.request import MODELS, SERVER, Frontend, Request
 from voxtral_serve.guard.server import ServerFacts
 from voxtral_serve.guard.timing import HEADER, UploadTiming
 from voxtral_serve.patches.live_server import ClientWatch
+from voxtral_serve.speakers.known import LONGEST_S, KnownSpeakerError, check_clip
 
 KEYLESS = frozenset({"/health", "/load", "/metrics", "/ping", "/version"})
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*sorted(KEYLESS), MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
@@ -207,34 +208,63 @@ class TranscriptionRequest(Request):
                     read = functools.partial(_read_form, body, content_type, task, facts)
                     request, file = await asyncio.get_running_loop().run_in_executor(self.guard.threads, read)
                     del body, read  # the decoder releases `file`, the last view of it
-                    last = await self._transcribe(request, file, facts, held)
+                    known, request = [*request.known], request._replace(known=())
+                    last = await self._transcribe(request, file, known, facts, held)
                     self.timing.end("text")
                 for message in last:
                     await self.send(message)
 
     async def _transcribe(
-        self, request: fields.TranscriptRequest, file: Any, facts: ServerFacts, held: Reservation
+        self,
+        request: fields.TranscriptRequest,
+        file: Any,
+        known: list[fields.KnownSpeaker],
+        facts: ServerFacts,
+        held: Reservation,
     ) -> list[Message]:
-        """The messages that end the answer to an upload; those before are sent. Raises RefusedError."""
+        """The messages that end the answer to an upload; those before are sent. `known` is emptied.
+
+        Raises RefusedError.
+        """
         language = facts.transcriber.check(request)
         async with contextlib.AsyncExitStack() as work:
             labels = self._place_for_labels(request, facts, work)
+            voices = [] if labels is not None else await self._known_voices(known, facts, held)
             clip = await facts.decoders.decode(file, facts.rules.bounds, facts.rules.rate, "file", held)
             self.timing.end("decode")
             audio = await asyncio.get_running_loop().run_in_executor(
-                self.guard.threads, pieces.split, clip, request.form.with_times, facts.rules, facts.detector
+                self.guard.threads,
+                pieces.split,
+                *(clip, request.form.with_times, facts.rules, facts.detector),
+                request.form.speakers and labels is None,
             )
             self.timing.end("speech")
             await self._accept(facts, clip.seconds, "upload")
             if request.form.speakers and labels is None and not audio.silent:
                 assert facts.labeller is not None  # as `rules.unlabelled` is None
-                found = facts.detector.stretches
                 labels = await work.enter_async_context(
-                    facts.labeller.listening(clip, found, self.guard.threads, request.number)
+                    facts.labeller.listening(clip, audio.speech, request.number, voices)
                 )
             return await answered(
                 facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing, labels
             )
+
+    async def _known_voices(
+        self, known: list[fields.KnownSpeaker], facts: ServerFacts, held: Reservation
+    ) -> list[KnownVoice]:
+        """The clips of known speakers, decoded and checked; `known` is emptied. Raises RefusedError."""
+        bounds = facts.rules.bounds._replace(seconds=Fraction(LONGEST_S), because="as a clip of a known speaker")
+        voices = []
+        while known:
+            name, audio, where = known.pop(0)
+            clip = await facts.decoders.decode(audio, bounds, facts.rules.rate, where, held, last=False)
+            speech = await asyncio.get_running_loop().run_in_executor(
+                self.guard.threads, facts.detector.stretches, clip
+            )
+            with refusing(KnownSpeakerError, where):
+                check_clip(name, clip.seconds, speech)
+            voices.append(KnownVoice(name, clip, speech, where))
+        return voices
 
     def _place_for_labels(
         self, request: fields.TranscriptRequest, facts: ServerFacts, work: contextlib.AsyncExitStack

@@ -10,7 +10,8 @@ clustering does not, but takes outliers for voices; of both, the one with the la
 
 import numpy as np
 
-MOST = 20  # speakers
+from voxtral_serve.speakers import MOST
+
 NEIGHBOURS, LEAST_NEIGHBOURS = 0.02, 6  # of each vector: a part of all, and at least so many
 MERGE = 0.80  # cosine of two centres from which they are one voice; chosen with `python -m bench speakers`
 LEAST_WINDOWS = 4  # of a voice, where the number is not known

@@ -1,7 +1,7 @@
 """A process that labels speakers. It computes on one thread, and gives way to the server's processes.
 
 It loads CAM++, sets limits on its memory, files and life, and reads orders from its standard input until that ends: a
-line of JSON (VoicesOrder or LabelsOrder), then arrays. It writes an answer to each: a line of JSON, then arrays. It
+line of JSON (one of the orders below), then arrays. It writes an answer to each: a line of JSON, then arrays. It
 keeps nothing between orders. guard.labeller starts it, and ends it if it takes too long.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from voxtral_serve.audio.decode_worker import READY, close_inherited, confine
 from voxtral_serve.speakers.campplus import SIZE, CamPlusPlus
+from voxtral_serve.speakers.known import centres, matched
 from voxtral_serve.speakers.labels import labelled
 from voxtral_serve.speakers.windows import Network, Voices, voices
 
@@ -51,6 +52,25 @@ class LabelsAnswer(TypedDict):
     labels: list[int]
 
 
+class MatchOrder(TypedDict):
+    """So many windows follow, as in VoicesAnswer, then the vectors of known speakers: float32 [known, SIZE].
+
+    `speakers` are those of the words, as in LabelsAnswer.
+    """
+
+    kind: Literal["match"]
+    windows: int
+    words: list[tuple[float, float]]
+    speakers: list[int]
+    known: int
+
+
+class MatchAnswer(TypedDict):
+    """Who of the known speakers each speaker is, see known.matched."""
+
+    known: list[int | None]
+
+
 def main() -> None:
     """Answer orders until the standard input ends. Arguments: bytes of memory beside the network's, and its device."""
     memory, device = int(sys.argv[1]), sys.argv[2]
@@ -76,6 +96,7 @@ def _loaded(device: str) -> Network:
     found = voices(noise, [(0.0, 12.0)], network)
     for number in (None, 2):
         labelled(found, [(0.0, 12.0)], number)
+    matched(found.vectors[:2], found.vectors[:1])
     return network
 
 
@@ -84,7 +105,9 @@ def _address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _answer(order: VoicesOrder | LabelsOrder, orders: BinaryIO, answers: BinaryIO, network: Network) -> None:
+def _answer(
+    order: VoicesOrder | LabelsOrder | MatchOrder, orders: BinaryIO, answers: BinaryIO, network: Network
+) -> None:
     if order["kind"] == "voices":
         samples = np.frombuffer(orders.read(4 * order["samples"]), np.float32)
         found = voices(samples, order["speech"], network)
@@ -94,12 +117,21 @@ def _answer(order: VoicesOrder | LabelsOrder, orders: BinaryIO, answers: BinaryI
             answers.write(found.spans.tobytes())
             answers.write(found.vectors.tobytes())
         return
-    count = order["windows"]
-    spans = np.frombuffer(orders.read(16 * count), np.float64).reshape(count, 2)
-    vectors = np.frombuffer(orders.read(4 * SIZE * count), np.float32).reshape(count, SIZE)
-    labels: LabelsAnswer = {"labels": labelled(Voices(spans, vectors), order["words"], order["number"])}
-    _write(answers, labels)
+    spans = np.frombuffer(orders.read(16 * order["windows"]), np.float64).reshape(-1, 2)
+    found = Voices(spans, _vectors(orders, order["windows"]))
+    if order["kind"] == "labels":
+        labels: LabelsAnswer = {"labels": labelled(found, order["words"], order["number"])}
+        _write(answers, labels)
+        return
+    known = _vectors(orders, order["known"])
+    matches: MatchAnswer = {"known": matched(centres(found, order["words"], order["speakers"]), known)}
+    _write(answers, matches)
 
 
-def _write(answers: BinaryIO, answer: VoicesAnswer | LabelsAnswer) -> None:
+def _vectors(orders: BinaryIO, count: int) -> np.ndarray:
+    """float32 [count, SIZE]"""
+    return np.frombuffer(orders.read(4 * SIZE * count), np.float32).reshape(count, SIZE)
+
+
+def _write(answers: BinaryIO, answer: VoicesAnswer | LabelsAnswer | MatchAnswer) -> None:
     answers.write(json.dumps(answer).encode() + b"\n")

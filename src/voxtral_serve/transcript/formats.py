@@ -44,8 +44,13 @@ class AnswerFormat(NamedTuple):
         """Whether words or segments need times."""
         return self.speakers or self.name in WITH_TIMES
 
-    def speaker(self, number: int) -> str:
-        """The name of speaker `number`, from 0: as OpenAI's `diarized_json` has it, as Mistral's JSON, or as others."""
+    def speaker(self, number: int | str) -> str:
+        """The label of speaker `number`, from 0: as OpenAI's `diarized_json` has it, as Mistral's JSON, or as others.
+
+        A name stays as it is.
+        """
+        if isinstance(number, str):
+            return number
         if self.name == DIARIZED:
             return chr(ord("A") + number)
         return f"speaker_{number + 1}" if self.name == "json" else f"SPEAKER_{number + 1}"

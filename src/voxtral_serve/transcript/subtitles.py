@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 LINE, LINES = 42, 2  # characters and lines, the usual limits of subtitles
 LONGEST_S = 7.0
 SENTENCE = re.compile(r"[.?!]$")
+MARKUP = re.compile(r"[<>{}\\]")  # of SubRip, which has no escapes
 
 
 class Segment(NamedTuple):
@@ -64,7 +65,9 @@ def said(speaker: str | None, text: str) -> str:
 
 
 def cue(number: int, segment: Segment) -> str:
-    """One subtitle of a SubRip file; `number` counts from 1."""
+    """One subtitle of a SubRip file; `number` counts from 1. The name of a speaker loses what may be markup."""
+    if segment.speaker is not None:
+        segment = segment._replace(speaker=MARKUP.sub("", segment.speaker))
     return f"{number}\n{_stamp(segment.start, ',')} --> {_stamp(segment.end, ',')}\n{_lines(segment)}\n\n"
 
 
