@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,7 +210,7 @@ def test_an_unknown_language_and_a_dead_engine_are_refused_at_once() -> None:
 STREAM = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
 
 
-Finder = Callable[[Any], Awaitable[list[int]]]  # from words to speakers
+Finder = Callable[[Any], Awaitable[Sequence[int | str]]]  # from words to speakers
 
 
 class Found(Labels):
@@ -223,7 +223,7 @@ class Found(Labels):
         if self.error is not None:
             raise self.error
 
-    async def __call__(self, words: Any) -> list[int]:
+    async def __call__(self, words: Any) -> Sequence[int | str]:
         return await self.find(words)
 
 
@@ -258,6 +258,15 @@ def test_speakers_in_json_are_mistrals() -> None:
         "speaker_id": "speaker_2",
     }
     assert data(diarized("json", True, odd)[1:])[-1]["segments"] == answer["segments"]
+
+
+def test_known_speakers_have_their_names() -> None:
+    async def named(words: Any) -> list[int | str]:
+        return ["Ann", 0] * (PIECES // 2)
+
+    for form, key, unknown in (("json", "speaker_id", "speaker_1"), ("diarized_json", "speaker", "A")):
+        (_, body) = diarized(form, False, named)
+        assert [each[key] for each in json.loads(body["body"])["segments"]] == ["Ann", unknown] * (PIECES // 2)
 
 
 def test_events_of_segments_come_between_the_text_and_its_end() -> None:

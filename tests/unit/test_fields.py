@@ -1,5 +1,6 @@
 """The fields of an upload's form: which have an effect, what they may be, and which are named as ignored."""
 
+import base64
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from openai.types.audio import transcription_create_params as params
 from voxtral_serve.guard import fields
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.form import Part
-from voxtral_serve.guard.limits import FIELDS_BYTES
+from voxtral_serve.guard.limits import FIELDS_BYTES, REFERENCES_BYTES
 from voxtral_serve.guard.typed import NAMED
 
 FILE = Part(b"file", b"clip.wav", b"RIFF")
@@ -164,6 +165,78 @@ def test_mistrals_client_asks_for_segments_with_speakers() -> None:
     assert read(("diarize", "true"), segments).form.speakers
     for given in ([segments], [("diarize", "true"), ("timestamp_granularities", "word")]):
         assert refused(*given).param == fields.GRANULARITIES_FIELD
+
+
+NAMES, CLIPS = "known_speaker_names[]", "known_speaker_references[]"
+MISTRALS = "speaker_references"
+
+
+def data_url(audio: bytes, kind: str = "audio/wav") -> str:
+    return f"data:{kind};base64,{base64.b64encode(audio).decode()}"
+
+
+def test_known_speakers() -> None:
+    expected = [("<b>Ann</b>", b"RIFF", f"{CLIPS[:-2]}[0]"), ("Zoë", b"OggS", f"{CLIPS[:-2]}[1]")]
+    clips = [data_url(b"RIFF"), data_url(b"OggS", "audio/ogg; codecs=opus")]
+    for names, references in ((NAMES, CLIPS), (NAMES[:-2], CLIPS[:-2]), (f"{NAMES[:-1]}0]", f"{CLIPS[:-1]}0]")):
+        given = [(names, "<b>Ann</b>"), (references, clips[0]), (names, "Zoë"), (references, clips[1])]
+        request = read(("diarize", "true"), *given)
+        assert (list(request.known), request.ignored) == (expected, ())
+        assert read(*given).known == () and read(*given).ignored == (NAMES[:-2], CLIPS[:-2])
+        assert read(("diarize", "optional"), *given, rules=UNLABELLED).ignored == ("diarize", NAMES[:-2], CLIPS[:-2])
+
+
+def test_mistrals_known_speakers() -> None:
+    given = json.dumps({"Ann": base64.b64encode(b"RIFF").decode(), "Zoë": data_url(b"OggS")})
+    request = read(("diarize", "true"), (MISTRALS, given))
+    assert request.known == (("Ann", b"RIFF", f"{MISTRALS}[0]"), ("Zoë", b"OggS", f"{MISTRALS}[1]"))
+    assert read((MISTRALS, given)).ignored == (MISTRALS,)
+    assert read(("diarize", "true"), (MISTRALS, "{}")).known == ()
+
+
+ANN = (NAMES, "Ann")
+RIFF = (CLIPS, data_url(b"RIFF"))
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "message"),
+    [
+        ([ANN], CLIPS, f"the form has 1 {NAMES} and 0 {CLIPS}: expected a clip of each"),
+        ([ANN, RIFF, (CLIPS, data_url(b"OggS"))], CLIPS, f"the form has 1 {NAMES} and 2 {CLIPS}"),
+        ([RIFF], NAMES, f"the form has 0 {NAMES} and 1 {CLIPS}"),
+        ([ANN, RIFF] * 100, NAMES, f"{NAMES} has 100 items: expected a list of at most 20"),
+        ([(NAMES, "SPEAKER_1"), RIFF], NAMES, f"{NAMES}: 'SPEAKER_1' is a label of speakers who are not known"),
+        ([(NAMES, "A\nB"), RIFF], NAMES, f"{NAMES}: the name of known speaker 1 has U+000A"),
+        ([ANN, RIFF, ANN, (CLIPS, data_url(b"OggS"))], NAMES, f"{NAMES}: two known speakers have the names 'Ann'"),
+        ([ANN, RIFF, (NAMES, "Bob"), RIFF], f"{CLIPS[:-2]}[1]", f"{CLIPS[:-2]}[1] is also the clip of 'Ann'"),
+        ([ANN, (CLIPS, "UklGRg==")], f"{CLIPS[:-2]}[0]", f"{CLIPS[:-2]}[0] is not a data: URL in base64"),
+        ([ANN, (CLIPS, "https://a.example/b.wav")], f"{CLIPS[:-2]}[0]", f"{CLIPS[:-2]}[0] is not a data: URL"),
+        ([ANN, (CLIPS, "file:///etc/passwd;base64,UklGRg==")], f"{CLIPS[:-2]}[0]", f"{CLIPS[:-2]}[0] is not a data:"),
+        ([ANN, (CLIPS, "data:audio/wav;base64,U(")], f"{CLIPS[:-2]}[0]", f"{CLIPS[:-2]}[0] is not valid base64"),
+        ([ANN, RIFF, (MISTRALS, "{}")], MISTRALS, f"known speakers are in {MISTRALS}, and in {NAMES} or {CLIPS}"),
+        *(
+            ([(MISTRALS, text)], MISTRALS, f"{MISTRALS} is ")
+            for text in ("Ann", "[]", '{"Ann": 1}', '{"Ann": {"a": "b"}}', "[" * 10**5, '{"Ann"')
+        ),
+        ([(MISTRALS, '{"Ann": "https://a.example"}')], f"{MISTRALS}[0]", f"{MISTRALS}[0] is not valid base64"),
+        ([(MISTRALS, '{"\\ud800": "UklGRg=="}')], MISTRALS, f"{MISTRALS} is "),
+        ([(MISTRALS, json.dumps(dict.fromkeys(map(str, range(21)), "")))], MISTRALS, f"{MISTRALS}: 21 known speakers"),
+    ],
+)
+def test_known_speakers_that_cannot_be_used(given: list[tuple[str, str]], param: str, message: str) -> None:
+    error = refused(("diarize", "true"), *given)
+    assert (error.status, error.param) == (400, param)
+    assert str(error).startswith(message) and len(str(error)) < 250
+
+
+def test_clips_of_known_speakers_have_a_limit_of_their_own() -> None:
+    clip = data_url(bytes(REFERENCES_BYTES // 2))
+    with_clip = [("diarize", "true"), ANN, (CLIPS, clip), ("hotwords", "x" * (FIELDS_BYTES - 7))]
+    assert len(read(*with_clip).known[0].audio) == REFERENCES_BYTES // 2
+    for name in (CLIPS, CLIPS[:-2], MISTRALS):
+        error = refused(*with_clip, (name, clip))
+        assert (error.status, error.code, error.param) == (413, "form_too_large", CLIPS)
+        assert str(error).endswith(f" bytes in base64: expected at most {REFERENCES_BYTES}")
 
 
 def test_strategies_of_chunking() -> None:

@@ -1,6 +1,7 @@
 """The guard's limits, and its middleware around an application that costs nothing."""
 
 import asyncio
+import base64
 import json
 import re
 import time
@@ -290,6 +291,42 @@ def test_few_requests_ask_for_speakers_at_a_time() -> None:
     assert served["status"] == 200 and (b"x-voxtral-ignored", b"diarize") in served["headers"]
     assert bodies[1]["text"] and "segments" not in bodies[1]
     assert [message["status"] for message in wrong] == [400, 400]
+
+
+NOISE = np.random.default_rng(0).normal(0, 0.1, 600 * 2000).clip(-1, 1).astype(np.float32)
+TEN_MINUTES = inputs.encoded(NOISE, 2000, "WAV", "ULAW")
+
+
+@pytest.mark.parametrize(
+    ("clip", "code", "message"),
+    [
+        (inputs.encoded(NOISE[: 5 * RATE]), "invalid_value", "the clip of 'Ann' has 0.00 s of speech"),
+        (inputs.encoded(np.zeros(5 * RATE)), "invalid_value", "the clip of 'Ann' has 0.00 s of speech: expected 1 s"),
+        (inputs.encoded(SAMPLES[:RATE]), "invalid_value", "the clip of 'Ann' has 1.00 s: expected 2 to 10 s"),
+        (TEN_MINUTES, "clip_too_long", "the clip lasts 600.00 s and this server takes at most 10.00 s"),
+        (b"\0" * 5000, "invalid_audio", ""),
+        (b"#!/bin/sh\n", "invalid_audio", ""),
+        (inputs.encoded(np.full(3 * RATE, np.nan), RATE, "WAV", "FLOAT"), "invalid_audio", "the file has samples that"),
+        (b"", "empty_file", "the file is empty"),
+    ],
+)
+def test_a_clip_of_a_known_speaker_that_cannot_be_used(clip: bytes, code: str, message: str) -> None:
+    """It is refused before the file is decoded, and vLLM gets nothing. No process labels speakers for it."""
+    labeller, sent = Labeller(), list[Any]()
+    made, app = guarded(labeller=labeller, stream=TokenStream(32, 33, 0.08, lambda tokens: "", lambda token: b""))
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app.send = send  # type: ignore[method-assign]
+    url = f"data:audio/wav;base64,{base64.b64encode(clip).decode()}"
+    known = {"known_speaker_names[]": (None, "Ann"), "known_speaker_references[]": (None, url)}
+    asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"), **known)))
+    assert sent[0]["status"] == 400
+    error = json.loads(sent[1]["body"])["error"]
+    assert (error["code"], error["param"]) == (code, "known_speaker_references[0]")
+    assert error["message"].startswith(f"known_speaker_references[0]: {message}")
+    assert (app.engine.ids, labeller._process) == ([], None)
 
 
 @pytest.mark.parametrize(("in_flight", "most"), [(16, 4), (3, 1)])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -155,10 +156,11 @@ def test_other_forms(form: str, kind: str, begins: str) -> None:
     assert body.startswith(begins)
 
 
-def labelled(form: str, *granularities: str) -> str:
+def labelled(form: str, *granularities: str, speakers: Sequence[int | str] = (0, 1)) -> str:
     """The body of an answer with two speakers, of a word each."""
     form_of = answer_format(form, *granularities, speakers=True)
-    words = [word._replace(speaker=form_of.speaker(n)) for n, word in enumerate(timed_words([WHOLE], STREAM))]
+    pairs = zip(timed_words([WHOLE], STREAM), speakers, strict=True)
+    words = [word._replace(speaker=form_of.speaker(speaker)) for word, speaker in pairs]
     return written(form_of, [WHOLE], STREAM, 1.0, USAGE, words)[1]
 
 
@@ -191,6 +193,22 @@ def test_speakers_in_text_and_subtitles() -> None:
     )
     assert "\nSPEAKER_2: world.\n" in labelled("vtt")
     assert answer_format("json", speakers=True).speaker(0) == "speaker_1"  # as Mistral has it
+
+
+@pytest.mark.parametrize(("form", "unknown"), [("diarized_json", "A"), ("verbose_json", "SPEAKER_1")])
+def test_names_in_json_are_as_the_client_sent_them(form: str, unknown: str) -> None:
+    name = 'Ann </b>"\\ & {żółw}'
+    content = json.loads(labelled(form, "segment", speakers=(name, 0)))
+    assert [each["speaker"] for each in content["segments"]] == [name, unknown]
+
+
+def test_names_are_no_markup_in_subtitles() -> None:
+    name = "<i>A</i> --> {\\an8}B & C"
+    assert re.findall(r"(.+): Hello", labelled("srt", speakers=(name, 0))) == ["iA/i -- an8B & C"]
+    assert re.findall(r"(.+): Hello", labelled("vtt", speakers=(name, 0))) == [
+        "&lt;i&gt;A&lt;/i&gt; --&gt; {\\an8}B &amp; C"
+    ]
+    assert labelled("text", speakers=(name, 0)) == f"{name}: Hello\nSPEAKER_1: world.\n"
 
 
 def test_pieces_are_joined_in_order() -> None:

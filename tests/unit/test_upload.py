@@ -92,6 +92,21 @@ def test_silence_is_one_piece_without_speech(piece_s: int) -> None:
     assert found.silent and len(found.pieces) == 1 and found.clip.seconds == 2
 
 
+@pytest.mark.parametrize("piece_s", [4, 1])
+@pytest.mark.parametrize("samples", [SAMPLES, np.zeros_like(SAMPLES)])
+def test_labels_of_speakers_need_no_second_pass_of_detection(
+    piece_s: int, samples: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip, rules = Clip(samples, RATE), RULES._replace(piece_s=Fraction(piece_s))
+    without, stretches = pieces.split(clip, True, rules, DETECTOR), tuple(DETECTOR.stretches(clip))
+    assert without.speech == ()
+    passes, compute = [], DETECTOR.probabilities
+    monkeypatch.setattr(DETECTOR, "probabilities", lambda clip: passes.append(clip) or compute(clip))
+    found = pieces.split(clip, True, rules, DETECTOR, speakers=True)
+    assert (found.pieces, found.silent, found.speech) == (without.pieces, without.silent, stretches)
+    assert len(passes) == 1 and bool(stretches) != found.silent
+
+
 def test_a_file_that_is_too_large() -> None:
     body, kind = form(file=("clip.wav", bytes((1 << 20) + 1)))
     error = refusal(read, body, kind, RULES)
