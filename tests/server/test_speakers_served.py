@@ -5,9 +5,12 @@ are on human voices: `python -m bench speakers`.
 """
 
 import asyncio
+import base64
 import contextlib
 import functools
+import io
 import itertools
+import json
 import re
 import threading
 import time
@@ -101,9 +104,13 @@ def test_labels_of_a_clip_in_pieces_are_those_of_the_whole(whole: dict[str, Any]
 
 def test_every_form_has_the_same_speakers(fast: Server, audio: np.ndarray, verbose: dict[str, Any]) -> None:
     expected = turns(verbose["segments"])
-    json = asked(fast, audio).json()
-    assert turns(json["segments"], "speaker_id") == expected
-    assert (json["text"], json["model"], json["segments"][0]["speaker_id"]) == (verbose["text"], "voxtral", "speaker_1")
+    mistrals = asked(fast, audio).json()
+    assert turns(mistrals["segments"], "speaker_id") == expected
+    assert (mistrals["text"], mistrals["model"], mistrals["segments"][0]["speaker_id"]) == (
+        verbose["text"],
+        "voxtral",
+        "speaker_1",
+    )
     for form in ("srt", "vtt"):
         found = re.findall(r"SPEAKER_(\d+): ((?:.+\n)+)", asked(fast, audio, response_format=form).text)
         assert [(speaker, " ".join(text.split())) for speaker, text in found] == expected
@@ -132,6 +139,63 @@ def test_openais_client(fast: Server, audio: np.ndarray, verbose: dict[str, Any]
     assert kinds == [f"transcript.text.{kind}" for kind in ("delta", "segment", "done")]
     segments = [event for event in events if isinstance(event, TranscriptionTextSegmentEvent)]
     assert [each.model_dump() for each in segments] == [each.model_dump() for each in answer.segments]
+
+
+def clip_of(words: list[dict[str, Any]], speaker: str, audio: np.ndarray) -> str:
+    """The longest of this speaker's turns in `audio`, of 10 s at most, as a data: URL."""
+    found = [[*each] for name, each in itertools.groupby(words, lambda word: word["speaker"]) if name == speaker]
+    turn = max(found, key=lambda each: each[-1]["end"] - each[0]["start"])
+    first, end = turn[0]["start"], min(turn[-1]["end"], turn[0]["start"] + 10)
+    assert end - first >= 2, turn
+    return f"data:audio/wav;base64,{base64.b64encode(wav(Clip(audio[round(first * RATE) : round(end * RATE)], RATE))).decode()}"
+
+
+def test_known_speakers_with_openais_client(fast: Server, audio: np.ndarray, verbose: dict[str, Any]) -> None:
+    """Both are known, or the second one only: the other one is then A."""
+    clips = {name: clip_of(verbose["words"], name, audio[SHORT]) for name in ("SPEAKER_1", "SPEAKER_2")}
+    client = openai.OpenAI(base_url=f"{fast.url}/v1", api_key=KEY, timeout=120)
+    create: Any = functools.partial(
+        client.audio.transcriptions.create,
+        model="gpt-4o-transcribe-diarize",
+        file=("clip.wav", wav(Clip(audio[SHORT], RATE))),
+        response_format="diarized_json",
+        chunking_strategy="auto",
+        extra_body={"num_speakers": 2},
+    )
+    both = create(
+        known_speaker_names=["Bob & <b>Co</b>", "Ann"],
+        known_speaker_references=[clips["SPEAKER_2"], clips["SPEAKER_1"]],
+    )
+    names = {"1": "Ann", "2": "Bob & <b>Co</b>"}
+    assert [(each.speaker, each.text) for each in both.segments] == [
+        (names[name], text) for name, text in turns(verbose["segments"])
+    ]
+    events = list(create(known_speaker_names=["Bob"], known_speaker_references=[clips["SPEAKER_2"]], stream=True))
+    segments = [event for event in events if isinstance(event, TranscriptionTextSegmentEvent)]
+    names = {"1": "A", "2": "Bob"}
+    assert [each.speaker for each in segments] == [names[name] for name, _ in turns(verbose["segments"])]
+
+
+def test_known_speakers_in_every_form(fast: Server, audio: np.ndarray, verbose: dict[str, Any]) -> None:
+    clip = clip_of(verbose["words"], "SPEAKER_1", audio[SHORT])
+    known = {"known_speaker_names[]": "<b>Ann</b>", "known_speaker_references[]": clip}
+    srt = asked(fast, audio, response_format="srt", **known).text
+    assert "\nbAnn/b: " in srt and "\nSPEAKER_1: " in srt and "SPEAKER_2" not in srt
+    assert "\n&lt;b&gt;Ann&lt;/b&gt;: " in asked(fast, audio, response_format="vtt", **known).text
+    mistrals = asked(fast, audio, speaker_references=json.dumps({"Ann": clip.partition(",")[2]})).json()
+    assert {each["speaker_id"] for each in mistrals["segments"]} == {"Ann", "speaker_1"}
+
+
+@pytest.mark.parametrize("what", ["noise", "ten minutes"])
+def test_a_clip_of_a_known_speaker_without_a_voice(fast: Server, audio: np.ndarray, what: str) -> None:
+    samples = np.random.default_rng(0).normal(0, 0.1, {"noise": 5, "ten minutes": 600}[what] * 2000).clip(-1, 1)
+    file = io.BytesIO()
+    soundfile.write(file, samples, 2000, format="WAV", subtype="ULAW")
+    clip = f"data:audio/wav;base64,{base64.b64encode(file.getvalue()).decode()}"
+    answer = asked(fast, audio, **{"known_speaker_names[]": "Ann", "known_speaker_references[]": clip})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "known_speaker_references[0]")
+    assert {"noise": "has 0.00 s of speech", "ten minutes": "lasts 600.00 s"}[what] in error["message"]
 
 
 @contextlib.contextmanager
@@ -170,10 +234,13 @@ def test_without_the_process(fast: Server, audio: np.ndarray, verbose: dict[str,
     assert turns(asked(fast, audio, diarize="optional").json()["segments"], "speaker_id") == turns(verbose["segments"])
 
 
-@pytest.mark.parametrize("samples", ["second", "silence", "noise"])
+@pytest.mark.parametrize("samples", ["second", "silence", "ten minutes of noise"])
 def test_clips_with_little_or_no_speech(fast: Server, audio: np.ndarray, samples: str) -> None:
-    noise = np.random.default_rng(0).normal(0, 0.1, 5 * RATE).astype(np.float32)
-    clip = {"second": audio[6 * RATE : 7 * RATE], "silence": np.zeros(RATE, np.float32), "noise": noise}[samples]
+    clip = {
+        "second": audio[6 * RATE : 7 * RATE],
+        "silence": np.zeros(RATE, np.float32),
+        "ten minutes of noise": np.random.default_rng(0).normal(0, 0.1, 600 * RATE).astype(np.float32),
+    }[samples]
     answer = upload(fast.url, clip, response_format="diarized_json", num_speakers="20")
     assert answer.status_code == 200, answer.text
     content = answer.json()
@@ -187,6 +254,11 @@ def test_clips_with_little_or_no_speech(fast: Server, audio: np.ndarray, samples
         ({"num_speakers": "64"}, "num_speakers is '64': expected a whole number from 1 to 20"),
         ({"diarize": "perhaps"}, "diarize is 'perhaps': expected true or false or optional"),
         ({"response_format": "diarized_json", "diarize": "false"}, "diarize is false, but response_format is"),
+        (
+            {"known_speaker_names[]": ["Ann"] * 100},
+            "known_speaker_names[] has 100 items: expected a list of at most 20",
+        ),
+        ({"known_speaker_names[]": "Ann"}, "1 known_speaker_names[] and 0 known_speaker_references[]"),
     ],
 )
 def test_what_is_refused(fast: Server, audio: np.ndarray, fields: dict[str, str], message: str) -> None:

@@ -176,6 +176,13 @@ def test_voices_that_are_far_apart_are_told_apart(sizes: tuple[int, ...]) -> Non
     assert same_parts(clusters.clusters(vectors, len(sizes)), of)
 
 
+@pytest.mark.parametrize("number", [None, 20])
+def test_sixty_four_voices_are_at_most_twenty_speakers(number: int | None) -> None:
+    vectors, _ = voice_vectors((12,) * 64)
+    found = clusters.clusters(vectors, number)
+    assert found.min() >= 0 and found.max() < clusters.MOST and (number is None or len(set(found.tolist())) == number)
+
+
 def test_close_voices_are_one_unless_the_number_is_known() -> None:
     vectors, of = voice_vectors((40, 40), spread=0.1)
     common = vectors.mean(axis=0)
