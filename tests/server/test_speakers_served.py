@@ -147,7 +147,11 @@ def clip_of(words: list[dict[str, Any]], speaker: str, audio: np.ndarray) -> str
     turn = max(found, key=lambda each: each[-1]["end"] - each[0]["start"])
     first, end = turn[0]["start"], min(turn[-1]["end"], turn[0]["start"] + 10)
     assert end - first >= 2, turn
-    return f"data:audio/wav;base64,{base64.b64encode(wav(Clip(audio[round(first * RATE) : round(end * RATE)], RATE))).decode()}"
+    return data_url(wav(Clip(audio[round(first * RATE) : round(end * RATE)], RATE)))
+
+
+def data_url(file: bytes) -> str:
+    return f"data:audio/wav;base64,{base64.b64encode(file).decode()}"
 
 
 def test_known_speakers_with_openais_client(fast: Server, audio: np.ndarray, verbose: dict[str, Any]) -> None:
@@ -191,8 +195,8 @@ def test_a_clip_of_a_known_speaker_without_a_voice(fast: Server, audio: np.ndarr
     samples = np.random.default_rng(0).normal(0, 0.1, {"noise": 5, "ten minutes": 600}[what] * 2000).clip(-1, 1)
     file = io.BytesIO()
     soundfile.write(file, samples, 2000, format="WAV", subtype="ULAW")
-    clip = f"data:audio/wav;base64,{base64.b64encode(file.getvalue()).decode()}"
-    answer = asked(fast, audio, **{"known_speaker_names[]": "Ann", "known_speaker_references[]": clip})
+    known = {"known_speaker_names[]": "Ann", "known_speaker_references[]": data_url(file.getvalue())}
+    answer = asked(fast, audio, **known)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "known_speaker_references[0]")
     assert {"noise": "has 0.00 s of speech", "ten minutes": "lasts 600.00 s"}[what] in error["message"]

@@ -68,8 +68,8 @@ class Clip:
             yield piece
 
     def file(self) -> bytes:
-        """The file, which is sent at once."""
-        self._begun = time.monotonic()
+        """The file, which is sent at once: it has been spoken."""
+        self._begun = time.monotonic() - len(self._samples) / self._rate
         with open(self._path, "rb") as file:
             return file.read()
 

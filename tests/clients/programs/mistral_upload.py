@@ -1,25 +1,21 @@
-"""`mistralai`: `audio.transcriptions.complete` with the speakers of a file, of whom one is known."""
-
-import base64
+"""`mistralai`: `audio.transcriptions.complete` with the speaker of each segment. A clip has one voice."""
 
 from clip import KEY, Clip, Server, each
 from mistralai.client import Mistral
 
 
 async def transcribe(server: Server, clip: Clip) -> None:
-    client, content = Mistral(api_key=KEY, server_url=server.url), clip.file()
-    for known in ({}, {"Ann": base64.b64encode(content).decode()}):
-        answer = await client.audio.transcriptions.complete_async(
-            model=server.model,
-            file={"file_name": "clip.wav", "content": content},
-            diarize=True,
-            timestamp_granularities=["segment"],
-            speaker_references=known,
-        )
-        speakers = {segment.speaker_id for segment in answer.segments or ()}
-        text = " ".join(segment.text for segment in answer.segments or ())
-        if (speakers, text) != ({"Ann"} if known else {"speaker_1"}, answer.text):
-            raise RuntimeError(answer)
+    answer = await Mistral(api_key=KEY, server_url=server.url).audio.transcriptions.complete_async(
+        model=server.model,
+        file={"file_name": "clip.wav", "content": clip.file()},
+        diarize=True,
+        timestamp_granularities=["segment"],
+    )
+    segments = answer.segments or []
+    if {segment.speaker_id for segment in segments} != {"speaker_1"}:
+        raise RuntimeError(answer)
+    if " ".join(segment.text for segment in segments) != answer.text:
+        raise RuntimeError(answer)
     clip.turn(answer.text)
 
 
