@@ -155,7 +155,7 @@ def error_rate(labels: Sequence[int], spans: Sequence[Span], spoken: Sequence[Tu
 
 
 def table(content: dict[str, Any]) -> str:
-    """The figures as a table of Markdown, and a sentence on the cost."""
+    """The figures as a table of Markdown, and sentences on known speakers and on the cost."""
     parts = [(name, content[key]) for name, key in SUMS.items()]
     lines = ["|recording|s|speakers, found|wrong words %|with their number %|DER %|", "|---|---|---|---|---|---|"]
     for row in content["recordings"]:
@@ -167,7 +167,13 @@ def table(content: dict[str, Any]) -> str:
         right = f"right in {part['right_number']} of {part['recordings']}"
         lines.append(f"|**{name}**|{part['seconds']:.0f}|{right}|{_wrong(part)}|-|")
     cost = f"{content['cpu_s_per_minute']:.1f} s of a core per minute of audio, {content['peak_bytes'] / 1e6:.0f} MB"
-    return "\n".join(lines) + f"\n\nThe process on {content['device']}: {cost} (`python -m bench speakers score`)."
+    sums = content["known"]["held_out"]
+    known = (
+        f"Known speakers\\*, with a clip from the same recording: {sums['right']} of {sums['clips']} have their name, "
+        f"and {sums['taken']} of {sums['strangers']} clips of others named somebody."
+    )
+    cost = f"The process on {content['device']}: {cost} (`python -m bench speakers score`)."
+    return "\n".join(lines) + f"\n\n{known}\n\n{cost}"
 
 
 def _wrong(row: dict[str, Any]) -> str:
