@@ -116,7 +116,7 @@ VLLMS = {
     **{"stop": "e", "stop_token_ids": "[32]", "bad_words": "the", "priority": "-1000", "request_id": "a"},
 }
 OTHERS = {
-    **{"keywords": "voxtral", "languages": "en", "diarize": "true", "known_speaker_names[]": "Ann"},
+    **{"keywords": "voxtral", "languages": "en", "num_speakers": "2", "known_speaker_names[]": "Ann"},
     **{"known_speaker_references[]": "data:", "hotwords": "x", "to_language": "de", "language": "en", "prompt": "x"},
     "context_bias[]": ["bias"] * 100,
 }

@@ -17,6 +17,7 @@ from voxtral_serve.audio.decode_worker import READY
 from voxtral_serve.guard import labeller
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.labeller import KnownVoice, LabelError, Labeller
+from voxtral_serve.patches.live_server import log
 from voxtral_serve.speakers import known, labels, windows
 from voxtral_serve.speakers.campplus import RATE, CamPlusPlus
 
@@ -275,7 +276,10 @@ def test_a_process_that_cannot_start_says_why_in_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(served: Labeller) -> None:
-        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
+        with (
+            caplog.at_level("WARNING", log.name),
+            pytest.raises(LabelError, match=r"cannot start: the server's log says why$"),
+        ):
             await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
         (line,) = caplog.messages
         assert line.startswith("no speaker labels: ") and "no-such-device" in line
@@ -296,7 +300,10 @@ def test_a_cpu_without_an_instruction_that_a_library_needs_ends_the_start_only(
     monkeypatch.setattr(labeller, "START", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
 
     async def test(served: Labeller) -> None:
-        with pytest.raises(LabelError, match=r"cannot start: the server's log says why$"):
+        with (
+            caplog.at_level("WARNING", log.name),
+            pytest.raises(LabelError, match=r"cannot start: the server's log says why$"),
+        ):
             await served.voices(Clip(SAMPLES, RATE), [(0.0, 1.0)])
         assert caplog.messages[0].startswith("no speaker labels: ") and "SIGILL" in caplog.messages[0]
 
