@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import live
 import numpy as np
 import openai
 import psutil
@@ -26,6 +27,7 @@ from openai.types.audio import TranscriptionDiarized, TranscriptionTextSegmentEv
 from places import DATA
 from servers import Server
 from uploads import KEY, RATE, upload
+from websockets.exceptions import ConnectionClosedOK
 
 from voxtral_serve.audio.decode import Clip, wav
 from voxtral_serve.audio.speech import Detector
@@ -204,6 +206,69 @@ def test_a_clip_of_a_known_speaker_without_a_voice(fast: Server, audio: np.ndarr
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "known_speaker_references[0]")
     assert {"noise": "has 0.00 s of speech", "ten minutes": "lasts 600.00 s"}[what] in error["message"]
+
+
+def lived(url: str, samples: np.ndarray, flush: int | None = None) -> list[dict[str, Any]]:
+    """The events of a session of Mistral's protocol that asks for speakers; with a flush after so many samples."""
+    events = []
+    with live.opened(url, "model=voxtral", "/v1/audio/transcriptions/realtime") as socket:
+        live.send(socket, "session.update", session={"diarize": True})
+        pcm = live.pcm16(samples)
+        for part in (pcm,) if flush is None else (pcm[: 2 * flush], pcm[2 * flush :]):
+            live.append(socket, part, 32_000, "input_audio.append")
+            live.send(socket, "input_audio.flush")
+        live.send(socket, "input_audio.end")
+        with contextlib.suppress(ConnectionClosedOK):
+            while True:
+                events.append(live.receive(socket))
+    return events
+
+
+def of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["type"] == f"transcription.{kind}"]
+
+
+def speeches(segments: list[dict[str, Any]], name: str) -> list[tuple[str, str]]:
+    """The text of each speaker until another one speaks."""
+    groups = itertools.groupby(turns(segments, name), lambda turn: turn[0])
+    return [(speaker, " ".join(text for _, text in group)) for speaker, group in groups]
+
+
+@pytest.mark.parametrize("flush", [None, 7 * RATE], ids=["one text", "two"])
+def test_a_live_session_has_the_speakers_of_the_upload(fast: Server, audio: np.ndarray, flush: int | None) -> None:
+    """At its end, and not before. A flush cuts its text, and no speaker."""
+    events = lived(fast.url, audio[SHORT], flush)
+    dones = of(events, "done")
+    assert len(dones) == (1 if flush is None else 2)
+    first = next(number for number, event in enumerate(events) if event["type"] == "transcription.segment")
+    assert {event["type"] for event in events[first:-1]} == {"transcription.segment"} and events[-1] == dones[-1]
+    segments = of(events, "segment")
+    assert [{**each, "type": "transcription_segment"} for each in segments] == dones[-1]["segments"]
+    assert " ".join(each["text"] for each in segments) == " ".join(each["text"] for each in dones)
+    assert {each["speaker_id"] for each in segments} == {"speaker_1", "speaker_2"}
+    if flush is None:
+        upload_segments = asked(fast, audio, num_speakers="", response_format="verbose_json").json()["segments"]
+        assert speeches(segments, "speaker_id") == speeches(upload_segments, "speaker")
+
+
+def test_a_live_session_without_the_process(fast: Server, audio: np.ndarray) -> None:
+    with no_labellers(fast):
+        for labeller in labellers(fast):
+            labeller.kill()
+        events = lived(fast.url, audio[SHORT])
+    (done,) = of(events, "done")
+    assert done["error"]["message"].startswith("no speaker labels: the process that labels speakers ")
+    segments = of(events, "segment")
+    assert " ".join(each["text"] for each in segments) == done["text"] != ""
+    assert not any("speaker_id" in each for each in segments)
+    assert "speaker_id" in of(lived(fast.url, audio[SHORT]), "segment")[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/audio/transcriptions/realtime"])
+def test_a_live_model_that_would_label_as_they_speak_is_refused(fast: Server, path: str) -> None:
+    with live.opened(fast.url, "intent=transcription&model=gpt-4o-transcribe-diarize", path) as socket:
+        code, reason = live.close_of(socket)
+    assert code == 1008 and reason.startswith("the model 'gpt-4o-transcribe-diarize' does not exist")
 
 
 @contextlib.contextmanager

@@ -390,11 +390,27 @@ def test_mistrals_settings_are_the_options_of_the_session() -> None:
     assert configure == commands.Configure(options, find=False)
 
 
+def test_speakers_are_a_setting_until_there_is_audio() -> None:
+    """Where there are none, the setting is refused with the reason. OpenAI's protocol has no end at which they come."""
+    codec = MistralCodec(context()._replace(unlabelled=None), None)
+    assert updated(codec)["diarize"] is False
+    assert updated(codec, diarize=True)["diarize"] is True and codec.options.speakers
+    assert updated(codec, begun=True, diarize=True, language="en")["diarize"] is True
+    update = '{"type": "session.update", "session": {"diarize": %s}}'
+    error = refused(codec, update % "false", begun=True)["error"]
+    assert error["message"] == "session.diarize cannot change once there is audio"
+    error = refused(mistrals(), update % "true")["error"]
+    assert error["message"] == "session.diarize is true: this server has no labels"
+    openais = {"type": "transcription", "audio": {"input": {"transcription": {"diarize": True}}}}
+    error = refused(OpenAiCodec(context()), json.dumps({"type": "session.update", "session": openais}))["error"]
+    assert error["param"] == "session.audio.input.transcription.diarize"
+
+
 def test_what_has_no_effect_is_no_error() -> None:
     codec = mistrals()
     before = codec.options
     fields = {"context_bias": ["Voxtral"], "language": "en", "speaker_references": {"a": "A" * 500_000}}
-    assert updated(codec, diarize=True, **fields)["diarize"] is False
+    assert updated(codec, diarize=False, **fields)["diarize"] is False
     assert codec.options == before
 
 

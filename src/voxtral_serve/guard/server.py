@@ -20,6 +20,7 @@ from voxtral_serve.guard import access
 from voxtral_serve.guard.about import about
 from voxtral_serve.guard.budget import Budget
 from voxtral_serve.guard.decoders import Decoders
+from voxtral_serve.guard.fields import DIARIZER
 from voxtral_serve.guard.keyring import KeyRing
 from voxtral_serve.guard.labeller import Labeller, unlabelled
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules, most_in_flight
@@ -161,7 +162,8 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
         LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can, unlabelled(realtime)
     )
     detector = Detector()
-    sessions = _sessions(state, detector)
+    labeller = Labeller.of_environment(in_flight) if rules.unlabelled is None else None
+    sessions = _sessions(state, detector, labeller, rules.unlabelled)
     names = [each.name for each in state.openai_serving_models.base_model_paths]
     return ServerFacts(
         rules=rules,
@@ -178,7 +180,7 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
         open=OpenLimits.of_process(processes, rules.chat_bytes),
         sessions=sessions,
         keys=access.ring(state, processes),
-        labeller=Labeller.of_environment(in_flight) if rules.unlabelled is None else None,
+        labeller=labeller,
         about=about(names, rules, LIMITS, all_in_flight, _options(config)[OPTION] if sessions is not None else None),
     )
 
@@ -188,7 +190,7 @@ def _options(config: Any) -> Mapping[str, Any]:
     return config.additional_config if isinstance(config.additional_config, dict) else {}
 
 
-def _sessions(state: Any, detector: Detector) -> LiveService | None:
+def _sessions(state: Any, detector: Detector, labeller: Labeller | None, unlabelled: str | None) -> LiveService | None:
     engine = state.engine_client
     config = engine.vllm_config
     if config.model_config.architecture != ENCODE_ONCE or not _options(config).get(OPTION):
@@ -199,13 +201,15 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
         Engine.of_vllm(engine),
         shape,
         detector,
-        models.is_base_model,
+        lambda name: name != DIARIZER and models.is_base_model(name),  # which asks for speakers as soon as they speak
         LIMITS.live_idle_s,
         LIMITS.live_backlog_s,
         models.base_model_paths[0].name,
         TokenStream.of_tokenizer(engine.input_processor.tokenizer),
         LIMITS.live_session_s,
         most_sockets(_options(config)[OPTION]),
+        labeller,
+        unlabelled,
     )
     service.voices.prepare()
     return service

@@ -31,6 +31,7 @@ class CodecContext(NamedTuple):
     delay_ms     the delay of the text that the checkpoint was made for
     check_delay  raises ValueError for a delay in ms that a session cannot have
     rate_hz      of the session's audio, which positions in outputs count
+    unlabelled   why speakers cannot be labelled; None if they can
     """
 
     id: str
@@ -40,6 +41,7 @@ class CodecContext(NamedTuple):
     delay_ms: int
     check_delay: Callable[[int], None]
     rate_hz: int
+    unlabelled: str | None
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ class Options:
     delay_ms  of the text behind the audio, from the first audio on; None is the checkpoint's
     logprobs  whether deltas have the logprobs of their tokens
     rule      by which turns are found; None if none are
+    speakers  whether speakers are labelled at the session's end, from the first audio on
     """
 
     form: StreamFormat
     delay_ms: int | None = None
     logprobs: bool = False
     rule: Rule | None = None
+    speakers: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 input_audio.append has the audio. input_audio.flush has the text of the audio so far come at once, with its segments and
 transcription.done; input_audio.end does so, too, and ends the connection. An `error` has a message and the number of an
-HTTP status. `diarize`, `speaker_references`, `context_bias` and `language` have no effect: session.updated says so.
+HTTP status. With `diarize`, the segments come at the session's end, each with its `speaker_id`, and are those of all
+texts. `speaker_references`, `context_bias` and `language` have no effect.
 """
 
 from dataclasses import replace
@@ -21,7 +22,7 @@ from voxtral_serve.transcript.turns import TimedSegment
 
 APPEND, FLUSH, END, UPDATE = "input_audio.append", "input_audio.flush", "input_audio.end", "session.update"
 ENDED = Ending("done", NORMAL, "the text is complete")
-BAD_REQUEST = 400
+BAD_REQUEST, UNLABELLED = 400, 503
 STATUSES = {  # by code of an ending; the others are BAD_REQUEST
     "model_not_found": 404,
     "idle_timeout": 408,
@@ -34,7 +35,8 @@ STATUSES = {  # by code of an ending; the others are BAD_REQUEST
     "stopping": 503,
     "engine_stalled": 504,
 }
-FORMAT, DELAY = "session.audio_format", "session.target_streaming_delay_ms"  # paths of settings
+# Paths of settings
+FORMAT, DELAY, DIARIZE = "session.audio_format", "session.target_streaming_delay_ms", "session.diarize"
 Probability = Annotated[float, Field(ge=0, le=1)]
 Time = Annotated[int, Field(ge=0, le=60_000)]  # ms
 
@@ -67,7 +69,7 @@ class TurnDetection(Settings):
 
 
 class Update(Settings):
-    """The `session` of an update. The last four are without effect."""
+    """The `session` of an update. The last three are without effect."""
 
     audio_format: AudioFormat | None = None
     target_streaming_delay_ms: Time | None = None
@@ -146,6 +148,8 @@ class MistralCodec(Codec):
             self._turn_detection = update.turn_detection
             rule = None if update.turn_detection is None else update.turn_detection.rule(self.context.rate_hz)
             options = replace(options, rule=rule)
+        if update.diarize is not None:
+            options = replace(options, speakers=self._speakers(update.diarize, begun))
         self.options = options
         return [
             commands.Configure(options, find),
@@ -172,6 +176,13 @@ class MistralCodec(Codec):
             raise EventError(f"{DELAY} cannot change once there is audio", "invalid_value", DELAY)
         return delay_ms
 
+    def _speakers(self, diarize: bool, begun: bool) -> bool:
+        if diarize and self.context.unlabelled is not None:
+            raise EventError(f"{DIARIZE} is true: {self.context.unlabelled}", "no_speaker_labels", DIARIZE)
+        if begun and diarize != self.options.speakers:
+            raise EventError(f"{DIARIZE} cannot change once there is audio", "invalid_value", DIARIZE)
+        return diarize
+
     def _described(self) -> dict[str, Any]:
         form = self.options.form
         return {
@@ -179,13 +190,15 @@ class MistralCodec(Codec):
             "model": self._model,
             "audio_format": {"encoding": form.encoding, "sample_rate": form.rate},
             "target_streaming_delay_ms": self.options.delay_ms or self.context.delay_ms,
-            "diarize": False,
+            "diarize": self.options.speakers,
             "turn_detection": self._turn_detection and self._turn_detection.model_dump(),
         }
 
     def _segment(self, timed: TimedSegment) -> str:
-        text, start, end, _ = timed.segment
-        segment = {"text": text, "start": round(start, 3), "end": round(end, 3)}
+        text, start, end, speaker = timed.segment
+        segment: dict[str, Any] = {"text": text, "start": round(start, 3), "end": round(end, 3)}
+        if speaker is not None:
+            segment["speaker_id"] = speaker
         self._segments.append({"type": "transcription_segment", **segment})
         return written("transcription.segment", **segment)
 
@@ -201,7 +214,10 @@ class MistralCodec(Codec):
             "prompt_audio_seconds": round(done.turn.seconds),
         }
         # The model does not say its language.
-        fields = {"model": self._model, "text": done.turn.text, "language": None, "segments": segments, "usage": usage}
+        fields: dict[str, Any] = {"model": self._model, "text": done.turn.text, "language": None}
+        fields |= {"segments": segments, "usage": usage}
+        if done.unlabelled is not None:  # an event `error` would end clients before this one
+            fields["error"] = {"message": f"no speaker labels: {done.unlabelled}", "code": UNLABELLED}
         return [*events, written("transcription.done", **fields)]
 
 

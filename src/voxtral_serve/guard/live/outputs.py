@@ -44,13 +44,15 @@ class TurnSegment:
 class TurnDone:
     """The text of a turn is complete. `turn.end` is None for a turn without audio, or whose audio was cleared.
 
-    segments       those that have not been said before
+    segments       those that have not been said before: of all turns, for the last one where speakers are labelled
     prompt_tokens  of the turn's requests
+    unlabelled     why they have no speakers, if the session has asked for them
     """
 
     turn: TurnText
     segments: list[TimedSegment]
     prompt_tokens: int
+    unlabelled: str | None = None
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,11 @@ class LiveSocket:
     def _is_within_text(self) -> bool:
         return self.conversation.unfinished or bool(self._waiting)
 
+    @property
+    def _is_writing(self) -> bool:
+        """Whether a session's text, or its speakers, are not complete."""
+        return self._writer is not None and not self._writer.done()
+
     def leave(self) -> None:
         """The client has gone: what waits has nobody to answer to."""
         if self.ending is None and self._task is not None:
@@ -143,6 +148,8 @@ class LiveSocket:
 
     def drain(self, ending: Ending) -> None:
         """End the text of the audio so far, and then the socket."""
+        if self.session is None and self.awaits_text:
+            return  # its speakers are being labelled, and an end follows
         if self.draining is None:
             self.draining = ending
             if self.session is None:
@@ -274,7 +281,7 @@ class LiveSocket:
             await self.conversation.run(command)
         finally:
             self.hold(self.conversation.early_bytes - early_bytes)
-        if isinstance(command, commands.End) and command.ending is not None and self.session is None:
+        if isinstance(command, commands.End) and command.ending is not None and not self._is_writing:
             self.stop(command.ending)
 
     async def _become(self, become: Become, event: Event) -> None:
@@ -357,7 +364,7 @@ class LiveSocket:
                     await task
         self._waiting.clear()
         self.hold(-self.waiting_bytes)
-        self.conversation.release()
+        self.conversation.close()
         if self.audio is not None:
             self.audio.close()
 
