@@ -1,4 +1,4 @@
-"""Published clients of live speech, and one of uploads, unmodified, against a real server: each has the words that an upload has.
+"""Published clients of live speech, and of uploads, unmodified, against a real server: each has an upload's words.
 
 `make test-clients` runs them. Each program of programs/ is a process of .venv-clients, which sends clips at the pace of
 speech.
