@@ -7,20 +7,21 @@ with a collar of 0.25 s and with overlap: words of one label with pauses under T
 
 import asyncio
 import json
-import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import soundfile
 
 from bench import BenchError
 from bench.speakers import known
+from bench.speakers.cost import cost
+from bench.speakers.live import STEP_S, relabelled
 from bench.speakers.recordings import MANIFEST, RATE_HZ, Turn, turns, words
 
 OUT = "bench/results/speakers.json"
+MINUTES = (1, 60)  # of what is labelled for its cost
 TURN_S = 0.5
 COLLAR_S = 0.25  # around each boundary, on both sides
 SUMS = {"settings chosen on these": "chosen_on", "others\\*": "held_out", "AMI meetings of both": "meetings"}
@@ -36,19 +37,28 @@ def score(folder: Path, device: str = "cpu") -> dict[str, Any]:
         entries = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
         raise BenchError(f"{folder / MANIFEST}: {error}") from None
+    costs = asyncio.run(_costs(folder, [entry["name"] for entry in entries], device))
     recordings, references = zip(*asyncio.run(_all(folder, entries, device)), strict=True)
-    minutes = sum(each["seconds"] for each in recordings) / 60
     return {
-        "schema_version": 2,
+        "schema_version": 3,
         "device": device,
-        "cpu_s_per_minute": round(sum(each["cpu_s"] for each in recordings) / minutes, 2),
-        "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "costs": costs,
         "recordings": recordings,
         "chosen_on": _together([each for each in recordings if each["chosen_on"]]),
         "held_out": _together([each for each in recordings if not each["chosen_on"]]),
         "meetings": _together([each for each in recordings if each["source"].startswith("AMI")]),
         "known": known.figures(references),
     }
+
+
+async def _costs(folder: Path, names: Sequence[str], device: str) -> list[dict[str, Any]]:
+    """Of all recordings in a row."""
+    samples, spans, at = [], list[Span](), 0.0
+    for name in names:
+        samples.append(soundfile.read(folder / f"{name}.wav", dtype="float32")[0])
+        spans += [(start + at, end + at) for start, end in words(folder / f"{name}.ctm")]
+        at += len(samples[-1]) / RATE_HZ
+    return [await cost(np.concatenate(samples), spans, minutes, device) for minutes in MINUTES]
 
 
 async def _all(
@@ -79,28 +89,19 @@ async def _scored(folder: Path, entry: dict[str, Any], labeller: Any) -> tuple[d
     spans = [span for span in words(folder / f"{name}.ctm") if span[1] <= seconds]
     count = len({turn.speaker for turn in spoken})
     speech = Detector().stretches(clip)
-    start = _cpu_s()
     found = await labeller.voices(clip, speech)
     row: dict[str, Any] = {}
     for kind, number in (("unknown", None), ("given", count)):
         labels = await labeller.labels(found, spans, number)
-        if kind == "unknown":
-            cpu_s = _cpu_s() - start
         wrong, counted = wrong_words(labels, spans, spoken)
         row[kind] = {
             "speakers": len(set(labels)),
             "wrong_words": wrong,
             "der": error_rate(labels, spans, spoken, seconds),
         }
-    times = {"seconds": round(seconds, 1), "cpu_s": round(cpu_s, 2)}
+    row["relabelled"] = relabelled(found, spans, seconds)
     references = known.labelled(entry["chosen_on"], found, labels, spans, spoken)
-    return entry | times | {"speakers": count, "words": counted, **row}, references
-
-
-def _cpu_s() -> float:
-    """Seconds of CPU that this process's children have had."""
-    times = [child.cpu_times() for child in psutil.Process().children()]
-    return sum(each.user + each.system for each in times)
+    return entry | {"seconds": round(seconds, 1), "speakers": count, "words": counted, **row}, references
 
 
 def _together(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -166,14 +167,24 @@ def table(content: dict[str, Any]) -> str:
     for name, part in parts:
         right = f"right in {part['right_number']} of {part['recordings']}"
         lines.append(f"|**{name}**|{part['seconds']:.0f}|{right}|{_wrong(part)}|-|")
-    cost = f"{content['cpu_s_per_minute']:.1f} s of a core per minute of audio, {content['peak_bytes'] / 1e6:.0f} MB"
+    costs = [
+        f"{each['cpu_s']:.1f} s of a core, {each['peak_bytes'] / 1e6:.0f} MB, for {each['minutes']:g} min of audio"
+        for each in content["costs"]
+    ]
+    rows = content["recordings"]
+    share = sum(row["relabelled"]["words"] for row in rows) / max(sum(row["words"] for row in rows), 1)
+    oldest_s = max(row["relabelled"]["oldest_s"] for row in rows)
+    live = (
+        f"Labels that are found every {STEP_S:g} s while people speak change later for {100 * share:.0f} % of the "
+        f"words, up to {oldest_s:.0f} s back."
+    )
     sums = content["known"]["held_out"]
     known = (
         f"Known speakers\\*, with a clip from the same recording: {sums['right']} of {sums['clips']} have their name, "
         f"and {sums['taken']} of {sums['strangers']} clips of others named somebody."
     )
-    cost = f"The process on {content['device']}: {cost} (`python -m bench speakers score`)."
-    return "\n".join(lines) + f"\n\n{known}\n\n{cost}"
+    cost = f"The process on {content['device']}: {'; '.join(costs)} (`python -m bench speakers score`)."
+    return "\n\n".join(("\n".join(lines), known, live, cost))
 
 
 def _wrong(row: dict[str, Any]) -> str:

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from places import DATA
 
 from bench import BenchError
-from bench.speakers import command, known, recordings, score
+from bench.speakers import command, known, live, recordings, score
 from bench.speakers.recordings import RATE_HZ, Mix, Turn
 from voxtral_serve.speakers.windows import Voices
 
@@ -98,23 +99,53 @@ def test_a_reference_is_of_the_first_half_of_windows_in_which_a_speaker_is_alone
     np.testing.assert_allclose(found.references["ann"], unit(1, 1, 0, 0, 0, 0, 0))
 
 
-def test_score_writes_the_figures_of_each_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The real process on a tone: one voice."""
-    samples = 0.1 * np.sin(np.arange(4 * RATE_HZ) / 5)
-    soundfile.write(tmp_path / "tone.wav", samples, RATE_HZ)
-    (tmp_path / "tone.rttm").write_text("SPEAKER tone 1 0 4 <NA> <NA> ann <NA> <NA>\n")
-    (tmp_path / "tone.ctm").write_text("".join(f"tone 1 {at} 0.9 la\n" for at in range(4)))
-    entry = {"name": "tone", "source": "a test", "chosen_on": False}
+def test_words_with_another_label_later() -> None:
+    assert live.different([0, 0, 1, 1], [1, 1, 0, 0]) == []  # names do not count
+    assert live.different([0, 0, 0, 1], [0, 1, 1, 0]) == [0]
+    assert live.different([0, 0, 0], [0, 0, 1]) == [2]
+    assert live.different([], []) == []
+
+
+def test_relabelling_while_two_speak() -> None:
+    """Two voices that are alike at first: 10 s are one speaker until the second one is heard for longer."""
+    spans = np.array([(start, start + 1.5) for start in np.arange(0, 38.5, 0.75)])
+    ann, bob = unit(1, 0, 0, 0), unit(0, 1, 0, 0)
+    rng = np.random.default_rng(0)
+    vectors = np.stack([ann if start < 9 or start > 24 else bob for start, _ in spans])
+    vectors = vectors + rng.normal(0, 0.02, vectors.shape)
+    found = Voices(spans, (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32))
+    words = [(start, start + 0.9) for start in np.arange(0.0, 39.0)]
+    figures = live.relabelled(found, words, 40.0)
+    assert figures["words"] > 0 and 0 < figures["oldest_s"] <= 40
+    assert live.relabelled(found._replace(vectors=np.tile(ann, (len(spans), 1))), words, 40.0) == {
+        "words": 0,
+        "oldest_s": 0.0,
+    }
+
+
+def test_score_writes_the_figures_of_each_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real process on one voice."""
+    monkeypatch.setattr(score, "MINUTES", (0.05, 0.2))
+    samples = soundfile.read(DATA / "live/06.opus")[0][6 * RATE_HZ : 10 * RATE_HZ]
+    soundfile.write(tmp_path / "voice.wav", samples, RATE_HZ)
+    (tmp_path / "voice.rttm").write_text("SPEAKER voice 1 0 4 <NA> <NA> ann <NA> <NA>\n")
+    (tmp_path / "voice.ctm").write_text("".join(f"voice 1 {at} 0.9 la\n" for at in range(4)))
+    entry = {"name": "voice", "source": "a test", "chosen_on": False}
     (tmp_path / recordings.MANIFEST).write_text(json.dumps([entry]))
     assert command.main(["score", str(tmp_path), "--out", str(tmp_path / "out.json")]) == 0
     content = json.loads((tmp_path / "out.json").read_bytes())
     (row,) = content["recordings"]
     assert row["unknown"] == row["given"] == {"speakers": 1, "wrong_words": 0, "der": row["given"]["der"]}
     assert content["held_out"]["right_number"] == 1 and content["chosen_on"]["recordings"] == 0
-    assert content["cpu_s_per_minute"] == pytest.approx(15 * row["cpu_s"], abs=0.2) and content["peak_bytes"] > 1e8
-    assert content["known"]["held_out"] == dict.fromkeys(("clips", "right", "wrong", "strangers", "taken"), 0)
+    short, long = content["costs"]
+    assert (short["minutes"], long["minutes"]) == (0.05, 0.2) and 0 < short["cpu_s"] < long["cpu_s"]
+    assert 1e8 < short["peak_bytes"] <= long["peak_bytes"]
+    assert row["relabelled"] == {"words": 0, "oldest_s": 0.0}
+    assert content["known"]["held_out"] == {"clips": 1, "right": 1, "wrong": 0, "strangers": 0, "taken": 0}
     printed = capsys.readouterr().out
-    assert "\n|tone\\*|4|1, 1|0.0|0.0|" in printed and "\n|**others\\***|4|right in 1 of 1|0.0|0.0|-|\n" in printed
+    assert "\n|voice\\*|4|1, 1|0.0|0.0|" in printed and "\n|**others\\***|4|right in 1 of 1|0.0|0.0|-|\n" in printed
 
 
 def test_a_folder_without_sources_or_recordings_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
