@@ -20,9 +20,9 @@ from pydantic import BaseModel
 
 from bench.gpu import bounds, tested
 from bench.gpu.rows import TITLES
+from bench.speakers import score
 from bench.tables import code
 from bench.tables import trusted_table as markdown
-from bench.speakers import score
 from voxtral_serve.guard.chat import ChatFields
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.speech.fields import SpeechFields
