@@ -13,6 +13,7 @@ from places import PICO
 from vllm.engine.arg_utils import EngineArgs
 
 from voxtral_serve.engine.draft_network import FILE
+from voxtral_serve.transcript.logprobs import chosen_logprobs
 
 PADS, DRAFTER = "voxtral_serve.drafter.PadDrafter", "voxtral_serve.drafter.Drafter"
 LATE = ("154", "217")  # pico says no EOS within a clip, so drafts reach beyond its end
@@ -70,6 +71,20 @@ def test_the_tokens_are_those_without_it(llm: Any, case: Case) -> None:
 
 
 @pytest.mark.slow
+def test_logprobs_are_the_references(llm: Any) -> None:
+    """One for each token, of drafts that were accepted, of those in place of a rejected one, and of bonus tokens."""
+    sampling = offline.sampling(logprobs=0, flat_logprobs=True)
+    answers = llm.generate([offline.prompt(offline.read(name)) for name in NAMES], sampling, use_tqdm=False)
+    least = 0.0
+    for name, answer in zip(NAMES, answers, strict=True):
+        (said,) = answer.outputs
+        expected = logprobs(offline.read(name), [*said.token_ids])
+        assert chosen_logprobs(said) == pytest.approx(expected, abs=2e-3)
+        least = min(least, *expected)
+    assert least < -0.5
+
+
+@pytest.mark.slow
 def test_so_are_those_of_several_at_once(llm: Any, case: Case) -> None:
     before = offline.counters(llm)
     names = [*NAMES, *NAMES[::-1]]
@@ -78,6 +93,14 @@ def test_so_are_those_of_several_at_once(llm: Any, case: Case) -> None:
     assert after["num_preemptions"] > before["num_preemptions"]
     accepted = after["spec_decode_num_accepted_tokens"] - before["spec_decode_num_accepted_tokens"]
     assert accepted > 0 or not case.least
+
+
+@torch.no_grad()
+def logprobs(clip: np.ndarray, tokens: list[int]) -> list[float]:
+    """The reference's, of these tokens after the prompt."""
+    asked = torch.tensor([offline.prompt(clip)["prompt_token_ids"] + tokens[:-1]])
+    logits = offline.reference().decode(offline.reference_rows(clip)[None, : asked.shape[1]], asked)[0, -len(tokens) :]
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
 
 
 @torch.no_grad()

@@ -5,10 +5,13 @@ The benchmark's clips come with the times of their words, from the synthesis.
 
 import itertools
 import json
+import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
+import requests
 from places import DATA
 from servers import short
 from uploads import upload
@@ -106,6 +109,33 @@ def check_forms(url: str, clip: dataset.Clip) -> None:
             assert max(map(len, lines.splitlines())) <= 42
     numbers = re.findall(r"^(\d+)\n\d\d:", answers["srt"].text, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, len(segments) + 1)]
+
+
+def test_language_and_confidence(url: str) -> None:
+    """As `logprobs` has it, which `json` gives; in a clip that pico hears wrong, so that it is not sure of all words."""
+    clip = dataset.load(DATA).clips[0]
+    both = {"timestamp_granularities[]": ["word", "segment"], "response_format": "verbose_json"}
+    whole, (*_, done) = upload(url, clip.path, **both), events(upload(url, clip.path, stream="true", **both))
+    content = whole.json()
+    assert content["language"] == "english"
+    assert "x-voxtral-ignored" not in whole.headers
+    assert {name: done[name] for name in content} == content
+    told = upload(url, clip.path, **{"include[]": "logprobs"}).json()["logprobs"]
+    chances = [math.exp(each["logprob"]) for each in told]
+    assert min(chances) < 0.9
+    for word in content["words"]:
+        own, text = [], ""
+        while text.strip() != word["word"]:
+            text, chance = text + told.pop(0)["token"], chances.pop(0)
+            own.append(chance)
+        assert word["probability"] == pytest.approx(sum(own) / len(own), abs=0.02)
+    assert not told
+    assert all(-9 < each["avg_logprob"] <= 0 for each in content["segments"])
+
+
+def events(answer: requests.Response) -> list[dict[str, Any]]:
+    lines = answer.content.decode().split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line]
 
 
 @pytest.mark.parametrize(

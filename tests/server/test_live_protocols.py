@@ -232,8 +232,9 @@ def test_mistrals_protocol(fast_url: str, audios: list[np.ndarray]) -> None:
         append(socket, live.pcm16(audios[0]), kind="input_audio.append")
         live.send(socket, "input_audio.flush")
         live.send(socket, "input_audio.end")
+        assert until(socket, "transcription.language")["audio_language"] == "en"
         done = until(socket, "transcription.done")
-        assert done["text"] == uploaded(fast_url, audios[0])
+        assert (done["text"], done["language"]) == (uploaded(fast_url, audios[0]), "en")
         assert " ".join(each["text"] for each in done["segments"]) == done["text"]
         assert close_of(socket) == (1000, "the text is complete")
 

@@ -148,6 +148,51 @@ def test_events_are_openais() -> None:
     assert rest[-1] == {"type": "http.response.body", "body": b""}
 
 
+SENTENCE = " Straßenbahnhaltestellenverzeichnis."  # one word, as the tokens below write
+
+
+@pytest.mark.parametrize(
+    ("model", "form", "text", "hint", "expected"),
+    [
+        ("voxtral", "verbose_json", SENTENCE, None, {"language": "german"}),
+        ("voxtral", "verbose_json", SENTENCE, "fr", {"language": "german"}),  # a hint has no effect
+        ("voxtral", "verbose_json", " Ja.", "fr", {"language": "french"}),
+        ("voxtral", "verbose_json", " Ja.", "sw", {"language": "sw"}),
+        ("voxtral", "verbose_json", " Ja.", None, {"language": None}),
+        ("voxtral", "json", SENTENCE, None, {}),
+        ("gpt-transcribe", "json", SENTENCE, "fr", {"languages": [{"code": "de"}]}),
+        ("gpt-transcribe", "json", " Ja.", "fr", {"languages": []}),
+    ],
+)
+def test_the_language_of_the_text(model: str, form: str, text: str, hint: str | None, expected: dict[str, Any]) -> None:
+    """Of a model whose tokens have times, which are those that are not told the language."""
+    stream = STREAM._replace(decode=lambda tokens: text)
+
+    def asked(streamed: bool) -> Upload:
+        plain = upload(streamed, form=form, language=hint)
+        audio = ClipPieces(
+            Clip(np.full(RATE, 0.01, np.float32), RATE), plain.audio.pieces[:1], (np.zeros(0, bool),), False
+        )
+        return Upload(plain.request._replace(model=model), audio)
+
+    client = engine()
+    client.texts = lambda samples: [text]
+    _, body = run(client, asked(False), stream=stream)
+    done = data(run(client, asked(True), stream=stream)[1:])[-1]
+    for content in (json.loads(body["body"]), done):
+        assert {name: content[name] for name in ("language", "languages") if name in content} == expected
+
+
+def test_a_model_that_is_told_the_language_has_it_in_its_answer() -> None:
+    client = engine()
+    client.texts = lambda samples: [SENTENCE]
+    for hint, task, told in (("fr", "transcribe", "french"), (None, "transcribe", "german"), (None, "translate", None)):
+        asked = upload(form="verbose_json", language=hint)
+        form = asked.request.form._replace(task=task)
+        _, body = run(client, asked._replace(request=asked.request._replace(form=form)))
+        assert json.loads(body["body"])["language"] == told
+
+
 def test_each_text_is_sent_before_the_engine_makes_the_next() -> None:
     sent: list[Any] = []
 

@@ -372,7 +372,7 @@ def test_mistrals_commands() -> None:
 
 def test_mistrals_settings_are_the_options_of_the_session() -> None:
     codec = mistrals()
-    assert codec.options == commands.Options(StreamFormat("pcm_s16le", RATE))
+    assert codec.options == commands.Options(StreamFormat("pcm_s16le", RATE), languages=True)
     session = {
         "audio_format": {"encoding": "pcm_f32le", "sample_rate": 8000},
         "target_streaming_delay_ms": 240,
@@ -380,7 +380,7 @@ def test_mistrals_settings_are_the_options_of_the_session() -> None:
     }
     configure, answer = decoded(codec, "session.update", session=session)
     rule = SignRule(0.5, 0.5, 0.33, 6400)
-    options = commands.Options(StreamFormat("pcm_f32le", 8000), 240, False, rule)
+    options = commands.Options(StreamFormat("pcm_f32le", 8000), 240, False, rule, languages=True)
     assert configure == commands.Configure(options, find=True)
     assert isinstance(answer, commands.Answer)
     told = json.loads(answer.event)["session"]
@@ -466,6 +466,44 @@ def test_mistrals_events() -> None:
     }
     *_, done = encoded(codec, outputs.TurnDone(turn(1, 2 * RATE, 3 * RATE), [], SHAPE.prompt))
     assert done["segments"] == []
+
+
+def test_mistrals_event_of_a_language_comes_once_and_when_it_changes() -> None:
+    codec, first = mistrals(), turn(end=2 * RATE)
+
+    def said(output: Any) -> list[Any]:
+        events = encoded(codec, output)
+        return [
+            event.get("audio_language", event.get("language")) for event in events if "segment" not in event["type"]
+        ]
+
+    assert said(outputs.TurnSegment(first, SEGMENT)) == []
+    event, segment = encoded(codec, outputs.TurnSegment(first, SEGMENT, "de"))
+    assert event == {"type": "transcription.language", "audio_language": "de"}
+    assert segment["type"] == "transcription.segment"
+    assert said(outputs.TurnSegment(first, SEGMENT, "de")) == []
+    assert said(outputs.TurnDone(first, [], SHAPE.prompt, "de")) == ["de"]  # of transcription.done
+    assert said(outputs.TurnDone(turn(1, 2 * RATE, 3 * RATE), [], SHAPE.prompt, "fr")) == ["fr", "fr"]
+    assert said(outputs.TurnDone(turn(2, 3 * RATE, 4 * RATE), [], SHAPE.prompt)) == [None]
+
+
+def test_openais_languages_are_told_by_the_models_that_tell_them() -> None:
+    telling = context()._replace(serves={"voxtral", "gpt-transcribe", "gpt-live-transcribe"}.__contains__)
+    for name, told in (
+        ("voxtral", None),
+        ("gpt-transcribe", [{"code": "de"}]),
+        ("gpt-live-transcribe", [{"code": "de"}]),
+    ):
+        codec = OpenAiCodec(telling)
+        updated(codec, **transcription(model=name))
+        assert codec.options.languages == (told is not None)
+        ended = turn(end=RATE)
+        encoded(codec, outputs.TurnCut(ended))
+        completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt, "de"))
+        assert completed.get("languages") == told
+    encoded(codec, outputs.TurnCut(ended))
+    completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt))
+    assert completed["languages"] == []
 
 
 def test_a_turn_that_may_be_over_ends_with_its_timeout() -> None:

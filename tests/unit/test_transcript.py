@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Sequence
 
@@ -134,12 +135,29 @@ def test_verbose_json() -> None:
     kind, body = written(answer_format("verbose_json", "word", "segment"), [WHOLE], STREAM, 1.0, USAGE)
     assert kind == "application/json"
     assert json.loads(body) == {
-        **{"task": "transcribe", "language": "en", "duration": 1.0, "text": "Hello world."},
+        **{"task": "transcribe", "language": "english", "duration": 1.0, "text": "Hello world."},
         "words": [{"word": "Hello", "start": 0.0, "end": 0.28}, {"word": "world.", "start": 0.28, "end": 0.52}],
         "segments": [{"id": 0, "seek": 0, "start": 0.0, "end": 0.52, "text": "Hello world.", "temperature": 0.0}],
         "usage": USAGE,
     }
     assert "words" not in written(answer_format("verbose_json", "segment"), [WHOLE], STREAM, 1.0, USAGE)[1]
+
+
+def test_confidence_in_verbose_json() -> None:
+    """Of the tokens that write a word: neither [STREAMING_WORD] nor EOS, which the tokens of another logprob are."""
+    chances = {100: 0.8, 101: 0.9, 102: 0.5, 103: 0.1, PAD: 1e-9, WORD: 1e-9, 2: 1e-9}
+    tokens = [*TOKENS[:-2], 2, PAD]  # EOS follows the last word
+    piece = WHOLE._replace(tokens=tokens, logprobs=[math.log(chances[token]) for token in tokens])
+    content = json.loads(written(answer_format("verbose_json", "word", "segment"), [piece], STREAM, 1.0, USAGE)[1])
+    assert [word["probability"] for word in content["words"]] == [0.8, 0.5]  # the second is the mean of three
+    (segment,) = content["segments"]
+    assert segment["avg_logprob"] == pytest.approx(math.log(0.8 * 0.9 * 0.5 * 0.1) / 4, abs=1e-4)
+    (both,) = json.loads(
+        written(answer_format("verbose_json", "segment"), [piece], STREAM, 1.0, USAGE, timed_words([piece], STREAM))[1]
+    )["segments"]
+    assert both["avg_logprob"] == segment["avg_logprob"]  # so it is with words that were labelled
+    without = json.loads(written(answer_format("verbose_json", "segment"), [piece], None, 1.0, USAGE)[1])
+    assert "avg_logprob" not in without["segments"][0]  # which tokens are special is not known
 
 
 @pytest.mark.parametrize(

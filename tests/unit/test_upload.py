@@ -36,7 +36,11 @@ def test_fields_of_a_list_all_count() -> None:
         ({}, True, False, ()),
         ({"include[]": "logprobs"}, True, True, ()),
         ({"include": "logprobs", "stream": "true"}, True, True, ()),
-        ({"include[]": "logprobs", "response_format": "verbose_json"}, True, False, ("logprobs",)),
+        ({"include[]": "logprobs", "response_format": "text"}, True, False, ("logprobs",)),
+        ({"include[]": "logprobs", "response_format": "verbose_json"}, True, True, ("logprobs",)),
+        ({"response_format": "verbose_json"}, True, True, ()),  # for its confidence
+        ({"response_format": "verbose_json"}, False, False, ()),
+        ({"response_format": "srt"}, True, False, ()),
         ({"include[]": "logprobs"}, False, False, ("logprobs",)),
         ({"include[]": "usage"}, True, False, ("include",)),
         ({"include[]": ""}, True, False, ()),

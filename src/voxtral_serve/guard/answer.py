@@ -28,6 +28,7 @@ from voxtral_serve.transcript.formats import (
     verbose,
     written,
 )
+from voxtral_serve.transcript.language import listed, recognised_later
 from voxtral_serve.transcript.logprobs import TokenLogprobs
 from voxtral_serve.transcript.words import TokenStream, Word
 
@@ -74,6 +75,9 @@ async def answered(
         if form.speakers:
             await answer.label(labels)
             timing.end("speakers")
+        # Whisper has been told the language, or has said it; a translation is English, whatever was spoken.
+        spoken = language if stream is None else None
+        answer.take_language(spoken if spoken or task == "translate" else await answer.recognised())
         return answer.messages() if writer is None else await writer.end()
     except (RefusedError, LabelError) as failure:
         error = unlabelled(failure) if isinstance(failure, LabelError) else failure
@@ -116,11 +120,14 @@ class Answer:
         self.text = ""
         self.usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
         self._texts, self._tokens = [""] * len(audio.pieces), [list[int]() for _ in audio.pieces]
-        self._logprobs = TokenLogprobs(stream) if request.logprobs and stream is not None else None
+        self._token_logprobs = [list[float]() for _ in audio.pieces]
+        told = request.logprobs and form.name == "json"
+        self._logprobs = TokenLogprobs(stream) if told and stream is not None else None
         self._unsent: list[dict[str, Any]] = []  # logprobs whose text has not been sent
         self._number: int | None = None  # of the last piece that has text
         self._words: list[Word] | None = None  # with their speakers, if the request asks for them
         self._ignored = request.ignored
+        self._language: str | None = None  # code of that of the text
 
     def add(self, number: int, chunk: PieceChunk) -> dict[str, Any] | None:
         """Take a chunk of a piece. Returns the event for it, or None if the text has not grown."""
@@ -133,6 +140,7 @@ class Answer:
             self._unsent += self._logprobs.add(chunk.tokens, chunk.logprobs)
         self._texts[number] += chunk.text
         self._tokens[number] += chunk.tokens
+        self._token_logprobs[number] += chunk.logprobs
         delta = chunk.text
         if number != self._number and (delta := delta.lstrip()):
             self._number = number
@@ -167,6 +175,17 @@ class Answer:
         pairs = zip(words, map(self.form.speaker, found), strict=True)
         self._words = [word._replace(speaker=speaker) for word, speaker in pairs]
 
+    async def recognised(self) -> str | None:
+        """The code of the text's language; None if it is not clear, or nothing of the answer tells it."""
+        told = self.form.name == VERBOSE or self._words is not None or self.request.tells_languages
+        return await recognised_later(self.text) if told else None
+
+    def take_language(self, code: str | None) -> None:
+        """The language of the text; None if it is not known."""
+        self._language = code
+        if code is not None:
+            self.form = self.form._replace(language=code)
+
     def end(self) -> list[dict[str, Any]]:
         """The last events of a stream. Raises RefusedError if times are asked for and the tokens do not give them."""
         text = {"text": self.text.rstrip(), "usage": {"type": "tokens", **self.usage}}
@@ -177,7 +196,7 @@ class Answer:
             elif self.form.name == DIARIZED:
                 segments, content = diarized(*self._timed())["segments"], text
             else:
-                content = {**text, **self._all_logprobs(), **self._segments()}
+                content = {**text, **self._languages(), **self._all_logprobs(), **self._segments()}
         except TimeError as error:
             raise self._no_times(error) from error
         ignored = {"ignored": [DIARIZE]} if self._ignored != self.request.ignored else {}
@@ -189,7 +208,7 @@ class Answer:
         if self.form.name == "json":
             # The model's text begins with a blank, as its first word does; OpenAI's does not.
             text = self.form.separator.join(filter(None, (text.strip() for text in self._texts)))
-            content = {"text": text, "usage": usage, **self._all_logprobs(), **self._segments()}
+            content = {"text": text, "usage": usage, **self._languages(), **self._all_logprobs(), **self._segments()}
             return b"application/json", json.dumps(content, ensure_ascii=False).encode()
         try:
             kind, text = written(*self._timed())
@@ -213,6 +232,9 @@ class Answer:
     def _all_logprobs(self) -> dict[str, Any]:
         return {} if self._logprobs is None else {"logprobs": self._logprobs.finish()}
 
+    def _languages(self) -> dict[str, Any]:
+        return {"languages": listed(self._language)} if self.request.tells_languages else {}
+
     def _segments(self) -> dict[str, Any]:
         """Speakers as Mistral has them in JSON; its client wants model and language."""
         if self._words is None:
@@ -228,8 +250,9 @@ class Answer:
         return {"type": "duration", "seconds": math.ceil(self.audio.clip.seconds)}
 
     def _pieces(self) -> list[PieceTranscript]:
-        parts = zip(self._texts, self._tokens, self.audio.pieces, self.audio.voiced, strict=True)
-        return [PieceTranscript(text, tokens, piece, voiced) for text, tokens, piece, voiced in parts]
+        audio = self.audio
+        parts = zip(self._texts, self._tokens, audio.pieces, audio.voiced, self._token_logprobs, strict=True)
+        return [PieceTranscript(*part) for part in parts]
 
     def _no_times(self, error: TimeError) -> RefusedError:
         return RefusedError(500, f"no times for {self.form.name}: {error}", "no_times")

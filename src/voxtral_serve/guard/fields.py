@@ -19,6 +19,7 @@ from voxtral_serve.guard.typed import FIELD_NAME, checked, named, shown
 from voxtral_serve.speakers import MOST
 from voxtral_serve.speakers.known import KnownSpeakerError, check_names
 from voxtral_serve.transcript.formats import DIARIZED, VERBOSE, AnswerFormat, FormatName, Granularity
+from voxtral_serve.transcript.language import TELLING
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 NAME_LENGTH = 256  # characters of a model's name
@@ -124,7 +125,8 @@ class TranscriptRequest(NamedTuple):
 
     form      how to write the answer
     streamed  whether to send it as events
-    logprobs  whether the answer has the logprobs of the tokens: `include[]=logprobs`
+    logprobs  whether the engine gives the logprobs of the tokens: for `include[]=logprobs` with `json`, and for the
+              confidence in `verbose_json`
     ignored   names of fields without effect, for the header: "logprobs" if they are not available
     language  as the client wrote it; None if it did not
     prompt    empty if there is none
@@ -146,6 +148,11 @@ class TranscriptRequest(NamedTuple):
     number: int | None = None
     optional: bool = False
     known: tuple[KnownSpeaker, ...] = ()
+
+    @property
+    def tells_languages(self) -> bool:
+        """Whether `json`, and the last event of its stream, has `languages`."""
+        return self.form.name == "json" and self.model in TELLING
 
 
 def check_task(task: str, can: frozenset[str]) -> None:
@@ -171,12 +178,13 @@ def read(
     speakers = asking is not None and _labels(asking, fields, rules)
     granularities = frozenset(fields.timestamp_granularities or ("segment",))
     form = AnswerFormat(fields.response_format, granularities, fields.language, task, speakers=speakers)
-    logprobs = LOGPROBS in fields.include and form.name == "json" and rules.timed
+    listed = LOGPROBS in fields.include and form.name == "json"
+    logprobs = rules.timed and (listed or form.name == VERBOSE)
     without_effect = {
         "language": bool(fields.language) and "language" not in rules.can,
         "prompt": bool(fields.prompt) and "prompt" not in rules.can,
         "chunking_strategy": fields.chunking_strategy != "auto",  # long clips are always cut, as with "auto"
-        LOGPROBS: LOGPROBS in fields.include and not logprobs,
+        LOGPROBS: LOGPROBS in fields.include and not (listed and rules.timed),
         "include": bool(set(fields.include) - {LOGPROBS}),
         DIARIZE: asking is not None and not speakers,
         **{name: bool(getattr(fields, name)) and not speakers for name in OF_SPEAKERS},

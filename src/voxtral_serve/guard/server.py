@@ -38,6 +38,7 @@ from voxtral_serve.patches.live_server import (
     HeaderLimit,
     NoCompression,
 )
+from voxtral_serve.transcript import language
 from voxtral_serve.transcript.words import TokenStream
 
 # What uvicorn writes of each WebSocket, beside the guard's own line, with the query of its URL
@@ -142,7 +143,7 @@ def _attach_transcription(state: Any, threads: Executor) -> ServerFacts:
 def read_facts(state: Any, threads: Executor) -> ServerFacts:
     """What vLLM's live objects say, the detector of speech, which it loads, and the file of keys.
 
-    Raises KeysError, AttributeError or another error if vLLM is not as expected.
+    Raises KeysError, ImportError, AttributeError or another error if vLLM is not as expected.
     """
     engine = state.engine_client
     config = engine.vllm_config
@@ -163,6 +164,7 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
     )
     detector = Detector()
     labeller = Labeller.of_environment(in_flight) if rules.unlabelled is None else None
+    language.check()
     sessions = _sessions(state, detector, labeller, rules.unlabelled)
     names = [each.name for each in state.openai_serving_models.base_model_paths]
     return ServerFacts(

@@ -223,6 +223,7 @@ class Transcriber:
             presence_penalty=given.presence_penalty or 0.0,
             max_tokens=min(number for number in most if number is not None),
             logprobs=0 if request.logprobs else None,  # 0: only that of the sampled token
+            flat_logprobs=True,  # lists of numbers instead of an object for each token
             output_kind=RequestOutputKind.DELTA if request.streamed else RequestOutputKind.FINAL_ONLY,
             **values,
         )

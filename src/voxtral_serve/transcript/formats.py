@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from voxtral_serve.audio.speech import Piece
+from voxtral_serve.transcript.language import NAMES
 from voxtral_serve.transcript.subtitles import Segment, said, segments, srt, vtt
 from voxtral_serve.transcript.words import LEAST_S, TokenStream, Word, refine, words
 
@@ -26,7 +27,7 @@ class AnswerFormat(NamedTuple):
 
     name           OpenAI's response_format
     granularities  of verbose_json, some of Granularity
-    language       of verbose_json: the requested one
+    language       of the text or, if that is not known, the requested one: a code, which verbose_json names
     task           "transcribe" or "translate"
     separator      between the texts of two pieces
     speakers       whether speakers are told apart
@@ -58,12 +59,13 @@ class AnswerFormat(NamedTuple):
 
 class PieceTranscript(NamedTuple):
     """A piece of the clip, its text and the tokens of that text. `voiced` is that of the piece's samples, see
-    audio.level; None if no times of words are needed."""
+    audio.level; None if no times of words are needed. `logprobs` has one for each token, or none."""
 
     text: str
     tokens: Sequence[int]
     piece: Piece
     voiced: np.ndarray | None
+    logprobs: Sequence[float] = ()
 
 
 class TimeError(RuntimeError):
@@ -107,16 +109,23 @@ def verbose(
 ) -> dict[str, Any]:
     """OpenAI's `verbose_json`, from what `written` takes; its segments lack the fields that are not known here.
 
-    `language` is the request's, because vLLM does not say which language it recognized. Raises TimeError.
+    `language` is a name, as OpenAI has it, or what the request has if that is no code of transcript.language. Segments
+    have `avg_logprob` and words `probability`, as faster-whisper's, if the tokens have logprobs. Raises TimeError.
     """
     timed, found = _timed(pieces, stream, timed)
-    content: dict[str, Any] = {"task": form.task, "language": form.language, "duration": round(seconds, 3)}
-    content["text"] = _text(form, pieces)
+    content: dict[str, Any] = {"task": form.task, "language": NAMES.get(form.language or "", form.language)}
+    content |= {"duration": round(seconds, 3), "text": _text(form, pieces)}
     if "word" in form.granularities:
-        content["words"] = [{"word": w.text, **_times(w), **_speaker(w)} for w in timed]
+        content["words"] = [
+            {"word": w.text, **_times(w), **_known("probability", w.probability), **_speaker(w)} for w in timed
+        ]
     if "segment" in form.granularities:
         content["segments"] = [
-            {"id": n, "seek": 0, **_times(s), "text": s.text, "temperature": 0.0, **_speaker(s)}
+            {
+                **{"id": n, "seek": 0, **_times(s), "text": s.text, "temperature": 0.0},
+                **_known("avg_logprob", s.avg_logprob),
+                **_speaker(s),
+            }
             for n, s in enumerate(found)
         ]
     return content | {"usage": usage}
@@ -154,6 +163,10 @@ def _times(each: Word | Segment) -> dict[str, float]:
     return {"start": round(each.start, 3), "end": round(each.end, 3)}
 
 
+def _known(name: str, value: float | None) -> dict[str, float]:
+    return {} if value is None else {name: round(value, 4)}
+
+
 def _speaker(each: Word | Segment) -> dict[str, str]:
     return {} if each.speaker is None else {"speaker": each.speaker}
 
@@ -187,13 +200,13 @@ def timed_words(pieces: Sequence[PieceTranscript], stream: TokenStream) -> list[
         for word in _piece_words(each, stream):
             # A piece's last word may end after the next piece's first word starts.
             start = max(word.start, timed[-1].end if timed else 0.0)
-            timed.append(Word(word.text, start, max(word.end, start + LEAST_S)))
+            timed.append(word._replace(start=start, end=max(word.end, start + LEAST_S)))
     return timed
 
 
 def _piece_words(piece: PieceTranscript, stream: TokenStream) -> list[Word]:
     assert piece.voiced is not None
-    timed = refine(words(piece.tokens, stream), piece.voiced)
+    timed = refine(words(piece.tokens, stream, piece.logprobs), piece.voiced)
     if [word.text for word in timed] != piece.text.split():
         raise TimeError(f"the text has {len(piece.text.split())} words, and its tokens have {len(timed)} with a time")
     offset = piece.piece.start

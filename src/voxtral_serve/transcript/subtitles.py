@@ -16,12 +16,14 @@ MARKUP = re.compile(r"[<>{}\\]")  # of SubRip, which has no escapes
 
 
 class Segment(NamedTuple):
-    """Text with its start and end in seconds from the clip's beginning. `speaker` is that of its words."""
+    """Text with its start and end in seconds from the clip's beginning. `speaker` is that of its words, and
+    `avg_logprob` the mean of the logprobs of their tokens; None where they are not known."""
 
     text: str
     start: float
     end: float
     speaker: str | None = None
+    avg_logprob: float | None = None
 
 
 def grouped(timed: "Iterable[Word]") -> "list[list[Word]]":
@@ -51,7 +53,9 @@ def grouped(timed: "Iterable[Word]") -> "list[list[Word]]":
 
 def segment(words: "Sequence[Word]") -> Segment:
     """The segment of these words, one at least."""
-    return Segment(" ".join(word.text for word in words), words[0].start, words[-1].end, words[0].speaker)
+    logprobs = [logprob for word in words for logprob in word.logprobs]
+    average = sum(logprobs) / len(logprobs) if logprobs else None
+    return Segment(" ".join(word.text for word in words), words[0].start, words[-1].end, words[0].speaker, average)
 
 
 def segments(timed: "Iterable[Word]") -> list[Segment]:

@@ -12,11 +12,12 @@ from voxtral_serve.guard.live.turns import Rule
 class Options:
     """What the settings of a client mean for its session.
 
-    form      of the audio in appends
-    delay_ms  of the text behind the audio, from the first audio on; None is the checkpoint's
-    logprobs  whether deltas have the logprobs of their tokens
-    rule      by which turns are found; None if none are
-    speakers  whether speakers are labelled at the session's end, from the first audio on
+    form       of the audio in appends
+    delay_ms   of the text behind the audio, from the first audio on; None is the checkpoint's
+    logprobs   whether deltas have the logprobs of their tokens
+    rule       by which turns are found; None if none are
+    speakers   whether speakers are labelled at the session's end, from the first audio on
+    languages  whether the language of a turn's text is told
     """
 
     form: StreamFormat
@@ -24,6 +25,7 @@ class Options:
     logprobs: bool = False
     rule: Rule | None = None
     speakers: bool = False
+    languages: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from voxtral_serve.guard.live.session import LiveSession
 from voxtral_serve.guard.live.speakers import SessionSpeakers
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, TurnSign, finder
+from voxtral_serve.transcript.language import recognised_later
 from voxtral_serve.transcript.turns import TimedSegment
 from voxtral_serve.units import MIB
 
@@ -232,7 +233,7 @@ class Turns(Conversation):
                 if text:
                     await self.say(outputs.TurnDelta(turn, text, logprobs))
                 for segment in self._held(segments):
-                    await self.say(outputs.TurnSegment(turn, segment))
+                    await self.say(outputs.TurnSegment(turn, segment, await self._language(turn)))
         if self._speakers is not None:
             await self._label(last, session, self._audio, self._speakers)
 
@@ -330,7 +331,8 @@ class Turns(Conversation):
             done = outputs.TurnDone(turn, [], 0)
         else:
             segments = self._held(await self._last_segments(turn, audio))
-            done = outputs.TurnDone(turn, segments, turn.requests * session.shape.prompt)
+            prompt_tokens, language = turn.requests * session.shape.prompt, await self._language(turn)
+            done = outputs.TurnDone(turn, segments, prompt_tokens, language=language)
         await self.say(done)
         self.turns.pop(turn.number)
 
@@ -348,8 +350,8 @@ class Turns(Conversation):
         self._is_labelling = True
         self.release()  # what the engine has of the session is free
         segments, unlabelled = await speakers.labelled()
-        prompt_tokens = last.requests * session.shape.prompt
-        await self.say(outputs.TurnDone(last, [*unsaid, *segments], prompt_tokens, unlabelled))
+        prompt_tokens, language = last.requests * session.shape.prompt, await self._language(last)
+        await self.say(outputs.TurnDone(last, [*unsaid, *segments], prompt_tokens, unlabelled, language))
         self.turns.pop(last.number)
 
     async def _last_segments(self, turn: TurnText, audio: TurnAudio) -> list[TimedSegment]:
@@ -360,6 +362,9 @@ class Turns(Conversation):
     def _held(self, segments: list[TimedSegment]) -> list[TimedSegment]:
         """Those that are said before the session's end."""
         return segments if self._speakers is None else self._speakers.hold(segments)
+
+    async def _language(self, turn: TurnText) -> str | None:
+        return await recognised_later(turn.text) if self.options.languages else None
 
     def _turn(self, number: int, begin: int) -> TurnText:
         if number not in self.turns:

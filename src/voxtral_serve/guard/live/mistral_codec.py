@@ -2,8 +2,9 @@
 
 input_audio.append has the audio. input_audio.flush has the text of the audio so far come at once, with its segments and
 transcription.done; input_audio.end does so, too, and ends the connection. An `error` has a message and the number of an
-HTTP status. With `diarize`, the segments come at the session's end, each with its `speaker_id`, and are those of all
-texts. `speaker_references`, `context_bias` and `language` have no effect.
+HTTP status. transcription.language comes once the text's language is clear, and when it changes. With `diarize`, the
+segments come at the session's end, each with its `speaker_id`, and are those of all texts. `speaker_references`,
+`context_bias` and `language` have no effect: session.updated says so.
 """
 
 from dataclasses import replace
@@ -88,10 +89,11 @@ class MistralCodec(Codec):
     def __init__(self, context: CodecContext, model: str | None) -> None:
         super().__init__(context)
         self._model = model if model is not None else context.model
-        self.options = commands.Options(StreamFormat("pcm_s16le", context.rate_hz))
+        self.options = commands.Options(StreamFormat("pcm_s16le", context.rate_hz), languages=True)
         self._turn_detection: TurnDetection | None = None
         self._has_ended = False
         self._segments: list[dict[str, Any]] = []  # of the text that goes on, as they were sent
+        self._language: str | None = None  # that was said last
 
     def open(self) -> list[Command]:
         if self.context.serves(self._model):
@@ -126,8 +128,8 @@ class MistralCodec(Codec):
                 return []
             case outputs.TurnDelta(_, text):
                 return [written("transcription.text.delta", text=text)]
-            case outputs.TurnSegment(_, segment):
-                return [self._segment(segment)]
+            case outputs.TurnSegment(_, segment, language):
+                return [*self._said(language), self._segment(segment)]
             case outputs.TurnDone():
                 return self._done(output)
         raise TypeError(f"{output!r:.80} has no event in Mistral's protocol")
@@ -194,18 +196,25 @@ class MistralCodec(Codec):
             "turn_detection": self._turn_detection and self._turn_detection.model_dump(),
         }
 
+    def _said(self, language: str | None) -> list[str]:
+        """The event for a language that is clear and was not said last."""
+        if language is None or language == self._language:
+            return []
+        self._language = language
+        return [written("transcription.language", audio_language=language)]
+
     def _segment(self, timed: TimedSegment) -> str:
-        text, start, end, speaker = timed.segment
-        segment: dict[str, Any] = {"text": text, "start": round(start, 3), "end": round(end, 3)}
-        if speaker is not None:
-            segment["speaker_id"] = speaker
+        found = timed.segment
+        segment: dict[str, Any] = {"text": found.text, "start": round(found.start, 3), "end": round(found.end, 3)}
+        if found.speaker is not None:
+            segment["speaker_id"] = found.speaker
         self._segments.append({"type": "transcription_segment", **segment})
         return written("transcription.segment", **segment)
 
     def _done(self, done: outputs.TurnDone) -> list[str]:
         if done.turn.end is None:
             return []
-        events = [self._segment(segment) for segment in done.segments]
+        events = [*self._said(done.language), *(self._segment(segment) for segment in done.segments)]
         segments, self._segments = self._segments, []
         usage = {
             "prompt_tokens": done.prompt_tokens,
@@ -213,8 +222,7 @@ class MistralCodec(Codec):
             "total_tokens": done.prompt_tokens + done.turn.tokens,
             "prompt_audio_seconds": round(done.turn.seconds),
         }
-        # The model does not say its language.
-        fields: dict[str, Any] = {"model": self._model, "text": done.turn.text, "language": None}
+        fields: dict[str, Any] = {"model": self._model, "text": done.turn.text, "language": done.language}
         fields |= {"segments": segments, "usage": usage}
         if done.unlabelled is not None:  # an event `error` would end clients before this one
             fields["error"] = {"message": f"no speaker labels: {done.unlabelled}", "code": UNLABELLED}

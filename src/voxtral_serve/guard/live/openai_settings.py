@@ -16,6 +16,7 @@ from voxtral_serve.guard.live import commands
 from voxtral_serve.guard.live.codec import CodecContext
 from voxtral_serve.guard.live.events import Name, Names, Settings, read
 from voxtral_serve.guard.live.turns import TurnRule
+from voxtral_serve.transcript.language import TELLING
 
 Logprobs = Literal["item.input_audio_transcription.logprobs"]
 (LOGPROBS,) = get_args(Logprobs)
@@ -196,7 +197,9 @@ class OpenAiSettings:
         form = self.input.format
         stream = StreamFormat(ENCODINGS[form.type], form.rate or FORMATS[form.type][0])
         logprobs = LOGPROBS in (self.typed.include or ())
-        return commands.Options(stream, self._delay_ms, logprobs, self._rule())
+        transcription = self.input.transcription
+        languages = transcription is not None and transcription.model in TELLING
+        return commands.Options(stream, self._delay_ms, logprobs, self._rule(), languages)
 
     @property
     def _delay_ms(self) -> int | None:
