@@ -1,4 +1,4 @@
-"""Published clients of live speech, and of uploads, unmodified, against a real server: each has an upload's words.
+"""Published clients of live speech and of uploads, unmodified, against a real server: each has the words of an upload.
 
 `make test-clients` runs them. Each program of programs/ is a process of .venv-clients, which sends clips at the pace of
 speech.
@@ -24,8 +24,12 @@ PYTHON = ROOT / ".venv-clients/bin/python"
 PROGRAMS = Path(__file__).parent / "programs"
 # In all programs but those that say otherwise
 MODEL = "voxtral"
-# livekit-plugins-mistralai speaks its live protocol for models with `realtime` in their name only.
-MODELS = {"livekit_mistral": "voxtral-mini-transcribe-realtime-2602"}
+# livekit-plugins-mistralai speaks its live protocol for models with `realtime` in their name only. Two of OpenAI tell
+# the language of the text.
+MODELS = {
+    "livekit_mistral": "voxtral-mini-transcribe-realtime-2602",
+    **{"openai_async": "gpt-live-transcribe", "openai_upload": "gpt-transcribe"},
+}
 CLIPS = 3
 LONGEST_S = 5.0
 TIMEOUT_S = 240

@@ -112,7 +112,7 @@ def check_forms(url: str, clip: dataset.Clip) -> None:
 
 
 def test_language_and_confidence(url: str) -> None:
-    """As `logprobs` has it, which `json` gives; in a clip that pico hears wrong, so that it is not sure of all words."""
+    """As `logprobs` has it, which `json` gives; in a clip that pico hears wrong, so that not all words are sure."""
     clip = dataset.load(DATA).clips[0]
     both = {"timestamp_granularities[]": ["word", "segment"], "response_format": "verbose_json"}
     whole, (*_, done) = upload(url, clip.path, **both), events(upload(url, clip.path, stream="true", **both))

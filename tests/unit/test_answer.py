@@ -305,6 +305,59 @@ def test_speakers_in_json_are_mistrals() -> None:
     assert data(diarized("json", True, odd)[1:])[-1]["segments"] == answer["segments"]
 
 
+def mistrals(streamed: bool, text: str, *granularities: str, find: Finder | None = None) -> list[Any]:
+    """What Mistral's client is sent, for a text of a piece."""
+    asked = upload(streamed)
+    form = asked.request.form._replace(granularities=frozenset(granularities), speakers=find is not None)
+    request = asked.request._replace(form=form, mistral=True, optional=True, ignored=())
+    audio = asked.audio._replace(pieces=asked.audio.pieces[:1], voiced=(np.zeros(0, bool),))
+    client = engine()
+    client.texts = lambda samples: [text]
+    found = None if find is None else Found(find)
+    return run(client, Upload(request, audio), stream=STREAM._replace(decode=lambda tokens: text), labels=found)
+
+
+async def one(words: Any) -> list[int]:
+    return [0]
+
+
+@pytest.mark.parametrize("find", [None, one, broken])
+@pytest.mark.parametrize("granularities", [(), ("segment",), ("word",), ("word", "segment")])
+def test_mistrals_answer(granularities: tuple[str, ...], find: Finder | None) -> None:
+    """The fields and events of mistralai.client.models: transcriptionresponse.py and transcriptionstream*.py."""
+    start, body = mistrals(False, SENTENCE, *granularities, find=find)
+    answer = json.loads(body["body"])
+    speaker = "speaker_1" if find is one else None
+    times = {"text": SENTENCE.strip(), "start": 0.0, "end": 0.04, "speaker_id": speaker}
+    assert answer == {
+        **{"text": SENTENCE.strip(), "model": "voxtral", "language": "de"},
+        "usage": {
+            **{"prompt_tokens": PROMPT, "completion_tokens": 1, "total_tokens": PROMPT + 1},
+            "prompt_audio_seconds": PIECES,
+        },
+        "segments": [{"type": "transcription_segment", **times}] if granularities or find is one else [],
+    }
+    events = [message["body"].decode() for message in mistrals(True, SENTENCE, *granularities, find=find)[1:-1]]
+    parts = [event.rstrip("\n").split("\n") for event in events]
+    contents = [json.loads(data.removeprefix("data: ")) for _, data in parts]
+    assert [name for name, _ in parts] == [f"event: {content['type']}" for content in contents]
+    delta, language, *segments, done = contents
+    assert delta == {"type": "transcription.text.delta", "text": SENTENCE.strip()}
+    assert language == {"type": "transcription.language", "audio_language": "de"}
+    assert segments == [{**each, "type": "transcription.segment"} for each in answer["segments"]]
+    unlabelled = {"ignored": ["diarize"]} if find is broken else {}
+    assert done == {**answer, "type": "transcription.done", **unlabelled}
+    assert (b"x-voxtral-ignored" in dict(start["headers"])) == bool(unlabelled)
+
+
+def test_mistrals_answer_without_a_clear_language() -> None:
+    _, body = mistrals(False, " Ja.")
+    assert json.loads(body["body"])["language"] is None
+    _, *events, _ = mistrals(True, " Ja.")
+    kinds = [event["body"].decode().split("\n")[0] for event in events]
+    assert kinds == ["event: transcription.text.delta", "event: transcription.done"]
+
+
 def test_known_speakers_have_their_names() -> None:
     async def named(words: Any) -> list[int | str]:
         return ["Ann", 0] * (PIECES // 2)

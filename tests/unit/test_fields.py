@@ -36,7 +36,8 @@ def refused(*given: tuple[str, str]) -> RefusedError:
 
 def test_a_form_with_a_file_alone() -> None:
     request = read()
-    assert (request.form.name, request.form.granularities, request.form.language) == ("json", {"segment"}, None)
+    assert (request.form.name, request.form.granularities, request.form.language) == ("json", set(), None)
+    assert not (request.mistral or request.form.with_times)
     assert request[1:6] == (False, False, (), None, "")
     assert set(request.sampling.model_dump(include=set(fields.Sampling.model_fields)).values()) == {None}
 
@@ -160,10 +161,19 @@ def test_speakers_that_are_not_asked_for() -> None:
     assert (error.status, error.param) == (400, "diarize")
 
 
-def test_mistrals_client_asks_for_segments_with_speakers() -> None:
-    segments = ("timestamp_granularities", "segment")
+def test_diarize_in_the_form_says_that_the_client_is_mistrals() -> None:
+    """Its clients always send it, and `timestamp_granularities` without `response_format`."""
+    segments, words = (("timestamp_granularities", name) for name in ("segment", "word"))
     assert read(("diarize", "true"), segments).form.speakers
-    for given in ([segments], [("diarize", "true"), ("timestamp_granularities", "word")]):
+    for value in ("true", "false", "optional"):
+        assert read(("diarize", value)).mistral
+        assert not read(("diarize", value), ("response_format", "verbose_json")).mistral
+        request = read(("diarize", value), words, ("stream", "false"), ("context_bias", "a"), ("context_bias", "b"))
+        assert (request.form.granularities, request.form.with_times) == ({"word"}, True)
+        assert request.ignored == ("context_bias",)
+    assert not read(("diarize", "false")).form.with_times
+    assert not read(("num_speakers", "2")).mistral
+    for given in ([segments], [segments, words], [("diarize", "false"), words, ("response_format", "text")]):
         assert refused(*given).param == fields.GRANULARITIES_FIELD
 
 
@@ -260,6 +270,9 @@ def test_many_fields() -> None:
     [
         ([], "no field called `file` (its fields: none)"),
         ([Part(b"audio", b"a.wav", b"x" * 2 * FIELDS_BYTES)], "no field called `file` (its fields: audio)"),
+        ([Part(b"file_url", None, b"http://10.0.0.1/a.wav")], "`file_url`: this server fetches no audio: send it as"),
+        ([Part(b"file_id", None, b"0"), Part(b"model", None, b"m")], "`file_id`: this server fetches no audio"),
+        ([Part(b"file_url", None, b"")], "no field called `file` (its fields: file_url)"),
         ([FILE, FILE], "two fields called `file`"),
         ([Part(b"file", None, b"a.wav")], "`file` was sent as text"),
         ([FILE, Part(b"model", b"m", b"x")], "`model` was sent as a file"),

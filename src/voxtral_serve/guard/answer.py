@@ -1,4 +1,4 @@
-"""The answer to an upload in OpenAI's format (https://platform.openai.com/docs/api-reference/audio).
+"""The answer to an upload in OpenAI's format (https://platform.openai.com/docs/api-reference/audio), or in Mistral's.
 
 It is one body or a stream of events, made of the chunks of the clip's pieces, which come in order.
 """
@@ -33,6 +33,7 @@ from voxtral_serve.transcript.logprobs import TokenLogprobs
 from voxtral_serve.transcript.words import TokenStream, Word
 
 IGNORED_HEADER = b"x-voxtral-ignored"  # names the fields that have no effect with this model
+LANGUAGE = "transcription.language"  # Mistral's event
 EVENTS = b"text/event-stream; charset=utf-8"
 
 
@@ -59,7 +60,7 @@ async def answered(
     if language is None and not audio.silent:
         language = await transcriber.language_of(audio, task, request_id)
     form = request.form._replace(separator=transcriber.separator(language, task))
-    answer = Answer(request, audio, form, stream)
+    answer = (MistralAnswer if request.mistral else Answer)(request, audio, form, stream)
     writer = EventWriter(answer, send) if request.streamed else None
     try:
         if not audio.silent:
@@ -113,6 +114,8 @@ class Answer:
     text    so far, without blanks at its beginning
     """
 
+    DELTA = ("transcript.text.delta", "delta")  # the type of an event with new text, and the name of that
+
     def __init__(
         self, request: TranscriptRequest, audio: ClipPieces, form: AnswerFormat, stream: TokenStream | None
     ) -> None:
@@ -148,7 +151,8 @@ class Answer:
         if not delta:
             return None
         self.text += delta
-        event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
+        kind, name = self.DELTA
+        event: dict[str, Any] = {"type": kind, name: delta}
         if self._logprobs is not None:
             event["logprobs"], self._unsent = self._unsent, []
         return event
@@ -177,7 +181,8 @@ class Answer:
 
     async def recognised(self) -> str | None:
         """The code of the text's language; None if it is not clear, or nothing of the answer tells it."""
-        told = self.form.name == VERBOSE or self._words is not None or self.request.tells_languages
+        request = self.request
+        told = self.form.name == VERBOSE or self._words is not None or request.tells_languages or request.mistral
         return await recognised_later(self.text) if told else None
 
     def take_language(self, code: str | None) -> None:
@@ -196,25 +201,32 @@ class Answer:
             elif self.form.name == DIARIZED:
                 segments, content = diarized(*self._timed())["segments"], text
             else:
-                content = {**text, **self._languages(), **self._all_logprobs(), **self._segments()}
+                content = self._json(**text)
         except TimeError as error:
             raise self._no_times(error) from error
-        ignored = {"ignored": [DIARIZE]} if self._ignored != self.request.ignored else {}
-        return [*segments, {"type": "transcript.text.done", **content, **ignored}]
+        return [*segments, {"type": "transcript.text.done", **content, **self._unlabelled()}]
 
     def body(self) -> tuple[bytes, bytes]:
         """(content type, body) of an answer that is not streamed. Raises RefusedError as `end`."""
-        usage = self._duration()
-        if self.form.name == "json":
-            # The model's text begins with a blank, as its first word does; OpenAI's does not.
-            text = self.form.separator.join(filter(None, (text.strip() for text in self._texts)))
-            content = {"text": text, "usage": usage, **self._languages(), **self._all_logprobs(), **self._segments()}
-            return b"application/json", json.dumps(content, ensure_ascii=False).encode()
         try:
+            if self.form.name == "json":
+                # The model's text begins with a blank, as its first word does; OpenAI's does not.
+                text = self.form.separator.join(filter(None, (text.strip() for text in self._texts)))
+                content = self._json(text, self._duration())
+                return b"application/json", json.dumps(content, ensure_ascii=False).encode()
             kind, text = written(*self._timed())
         except TimeError as error:
             raise self._no_times(error) from error
         return kind.encode(), text.encode()
+
+    def _json(self, text: str, usage: dict[str, Any]) -> dict[str, Any]:
+        """`json`, or what the last event of its stream has. Raises TimeError."""
+        content = {"text": text, "usage": usage, **self._languages(), **self._all_logprobs()}
+        return content if self._words is None else content | self._segments()
+
+    def _unlabelled(self) -> dict[str, Any]:
+        """For the last event of a stream, whose headers have been sent."""
+        return {"ignored": [DIARIZE]} if self._ignored != self.request.ignored else {}
 
     def messages(self) -> list[Message]:
         """The ASGI messages of an answer that is not streamed. Raises RefusedError as `end`."""
@@ -236,11 +248,10 @@ class Answer:
         return {"languages": listed(self._language)} if self.request.tells_languages else {}
 
     def _segments(self) -> dict[str, Any]:
-        """Speakers as Mistral has them in JSON; its client wants model and language."""
-        if self._words is None:
-            return {}
-        model, language = self.request.model, self.form.language
-        return {"model": model, "language": language, "segments": mistrals_segments(self._words)}
+        """Segments as Mistral has them in JSON; its client wants model and language. Raises TimeError."""
+        form, wanted = self.form, self.form.granularities or self._words is not None
+        found = mistrals_segments(form, self._pieces(), self.stream, self._words) if wanted else []
+        return {"model": self.request.model, "language": form.language, "segments": found}
 
     def _timed(self) -> tuple[Any, ...]:
         """What `written` takes, and others."""
@@ -256,6 +267,28 @@ class Answer:
 
     def _no_times(self, error: TimeError) -> RefusedError:
         return RefusedError(500, f"no times for {self.form.name}: {error}", "no_times")
+
+
+class MistralAnswer(Answer):
+    """The same as Mistral has it (https://docs.mistral.ai/api/endpoint/audio/transcriptions)."""
+
+    DELTA = ("transcription.text.delta", "text")
+
+    def end(self) -> list[dict[str, Any]]:
+        """As Answer.end: the language, if it is clear, the segments, and all of it."""
+        try:
+            content = self._json(self.text.rstrip(), {})
+        except TimeError as error:
+            raise self._no_times(error) from error
+        spoken = [] if self._language is None else [{"type": LANGUAGE, "audio_language": self._language}]
+        segments = [{**each, "type": "transcription.segment"} for each in content["segments"]]
+        return [*spoken, *segments, {"type": "transcription.done", **content, **self._unlabelled()}]
+
+    def _json(self, text: str, usage: dict[str, Any]) -> dict[str, Any]:
+        names = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens", "total_tokens": "total_tokens"}
+        counted = {theirs: self.usage[ours] for theirs, ours in names.items()}
+        content = super()._json(text, counted | {"prompt_audio_seconds": math.ceil(self.audio.clip.seconds)})
+        return content | self._segments()
 
 
 class EventWriter:
@@ -289,5 +322,7 @@ class EventWriter:
 
 
 def _event(content: dict[str, Any]) -> Message:
-    line = f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+    kind = str(content.get("type", ""))
+    name = f"event: {kind}\n" if kind.startswith("transcription.") else ""  # Mistral's client reads events by name
+    line = f"{name}data: {json.dumps(content, ensure_ascii=False)}\n\n"
     return {"type": "http.response.body", "body": line.encode(), "more_body": True}

@@ -68,7 +68,7 @@ class UploadFields(Sampling):
         [],
         alias="timestamp_granularities[]",
         max_length=16,
-        description="times in `verbose_json`: `segment` is the default",
+        description="times in `verbose_json`: `segment` is the default; in `json` with `diarize`, as Mistral has them",
     )
     include: list[Annotated[str, Field(max_length=64)]] = Field(
         [],
@@ -83,7 +83,8 @@ class UploadFields(Sampling):
     chunking_strategy: str = Field("auto", max_length=1024, description="`auto`; others have no effect")
     n: Literal["1"] = Field("1", description="number of transcripts")
     diarize: bool | Literal["optional"] | None = Field(
-        None, description="labels speakers; `optional`: answers without labels, if there are none"
+        None,
+        description="labels speakers; `optional`: answers without labels, if there are none. `json` is Mistral's then",
     )
     num_speakers: int | None = Field(None, ge=1, le=MOST, description="of the clip, if it is known")
     known_speaker_names: list[str] = Field(
@@ -109,6 +110,7 @@ LISTS = {
 }
 KNOWN = frozenset(UploadFields.model_fields) - frozenset(LISTS)
 OF_SPEAKERS = ("num_speakers", "known_speaker_names", "known_speaker_references", MISTRALS_CLIPS_FIELD)
+ELSEWHERE = (b"file_url", b"file_id")  # Mistral's names for audio that is not in the form
 CLIPS = frozenset(name.encode() for name in OF_SPEAKERS if name.endswith("_references"))
 
 
@@ -135,6 +137,7 @@ class TranscriptRequest(NamedTuple):
     number    of speakers; None if it is not known
     optional  whether the text is given without speakers if they cannot be told apart
     known     speakers who get their names
+    mistral   whether the answer is as Mistral's: `json` for a form with `diarize`, which Mistral's clients always send
     """
 
     form: AnswerFormat
@@ -148,6 +151,7 @@ class TranscriptRequest(NamedTuple):
     number: int | None = None
     optional: bool = False
     known: tuple[KnownSpeaker, ...] = ()
+    mistral: bool = False
 
     @property
     def tells_languages(self) -> bool:
@@ -176,7 +180,8 @@ def read(
     _check_together(fields, rules.timed)
     asking = _asking(fields)
     speakers = asking is not None and _labels(asking, fields, rules)
-    granularities = frozenset(fields.timestamp_granularities or ("segment",))
+    usual = () if fields.response_format == "json" else ("segment",)
+    granularities = frozenset(fields.timestamp_granularities or usual)
     form = AnswerFormat(fields.response_format, granularities, fields.language, task, speakers=speakers)
     listed = LOGPROBS in fields.include and form.name == "json"
     logprobs = rules.timed and (listed or form.name == VERBOSE)
@@ -202,6 +207,7 @@ def read(
         fields.num_speakers,
         fields.diarize == OPTIONAL,
         tuple(_known(fields)) if speakers else (),
+        fields.response_format == "json" and fields.diarize is not None,
     )
     return request, file
 
@@ -327,6 +333,9 @@ def _text(part: Part) -> str:
 def _audio(files: Sequence[Part], others: Iterable[Part], file_bytes: int) -> bytes | memoryview:
     """What is in `file`."""
     if not files:
+        if elsewhere := [part.name.decode() for part in others if part.name in ELSEWHERE and part.data]:
+            message = f"`{elsewhere[0]}`: this server fetches no audio: send it as `file`"
+            raise RefusedError(400, message, "no_file", elsewhere[0])
         names = ", ".join(named(sorted(part.name.decode() for part in others))) or "none"
         raise RefusedError(
             400,
@@ -356,7 +365,7 @@ def _check_together(fields: UploadFields, timed: bool) -> None:
     form, granularities, problem = fields.response_format, fields.timestamp_granularities, None
     if "word" in granularities and not timed:
         problem = f"{GRANULARITIES_FIELD} has word, but this model gives no word times"
-    elif granularities and form != VERBOSE and not (form == "json" and fields.diarize and granularities == ["segment"]):
+    elif granularities and form != VERBOSE and not (form == "json" and fields.diarize is not None):
         problem = f"{GRANULARITIES_FIELD} needs response_format verbose_json, found {form}"
     if problem:
         raise RefusedError(400, problem, "invalid_value", GRANULARITIES_FIELD)

@@ -26,7 +26,7 @@ class AnswerFormat(NamedTuple):
     """How to write a transcript.
 
     name           OpenAI's response_format
-    granularities  of verbose_json, some of Granularity
+    granularities  of verbose_json, or of Mistral's json: some of Granularity
     language       of the text or, if that is not known, the requested one: a code, which verbose_json names
     task           "transcribe" or "translate"
     separator      between the texts of two pieces
@@ -43,7 +43,7 @@ class AnswerFormat(NamedTuple):
     @property
     def with_times(self) -> bool:
         """Whether words or segments need times."""
-        return self.speakers or self.name in WITH_TIMES
+        return self.speakers or self.name in WITH_TIMES or (self.name == "json" and bool(self.granularities))
 
     def speaker(self, number: int | str) -> str:
         """The label of speaker `number`, from 0: as OpenAI's `diarized_json` has it, as Mistral's JSON, or as others.
@@ -152,11 +152,17 @@ def diarized(
     return content | {"usage": usage}
 
 
-def mistrals_segments(timed: Sequence[Word]) -> list[dict[str, Any]]:
-    """`segments` of Mistral's transcription (https://docs.mistral.ai/api/endpoint/audio/transcriptions)."""
-    return [
-        {"type": "transcription_segment", "text": s.text, **_times(s), "speaker_id": s.speaker} for s in segments(timed)
-    ]
+def mistrals_segments(
+    form: AnswerFormat,
+    pieces: Sequence[PieceTranscript],
+    stream: TokenStream | None,
+    timed: Sequence[Word] | None = None,
+) -> list[dict[str, Any]]:
+    """`segments` of Mistral's transcription (https://docs.mistral.ai/api/endpoint/audio/transcriptions), from what
+    `written` takes: one for each word, if the form has those. Raises TimeError."""
+    timed, found = _timed(pieces, stream, timed)
+    each = timed if "word" in form.granularities else found
+    return [{"type": "transcription_segment", "text": s.text, **_times(s), "speaker_id": s.speaker} for s in each]
 
 
 def _times(each: Word | Segment) -> dict[str, float]:
