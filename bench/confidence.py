@@ -2,8 +2,8 @@
 
     python -m bench confidence --url http://127.0.0.1:8000 --out confidence.json --plot confidence.svg
 
-A word is right if the alignment with the reference, after Whisper's normalisation, has it as it is; one that normalises
-to several words is right if all of them are. Words that were not transcribed have no probability: they are `deletions`.
+A word is right if the alignment with the reference has it as it is, each word after Whisper's normalisation; one that
+normalises to several is right if all of them are. Words that were not transcribed have no probability: `deletions`.
 """
 
 import argparse
@@ -103,7 +103,8 @@ def judged(reference: str, words: Sequence[tuple[str, float]]) -> tuple[list[Hea
     """(each word, how many of the reference are in no word) of a transcript's words with their probabilities."""
     parts = [normalize(word).split() for word, _ in words]
     owners = [number for number, own in enumerate(parts) for _ in own]
-    alignment = jiwer.process_words(normalize(reference), " ".join(part for own in parts for part in own))
+    spoken = " ".join(normalize(word) for word in reference.split())  # as the words are: "twenty six" is no 26
+    alignment = jiwer.process_words(spoken, " ".join(part for own in parts for part in own))
     wrong = {
         owners[number]
         for chunk in alignment.alignments[0]
@@ -127,17 +128,18 @@ def figures(words: Sequence[HeardWord], deletions: int) -> dict[str, Any]:
     rights, wrongs = ([w.probability for w in words if w.right is kind] for kind in (True, False))
     if not (rights and wrongs):
         raise BenchError(f"{len(rights)} words are right and {len(wrongs)} wrong: expected some of both")
-    bins = []
+    bins, gap = [], 0.0
     for low, high in itertools.pairwise(EDGES):
         own = [w for w in words if low <= w.probability < high or high == w.probability == 1.0]
-        mean = sum(w.probability for w in own) / len(own) if own else None
-        bins.append({"from": low, "to": high, "words": len(own), "right": sum(w.right for w in own), "mean": mean})
+        right, total = sum(w.right for w in own), sum(w.probability for w in own)
+        mean = total / len(own) if own else None
+        gap += abs(total - right)
+        bins.append({"from": low, "to": high, "words": len(own), "right": right, "mean": mean})
     above = sum((r > w) + (r == w) / 2 for r in rights for w in wrongs)
-    gaps = (abs(each["words"] * each["mean"] - each["right"]) for each in bins if each["words"])
     return {
         **{"words": len(words), "wrong": len(wrongs), "deletions": deletions},
         "mean": sum(w.probability for w in words) / len(words),
-        "error": sum(gaps) / len(words),
+        "error": gap / len(words),
         "order": above / len(rights) / len(wrongs),
         "below": [
             {
@@ -156,5 +158,6 @@ def picture(content: dict[str, Any]) -> str:
     points = [(each["mean"], each["right"], each["words"]) for each in content["bins"] if each["words"]]
     drawn = plots.reliability(points)
     drawn.set("xmlns", "http://www.w3.org/2000/svg")
-    drawn.insert(0, plots.tag("style", STYLE))
+    size = {"width": plots.WIDTH, "height": plots.HEIGHT}
+    drawn[:0] = [plots.tag("style", STYLE), plots.tag("rect", fill="#fff", rx=8, **size)]
     return tostring(drawn, encoding="unicode") + "\n"

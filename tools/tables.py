@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bench import delays
 from bench.gpu import bounds, tested
 from bench.gpu.rows import TITLES
 from bench.speakers import score
@@ -247,10 +248,6 @@ def gpu_tests(reports: Reports) -> str:
     return markdown(*tested.table(reports.root))
 
 
-def stages(_: Reports) -> str:
-    return markdown(("stage", "what happens"), [(code(stage), text) for stage, text in STAGES.items()])
-
-
 PAGES: dict[str, dict[str, Table]] = {
     "README.md": {"speed": speed},
     "docs/pages/performance.md": {"stock": stock, "uploads": uploads, "live": live, "start": start},
@@ -261,7 +258,10 @@ PAGES: dict[str, dict[str, Table]] = {
     "docs/pages/architecture.md": {"gpu_tests": gpu_tests},
     "docs/pages/speakers.md": {"speakers": lambda reports: score.table(reports.read(score.OUT))},
     "docs/pages/checkpoints.md": {"patches": patches},
-    "docs/pages/monitoring.md": {"stages": stages},
+    "docs/pages/monitoring.md": {
+        "stages": lambda _: markdown(("stage", "what happens"), [(code(name), text) for name, text in STAGES.items()])
+    },
+    "docs/pages/profiles.md": {"delays": lambda reports: delays.table(reports.read(delays.OUT))},
     "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},
     "docs/pages/other-models.md": {"chat_fields": fields(ChatFields, inherited=False)},
 }

@@ -135,8 +135,7 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
     add("--jobs", type=int, default=4, metavar="N", help="files in flight at a time (default: %(default)s)")
     live = "print words as they arrive, from the microphone or from one file; Ctrl-C ends the audio"
     add("--live", action="store_true", help=live)
-    delay = "with --live: how far the text is behind the speech: %(choices)s ms (default: the server's)"
-    add("--delay", type=int, choices=DELAYS_MS, metavar="MS", help=delay)
+    _add_delay(command)
     return command
 
 
@@ -152,8 +151,6 @@ def _transcribe(call: Call) -> int:
             command.error(f"--format {given.format} is not for --live, which has {' and '.join(LIVE_FORMATS)}")
     elif not given.files:
         command.error("name a FILE, or --live for the microphone")
-    elif given.delay is not None:
-        command.error("--delay is for --live")
     if given.again and not given.out:
         command.error("--again: only with --out")
     if given.jobs < 1:
@@ -188,9 +185,15 @@ def _transcribe(call: Call) -> int:
             model=given.model,
             language=given.language,
             speakers=given.speakers,
+            delay_ms=given.delay,
             in_flight=given.jobs,
         )
     )
+
+
+def _add_delay(command: argparse.ArgumentParser) -> None:
+    what = "of the text behind the speech: %(choices)s ms; a longer one has fewer errors (default: the server's)"
+    command.add_argument("--delay", type=int, choices=DELAYS_MS, metavar="MS", help=what)
 
 
 def _add_speakers(command: argparse.ArgumentParser) -> None:
@@ -230,6 +233,7 @@ def _add_batch(commands: Any) -> argparse.ArgumentParser:
     add("--model", metavar="NAME", help="model to request (default: the first that a server lists)")
     add("--language", metavar="CODE", help="such as en, for models that take a language")
     _add_speakers(command)
+    _add_delay(command)
     in_flight = "requests in flight at each server (default: the config's max_num_seqs, or 16; 4 with --speakers)"
     add("--in-flight", type=int, metavar="N", help=in_flight)
     rows = "rows of a file of results, which are done together (default: 16 to 1024, by the manifest's length)"
@@ -269,6 +273,7 @@ def _batch(call: Call) -> int:
             model=given.model,
             language=given.language,
             speakers=given.speakers,
+            delay_ms=given.delay,
             in_flight=given.in_flight,
             rows_per_file=given.rows_per_file,
             subtitles=subtitles,

@@ -13,6 +13,7 @@ from places import PICO
 from vllm.engine.arg_utils import EngineArgs
 
 from voxtral_serve.engine.draft_network import FILE
+from voxtral_serve.engine.session import UPLOAD_DELAY
 from voxtral_serve.transcript.logprobs import chosen_logprobs
 
 PADS, DRAFTER = "voxtral_serve.drafter.PadDrafter", "voxtral_serve.drafter.Drafter"
@@ -20,6 +21,7 @@ LATE = ("154", "217")  # pico says no EOS within a clip, so drafts reach beyond 
 NAMES = [*offline.varied(6, longest_s=8.0), *LATE]
 AT_ONCE, CONTEXT, CHUNK = 4, 192, 48
 SAMPLES, HOT = 400, 2.0  # requests whose tokens are counted, and their temperature
+DELAYED, DELAYS = {UPLOAD_DELAY: 480}, [30, 6, 1]  # of the options; of uploads, in token positions
 SCHEDULE = [[1, 2, 15], [3, 4, 3]]
 
 
@@ -40,13 +42,13 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Pads; a drafter that knows these clips, whose prompts are cut into chunks; and one that knows nothing."""
     path = tmp_path_factory.mktemp("draft") / "head.safetensors"
     if request.param == "pads":  # pico says a pad more often than not
-        return Case(speculation(PADS, 5, method="custom_class"), 1, 5)
+        return Case(speculation(PADS, 5, method="custom_class") | {"additional_config": DELAYED}, 1, 5)
     if request.param == "trained":
         options = speculation(DRAFTER, 15) | {"max_num_batched_tokens": CHUNK}
-        return Case(options | {"additional_config": {"draft_head": str(heads.trained(path, NAMES))}}, 8, 15)
+        return Case(options | {"additional_config": DELAYED | {"draft_head": str(heads.trained(path, NAMES))}}, 8, 15)
     options = speculation(DRAFTER, 15, num_speculative_tokens_per_batch_size=SCHEDULE)
     return Case(
-        options | {"additional_config": {"draft_head": str(heads.random(path))}}, 0, 5
+        options | {"additional_config": DELAYED | {"draft_head": str(heads.random(path))}}, 0, 5
     )  # or pads in their place
 
 
@@ -93,6 +95,17 @@ def test_so_are_those_of_several_at_once(llm: Any, case: Case) -> None:
     assert after["num_preemptions"] > before["num_preemptions"]
     accepted = after["spec_decode_num_accepted_tokens"] - before["spec_decode_num_accepted_tokens"]
     assert accepted > 0 or not case.least
+
+
+@pytest.mark.slow
+def test_uploads_of_several_delays_in_one_batch_have_the_tokens_of_each_alone(llm: Any) -> None:
+    """Also after preemption. The drafter guesses for one of the delays; the others have pads."""
+    before = offline.counters(llm)
+    audios, delays = [offline.read(name) for name in NAMES for _ in DELAYS], DELAYS * len(NAMES)
+    assert offline.generate_at(llm, audios, delays) == offline.referred(audios, delays)
+    assert offline.counters(llm)["num_preemptions"] > before["num_preemptions"]
+    audios = [offline.read(name) for name in NAMES]
+    assert offline.generate(llm, audios) == offline.reference_tokens(NAMES)  # slots that had other delays
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,26 @@ def plain(word: str) -> str:
     return re.sub(r"\W", "", word).casefold()
 
 
-def test_the_words_of_some_clips_at_their_times(url: str, clips: list[dataset.Clip]) -> None:
-    check_times(url, short(clips, FEW), 0.5)
+@pytest.mark.parametrize("delay_ms", [480, 2400])
+def test_the_words_of_some_clips_at_their_times(url: str, clips: list[dataset.Clip], delay_ms: int) -> None:
+    check_times(url, short(clips, FEW), 0.5, target_streaming_delay_ms=str(delay_ms))
+
+
+def test_uploads_at_the_same_time_have_delays_of_their_own(url: str, clips: list[dataset.Clip]) -> None:
+    """The prompt has the delay; tests of the engine compare the tokens that follow (test_drafter.py)."""
+    (clip,), delays_ms = short(clips, 1), [80, 240, 480, 960, 2400]
+
+    def asked(delay_ms: int) -> dict[str, Any]:
+        answer = upload(url, clip.path, stream="true", target_streaming_delay_ms=str(delay_ms))
+        assert "x-voxtral-ignored" not in answer.headers
+        return events(answer)[-1]
+
+    with ThreadPoolExecutor(len(delays_ms)) as pool:
+        found = list(pool.map(asked, delays_ms))
+    assert [each["usage"]["input_tokens"] for each in found] == [33 + delay_ms // 80 for delay_ms in delays_ms]
+    assert found[-1]["usage"]["output_tokens"] > 10 and found[2]["text"] == upload(url, clip.path).json()["text"]
+    refused = upload(url, clip.path, target_streaming_delay_ms="500")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "target_streaming_delay_ms")
 
 
 @pytest.mark.slow
@@ -54,12 +73,13 @@ def test_every_word_at_its_time(url: str, clips: list[dataset.Clip]) -> None:
     check_times(url, clips, 0.8)
 
 
-def check_times(url: str, clips: list[dataset.Clip], share: float) -> None:
+def check_times(url: str, clips: list[dataset.Clip], share: float, **fields: str) -> None:
     """A word's start is off by at most 80 ms in the median, and by 240 ms in 95 %, in clips that were heard right, of
     which there is at least that share."""
     errors, clips_right = [], 0
     for clip in clips:
-        answer = upload(url, clip.path, response_format="verbose_json", **{"timestamp_granularities[]": "word"}).json()
+        fields |= {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+        answer = upload(url, clip.path, **fields).json()
         found, spoken = answer["words"], clip.extra["words"]
         assert " ".join(word["word"] for word in found) == answer["text"]
         assert answer["duration"] == pytest.approx(clip.duration_s, abs=0.01)

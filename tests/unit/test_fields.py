@@ -3,16 +3,18 @@
 import base64
 import json
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import pytest
-from guarding import RULES, refusal
+from guarding import RATE, RULES, refusal
 from openai.types.audio import transcription_create_params as params
 
+from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard import fields
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.form import Part
-from voxtral_serve.guard.limits import FIELDS_BYTES, REFERENCES_BYTES
+from voxtral_serve.guard.limits import FIELDS_BYTES, REFERENCES_BYTES, Rules
 from voxtral_serve.guard.typed import NAMED
 
 FILE = Part(b"file", b"clip.wav", b"RIFF")
@@ -65,6 +67,10 @@ WRONG = [
     *(("temperature", text, "a number from 0 to 2") for text in ("-1", "hot", "nan", "inf", "1e999", "2.1", "0x1")),
     *(("seed", text, f"a whole number from {-(2**63)} to {2**63 - 1}") for text in (str(2**63), "9" * 5000, "1.5")),
     *(("top_p", text, "a number more than 0 and at most 1") for text in ("5", "0")),
+    *(
+        ("target_streaming_delay_ms", text, "a multiple of 80 from 80 to 2400")
+        for text in ("0", "500", "2480", "x", "480.5")
+    ),
     ("top_k", "-5", "a whole number from -1 to 2147483647"),
     ("min_p", "2", "a number from 0 to 1"),
     ("presence_penalty", "9", "a number from -2 to 2"),
@@ -91,6 +97,29 @@ def test_a_value_that_is_not_valid_is_named(name: str, text: str, expected: str)
     error = refused((name, text))
     assert (error.status, error.code, error.param) == (400, "invalid_value", name)
     assert str(error).startswith(f"{name} ") and str(error).endswith(f": expected {expected}") and len(str(error)) < 200
+
+
+DELAYED = RULES._replace(shape=SessionShape(32, 6, 17, 1280, RATE), piece_s=Fraction(3))
+
+
+def test_a_delay() -> None:
+    """In token positions, None for the checkpoint's; and the seconds that its padding leaves to a clip."""
+
+    def delayed(text: str, rules: Rules) -> tuple[int | None, Fraction, tuple[str, ...]]:
+        request = read(("target_streaming_delay_ms", text), rules=rules)
+        return request.shape and request.shape.delay, rules.longest_s(request.shape), request.ignored
+
+    for name in ("", "480"):
+        assert delayed(name, DELAYED) == (None, 3, ())
+    assert delayed("2400", DELAYED) == (30, 3 - Fraction(24 * 80, 1000), ())
+    assert delayed("80", DELAYED) == (1, 3 + Fraction(5 * 80, 1000), ())
+    later = DELAYED._replace(delay_ms=960)
+    assert [delayed(text, later)[0] for text in ("", "480", "2400")] == [12, None, 30]
+    for text in ("480", "2400"):
+        assert delayed(text, RULES) == (None, RULES.piece_s, ("target_streaming_delay_ms",))
+    rules = DELAYED._replace(piece_s=Fraction(1))
+    error = refusal(fields.read, parts(("target_streaming_delay_ms", "2400")), "transcribe", rules, MODELS.__contains__)
+    assert (error.status, error.param) == (400, "target_streaming_delay_ms") and "no room" in str(error)
 
 
 def test_beams_are_refused() -> None:

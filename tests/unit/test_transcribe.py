@@ -207,6 +207,17 @@ def test_speakers(tmp_path: Path, form: str, words: list[str], kind: str, body: 
     assert (tmp_path / f"out/a{FORMATS[form]}").read_bytes() == body
 
 
+def test_a_delay(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "a.wav")
+    with FakeServer(default=Answer("alpha")) as server:
+        assert cli.run(["transcribe", str(path), "--url", server.url, "--delay", "2400"]) == 0
+        sent = {"model": MODEL, "response_format": "json", "target_streaming_delay_ms": "2400"}
+        assert server.received[0].fields == sent
+        server.default = Answer("alpha", headers=(("x-voxtral-ignored", "target_streaming_delay_ms"),))
+        done = run(path, "--url", server.url, "--delay", "960")
+    assert done.returncode == 1 and f"{path}: 200, but with the server's delay" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("form", "headers", "body", "problem"),
     [

@@ -72,7 +72,8 @@ def of_servers(model: str, job: BatchJob) -> dict[str, Any]:
 
 def _asked(job: BatchJob) -> dict[str, Any]:
     """What each request asks for."""
-    return {"language": job.language, **({} if job.speakers is None else {"speakers": job.speakers})}
+    more = {"speakers": job.speakers, "delay_ms": job.delay_ms}
+    return {"language": job.language, **{name: value for name, value in more.items() if value is not None}}
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:

@@ -90,6 +90,7 @@ class _Run:
             model=job.model,
             language=job.language,
             speakers=job.speakers,
+            delay_ms=job.delay_ms,
             in_flight=in_flight * max(len(job.urls), 1),
             subtitles=job.subtitles,
             patience_s=job.patience_s,

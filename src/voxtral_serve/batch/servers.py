@@ -162,16 +162,18 @@ def health(server: Server) -> int | None:
         return None
 
 
-def times(server: Server, model: str, language: str | None, speakers: int | None = None) -> tuple[str, ...]:
+def times(
+    server: Server, model: str, language: str | None, speakers: int | None = None, delay_ms: int | None = None
+) -> tuple[str, ...]:
     """The times that the server gives, found with a second of silence. Raises JobError if it gives none.
 
-    `speakers` is that of Server.transcribe; it is also an error if the server refuses to label them.
+    `speakers` and `delay_ms` are those of Server.transcribe; it is also an error if the server refuses them.
     """
     with tempfile.NamedTemporaryFile(suffix=".wav") as file:
         soundfile.write(file.name, np.zeros(RATE_HZ, np.int16), RATE_HZ)
         for each in TIMES:
             try:
-                server.transcribe(Path(file.name), model, "verbose_json", language, each, speakers)
+                server.transcribe(Path(file.name), model, "verbose_json", language, each, speakers, delay_ms)
                 return each
             except RequestError as error:
                 said = error

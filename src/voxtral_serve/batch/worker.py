@@ -18,7 +18,7 @@ import ray
 from voxtral_serve.batch import output, places
 from voxtral_serve.batch.job import JobError
 from voxtral_serve.batch.servers import Given, OwnEngine, Servers, times
-from voxtral_serve.client.errors import GoneError, NoSpeakersError, RequestError, UsageError
+from voxtral_serve.client.errors import GoneError, IgnoredError, RequestError, UsageError
 from voxtral_serve.client.server import Server
 from voxtral_serve.measure.upload import RESENT
 from voxtral_serve.transcript.subtitles import Segment, srt, vtt
@@ -40,6 +40,7 @@ class WorkPlan:
     model: str | None  # None for the first that the server names
     language: str | None
     speakers: int | None  # as BatchJob has it
+    delay_ms: int | None  # as BatchJob has it
     in_flight: int  # requests at a time
     subtitles: tuple[str, ...]
     patience_s: float
@@ -140,13 +141,16 @@ class Worker:
             worked = False
             try:
                 model, known = self.ask(server)
-                content = server.transcribe(path, model, "verbose_json", self.plan.language, known, self.plan.speakers)
+                plan = self.plan
+                content = server.transcribe(
+                    path, model, "verbose_json", plan.language, known, plan.speakers, plan.delay_ms
+                )
                 worked = True
                 answer = json.loads(content)
                 if self.plan.speakers is not None and answer.get("segments"):  # with speakers: the client has checked
                     self.labelled.add(server.url)
                 return model, answer
-            except NoSpeakersError as error:
+            except IgnoredError as error:
                 if server.url in self.labelled:
                     worked = True
                     raise RowError(str(error)) from None
@@ -177,7 +181,9 @@ class Worker:
             with self.asking:
                 if server.url not in self.known:
                     model = self.plan.model or server.model()
-                    self.known[server.url] = (model, times(server, model, self.plan.language, self.plan.speakers))
+                    plan = self.plan
+                    known = times(server, model, plan.language, plan.speakers, plan.delay_ms)
+                    self.known[server.url] = (model, known)
                     self.tally.begin.remote()
         return self.known[server.url]
 

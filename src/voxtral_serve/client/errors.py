@@ -18,8 +18,8 @@ class RequestError(Exception):
         self.status = status
 
 
-class NoSpeakersError(RequestError):
-    """The server has transcribed a file without the speaker labels that it was asked for."""
+class IgnoredError(RequestError):
+    """The server has transcribed a file without the speaker labels, or the delay, that it was asked for."""
 
 
 class GoneError(RequestError):

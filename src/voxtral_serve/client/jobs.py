@@ -28,6 +28,7 @@ class FilesJob:
     model: str | None  # None for the first that the server names
     language: str | None
     speakers: int | None  # their number, 0 if it is not known; None for a transcript without speakers
+    delay_ms: int | None  # one of DELAYS_MS; None for the server's
     in_flight: int  # requests at a time
 
 

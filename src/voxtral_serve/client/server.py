@@ -10,7 +10,7 @@ from pathlib import Path
 import requests
 import urllib3
 
-from voxtral_serve.client.errors import GoneError, NoSpeakersError, RequestError, StoppedError, UsageError
+from voxtral_serve.client.errors import GoneError, IgnoredError, RequestError, StoppedError, UsageError
 from voxtral_serve.client.text import plain, shown
 from voxtral_serve.measure import upload
 from voxtral_serve.measure.errors import MeasureError
@@ -37,6 +37,9 @@ def root(url: str) -> str:
         return upload.root(url, "--url", password)
     except MeasureError as error:
         raise UsageError(str(error)) from None
+
+
+DELAY = "target_streaming_delay_ms"  # a form's field, Mistral's name
 
 
 class Server:
@@ -70,11 +73,15 @@ class Server:
         language: str | None,
         times: Sequence[str] = (),
         speakers: int | None = None,
+        delay_ms: int | None = None,
     ) -> bytes:
         """The file's transcript in the format `form`.
 
         times     "word" and "segment", for verbose_json
         speakers  their number, 0 if it is not known; None for a transcript without speakers
+        delay_ms  of the text behind the audio; None for the server's
+
+        Raises IgnoredError for an answer without the speakers or the delay.
         """
         # `text` without speakers is taken from `json`: stock vLLM returns JSON for both.
         whole = form in ("srt", "vtt") or (form == "text" and speakers is not None)
@@ -85,13 +92,18 @@ class Server:
         if speakers is not None:
             fields += [("diarize", "true"), *([("num_speakers", str(speakers))] if speakers else [])]
 
+        if delay_ms is not None:
+            fields.append((DELAY, str(delay_ms)))
+
         def send() -> Answer:
             with path.open("rb") as file:
                 return self.http.transcribe(self.http.transcription(shown(Path(path.name)), file, fields))
 
         answer = self._answer(send)
         if speakers is not None and "diarize" in answer.ignored:
-            raise NoSpeakersError("200, but without speakers: this server does not label them")
+            raise IgnoredError("200, but without speakers: this server does not label them")
+        if DELAY in answer.ignored:
+            raise IgnoredError("200, but with the server's delay: it has one for all files")
         if whole:
             if answer.kind.startswith("application/json"):
                 raise RequestError(f"200, but JSON instead of {form}: {_start(answer)}")
@@ -99,7 +111,7 @@ class Server:
         if answer.text is None:
             raise RequestError(f"200, but not a JSON object with 'text': {_start(answer)}")
         if speakers is not None and not _has_speakers(answer):
-            raise NoSpeakersError(f"200, but without speakers: {_start(answer)}")
+            raise IgnoredError(f"200, but without speakers: {_start(answer)}")
         return f"{answer.text.strip()}\n".encode() if form == "text" else answer.body
 
     def _answer(self, send: Callable[[], Answer]) -> Answer:

@@ -90,7 +90,8 @@ class _FilesRun:
         if self.server.stop.is_set():
             raise StoppedError
         try:
-            content = self.server.transcribe(path, model, self.job.form, self.job.language, speakers=self.job.speakers)
+            job = self.job
+            content = self.server.transcribe(path, model, job.form, job.language, (), job.speakers, job.delay_ms)
         except GoneError:
             self.server.stop.set()
             raise

@@ -155,6 +155,7 @@ def _take_options(vllm_config: VllmConfig) -> None:
         session.OPTION: range(2**31),
         session.AGE: range(1, 2**31),
         clip_length.OPTION: range(1, model.max_model_len + 1),
+        session.UPLOAD_DELAY: range(80 * session.DELAYS[0], 80 * session.DELAYS[-1] + 1, 80),
     }
     for name, value in options.items():
         if name == GATE:
@@ -167,8 +168,9 @@ def _take_options(vllm_config: VllmConfig) -> None:
             raise ValueError(f"additional_config has {name!r}: expected {', '.join(known)} or {names.DRAFT_HEAD}")
         # The type first: `in` compares a value that is not an int with every number of a range.
         if type(value) is not int or value not in known[name]:
+            kind = "whole number" if (step := known[name].step) == 1 else f"multiple of {step}"
             raise ValueError(
-                f"additional_config: {name} is {value!r}: expected a whole number of {known[name].start} to "
+                f"additional_config: {name} is {value!r}: expected a {kind} of {known[name].start} to "
                 f"{known[name].stop - 1}"
             )
     if clip_length.OPTION in options:

@@ -193,7 +193,7 @@ class Answer:
 
     def end(self) -> list[dict[str, Any]]:
         """The last events of a stream. Raises RefusedError if times are asked for and the tokens do not give them."""
-        text = {"text": self.text.rstrip(), "usage": {"type": "tokens", **self.usage}}
+        text: dict[str, Any] = {"text": self.text.rstrip(), "usage": {"type": "tokens", **self.usage}}
         segments: list[dict[str, Any]] = []
         try:
             if self.form.name == VERBOSE:

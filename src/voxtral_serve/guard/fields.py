@@ -12,8 +12,9 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.errors import RefusedError, refusing, too_large
-from voxtral_serve.guard.form import Part
+from voxtral_serve.guard.form import ELSEWHERE, Part, elsewhere
 from voxtral_serve.guard.limits import FIELDS_BYTES, REFERENCES_BYTES, Rules
 from voxtral_serve.guard.typed import FIELD_NAME, checked, named, shown
 from voxtral_serve.speakers import MOST
@@ -27,6 +28,7 @@ SUBTITLES = ("srt", "vtt")  # files, which are not streamed
 GRANULARITIES_FIELD = "timestamp_granularities[]"
 NAMES_FIELD, CLIPS_FIELD = "known_speaker_names[]", "known_speaker_references[]"
 MISTRALS_CLIPS_FIELD = "speaker_references"
+DELAY = "target_streaming_delay_ms"  # Mistral's name
 LOGPROBS = "logprobs"  # of `include[]`
 DIARIZE = "diarize"
 OPTIONAL = "optional"
@@ -80,6 +82,13 @@ class UploadFields(Sampling):
     stream_include_usage: bool = Field(False, description="vLLM's; the last event always has the usage")
     language: str | None = Field(None, max_length=64, description="of the speech, as `en`, for models that take it")
     prompt: str = Field("", max_length=1 << 16, description="text before the transcript, for models that take it")
+    target_streaming_delay_ms: int | None = Field(
+        None,
+        ge=80,
+        le=2400,
+        multiple_of=80,
+        description="of the text behind the audio: a longer one has fewer errors and takes longer",
+    )
     chunking_strategy: str = Field("auto", max_length=1024, description="`auto`; others have no effect")
     n: Literal["1"] = Field("1", description="number of transcripts")
     diarize: bool | Literal["optional"] | None = Field(
@@ -110,7 +119,6 @@ LISTS = {
 }
 KNOWN = frozenset(UploadFields.model_fields) - frozenset(LISTS)
 OF_SPEAKERS = ("num_speakers", "known_speaker_names", "known_speaker_references", MISTRALS_CLIPS_FIELD)
-ELSEWHERE = (b"file_url", b"file_id")  # Mistral's names for audio that is not in the form
 CLIPS = frozenset(name.encode() for name in OF_SPEAKERS if name.endswith("_references"))
 
 
@@ -138,6 +146,7 @@ class TranscriptRequest(NamedTuple):
     optional  whether the text is given without speakers if they cannot be told apart
     known     speakers who get their names
     mistral   whether the answer is as Mistral's: `json` for a form with `diarize`, which Mistral's clients always send
+    shape     token positions for a delay that is not the checkpoint's; None for that
     """
 
     form: AnswerFormat
@@ -152,6 +161,7 @@ class TranscriptRequest(NamedTuple):
     optional: bool = False
     known: tuple[KnownSpeaker, ...] = ()
     mistral: bool = False
+    shape: SessionShape | None = None
 
     @property
     def tells_languages(self) -> bool:
@@ -189,6 +199,7 @@ def read(
         "language": bool(fields.language) and "language" not in rules.can,
         "prompt": bool(fields.prompt) and "prompt" not in rules.can,
         "chunking_strategy": fields.chunking_strategy != "auto",  # long clips are always cut, as with "auto"
+        DELAY: fields.target_streaming_delay_ms is not None and rules.shape is None,
         LOGPROBS: LOGPROBS in fields.include and not (listed and rules.timed),
         "include": bool(set(fields.include) - {LOGPROBS}),
         DIARIZE: asking is not None and not speakers,
@@ -208,6 +219,7 @@ def read(
         fields.diarize == OPTIONAL,
         tuple(_known(fields)) if speakers else (),
         fields.response_format == "json" and fields.diarize is not None,
+        _shape(fields, rules),
     )
     return request, file
 
@@ -227,6 +239,18 @@ def _labels(asking: str, fields: UploadFields, rules: Rules) -> bool:
         value = str(getattr(fields, asking)).lower()
         raise RefusedError(400, f"{asking} {value}: {rules.unlabelled}", "no_speaker_labels", asking)
     return rules.unlabelled is None
+
+
+def _shape(fields: UploadFields, rules: Rules) -> SessionShape | None:
+    """The shape of an upload whose delay is not the checkpoint's. Raises RefusedError."""
+    asked = fields.target_streaming_delay_ms
+    if rules.shape is None:
+        return None
+    with refusing(ValueError, DELAY):
+        shape = rules.shape.with_delay_ms(rules.delay_ms if asked is None else asked)
+        if rules.longest_s(shape) <= 0:
+            raise ValueError(f"a delay of {shape.delay_ms} ms: this server's clips have no room for its padding")
+    return None if shape == rules.shape else shape
 
 
 def _known(fields: UploadFields) -> Iterator[KnownSpeaker]:
@@ -333,9 +357,9 @@ def _text(part: Part) -> str:
 def _audio(files: Sequence[Part], others: Iterable[Part], file_bytes: int) -> bytes | memoryview:
     """What is in `file`."""
     if not files:
-        if elsewhere := [part.name.decode() for part in others if part.name in ELSEWHERE and part.data]:
-            message = f"`{elsewhere[0]}`: this server fetches no audio: send it as `file`"
-            raise RefusedError(400, message, "no_file", elsewhere[0])
+        for part in others:
+            if ELSEWHERE.fullmatch(b"%b=%b" % (part.name, bytes(part.data[:1]))):
+                raise elsewhere(part.name.decode())
         names = ", ".join(named(sorted(part.name.decode() for part in others))) or "none"
         raise RefusedError(
             400,

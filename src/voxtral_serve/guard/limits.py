@@ -27,6 +27,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from voxtral_serve.audio.decode import Bounds
+from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.units import MIB
 
 FIELDS_BYTES = MIB  # limit for the fields of a form without the file, and for the JSON of a chat without its audio
@@ -163,6 +164,8 @@ class Rules(NamedTuple):
     timed        whether the model's tokens have times
     can          which of "language", "prompt" and "translate" the model supports
     unlabelled   why speakers cannot be labelled; None if they can
+    shape        token positions of an upload with the checkpoint's delay; None if no other delay is possible
+    delay_ms     of uploads that name none; None is the checkpoint's
     """
 
     file_bytes: int
@@ -174,6 +177,14 @@ class Rules(NamedTuple):
     timed: bool
     can: frozenset[str]
     unlabelled: str | None = None
+    shape: SessionShape | None = None
+    delay_ms: int | None = None
+
+    def longest_s(self, shape: SessionShape | None) -> Fraction:
+        """`piece_s` for an upload of another shape than the checkpoint's; at most 0 if its padding has no room."""
+        if shape is None or self.shape is None:
+            return self.piece_s
+        return self.piece_s - Fraction((shape.right - self.shape.right) * shape.samples, shape.rate_hz)
 
     @property
     def upload_bytes(self) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.level import voiced
 from voxtral_serve.audio.speech import SPEECH, Detector, Piece
+from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.limits import Rules
 
 PIECE_S = Fraction(30)  # for a clip that is longer than the model's limit; Whisper's limit is 30 s
@@ -33,10 +34,18 @@ class ClipPieces(NamedTuple):
         return _within(self.clip, self.pieces[number])
 
 
-def split(clip: Clip, with_times: bool, rules: Rules, detector: Detector, speakers: bool = False) -> ClipPieces:
-    """The pieces of a clip for an answer with or without times, or with speakers."""
+def split(
+    clip: Clip,
+    with_times: bool,
+    rules: Rules,
+    detector: Detector,
+    speakers: bool = False,
+    shape: SessionShape | None = None,
+) -> ClipPieces:
+    """The pieces of a clip for an answer with or without times, or with speakers. `shape`: of a delay that is not the
+    checkpoint's."""
     probabilities = detector.probabilities(clip) if speakers else None
-    pieces, silent = _pieces(clip, rules.piece_s, with_times and not rules.timed, detector, probabilities)
+    pieces, silent = _pieces(clip, rules.longest_s(shape), with_times and not rules.timed, detector, probabilities)
     return ClipPieces(
         clip,
         tuple(pieces),

@@ -15,7 +15,7 @@ from voxtral_serve.audio.decode import Bounds
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
-from voxtral_serve.engine.session import OPTION, SessionShape
+from voxtral_serve.engine.session import OPTION, UPLOAD_DELAY, SessionShape, has_delays
 from voxtral_serve.guard import access
 from voxtral_serve.guard.about import about
 from voxtral_serve.guard.budget import Budget
@@ -160,7 +160,8 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
     processes = config.parallel_config._api_process_count
     in_flight = -(-all_in_flight // processes)
     rules = Rules(
-        LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can, unlabelled(realtime)
+        *(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can),
+        *(unlabelled(realtime), *_delays(engine)),
     )
     detector = Detector()
     labeller = Labeller.of_environment(in_flight) if rules.unlabelled is None else None
@@ -190,6 +191,15 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
 def _options(config: Any) -> Mapping[str, Any]:
     # A dict, or an object of a platform's own
     return config.additional_config if isinstance(config.additional_config, dict) else {}
+
+
+def _delays(engine: Any) -> tuple[SessionShape | None, int | None]:
+    """`shape` and `delay_ms` of Rules."""
+    options = _options(engine.vllm_config)
+    if engine.vllm_config.model_config.architecture != ENCODE_ONCE or not has_delays(options):
+        return None, None
+    shape = SessionShape.of(engine.input_processor.tokenizer.instruct.audio_encoder.audio_config)
+    return shape, options.get(UPLOAD_DELAY)
 
 
 def _sessions(state: Any, detector: Detector, labeller: Labeller | None, unlabelled: str | None) -> LiveService | None:

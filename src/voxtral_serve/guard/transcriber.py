@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from voxtral_serve.audio.level import raised
+from voxtral_serve.engine.session import DELAY
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
 from voxtral_serve.guard.pieces import ClipPieces
@@ -187,16 +188,17 @@ class Transcriber:
         from vllm.config.speech_to_text import SpeechToTextParams
 
         speech = self.tasks[request.form.task]
-        return speech.model.get_generation_prompt(
-            SpeechToTextParams(
-                audio=raised(audio.clip_of(number)).samples,
-                stt_config=speech.config,
-                model_config=self.client.vllm_config.model_config,
-                language=language,
-                task_type=request.form.task,
-                request_prompt=request.prompt,
-            )
+        params = SpeechToTextParams(
+            audio=raised(audio.clip_of(number)).samples,
+            stt_config=speech.config,
+            model_config=self.client.vllm_config.model_config,
+            language=language,
+            task_type=request.form.task,
+            request_prompt=request.prompt,
         )
+        if request.shape is not None:  # the encode-once model has such prompts
+            return speech.model.prompt_with_delay(params, request.shape.delay_ms)
+        return speech.model.get_generation_prompt(params)
 
     def _audio_tokens(self, speech: SpeechTask, audio: ClipPieces, number: int) -> int:
         """Tokens of a piece's audio that are no tokens of its prompt, as vLLM counts them."""
@@ -224,6 +226,7 @@ class Transcriber:
             max_tokens=min(number for number in most if number is not None),
             logprobs=0 if request.logprobs else None,  # 0: only that of the sampled token
             flat_logprobs=True,  # lists of numbers instead of an object for each token
+            extra_args=None if request.shape is None else {DELAY: request.shape.delay},
             output_kind=RequestOutputKind.DELTA if request.streamed else RequestOutputKind.FINAL_ONLY,
             **values,
         )

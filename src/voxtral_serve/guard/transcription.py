@@ -237,6 +237,7 @@ class TranscriptionRequest(Request):
                 pieces.split,
                 *(clip, request.form.with_times, facts.rules, facts.detector),
                 request.form.speakers and labels is None,
+                request.shape,
             )
             self.timing.end("speech")
             await self._accept(facts, clip.seconds, "upload")
