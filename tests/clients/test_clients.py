@@ -28,7 +28,7 @@ MODEL = "voxtral"
 # the language of the text.
 MODELS = {
     "livekit_mistral": "voxtral-mini-transcribe-realtime-2602",
-    **{"openai_async": "gpt-live-transcribe", "openai_upload": "gpt-transcribe"},
+    **{"openai_async": "gpt-live-transcribe", "openai_upload_rest": "gpt-transcribe"},
 }
 CLIPS = 3
 LONGEST_S = 5.0

@@ -15,9 +15,10 @@ import pytest
 import requests
 from places import DATA
 from servers import short
-from uploads import upload
+from uploads import RATE, upload
 
 from bench import dataset
+from pico.evaluate import read_audio
 
 CLIPS, FEW = 40, 4
 CUE = re.compile(r"(\d\d):(\d\d):(\d\d)[,.](\d{3}) --> (\d\d):(\d\d):(\d\d)[,.](\d{3})\n((?:.+\n)+)")
@@ -51,6 +52,31 @@ def test_the_words_of_some_clips_at_their_times(url: str, clips: list[dataset.Cl
     check_times(url, short(clips, FEW), 0.5, target_streaming_delay_ms=str(delay_ms))
 
 
+def test_channels_by_themselves(url: str, clips: list[dataset.Clip]) -> None:
+    """Each has the words and times of its clip alone; the second begins after the first."""
+    first, second = short(clips, 2)
+    voices = [read_audio(clip.path) for clip in (first, second)]
+    both = np.zeros((len(voices[0]) + len(voices[1]), 2), np.float32)
+    both[: len(voices[0]), 0], both[len(voices[0]) :, 1] = voices
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+    content = upload(url, both, channels="separate", **fields).json()
+    for number in (0, 1):
+        alone = upload(url, both[:, number].copy(), **fields).json()["words"]
+        own = [word for word in content["words"] if word["speaker"] == f"channel-{number + 1}"]
+        assert len(alone) > 3
+        assert [(word["word"], word["start"]) for word in own] == [(word["word"], word["start"]) for word in alone]
+    starts = [word["start"] for word in content["words"]]
+    assert starts == sorted(starts)
+    lines = upload(url, both, channels="separate", response_format="text").text.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["channel-1", "channel-2"]
+    silent = upload(url, np.zeros((RATE, 2), np.float32), channels="separate", **fields)
+    assert silent.json()["text"] == ""
+    mono = upload(url, voices[0], channels="separate", **fields).json()
+    assert {word["speaker"] for word in mono["words"]} == {"channel-1"}
+    many = upload(url, np.zeros((RATE, 9), np.float32), channels="separate")
+    assert (many.status_code, many.json()["error"]["code"]) == (400, "too_many_channels")
+
+
 def test_uploads_at_the_same_time_have_delays_of_their_own(url: str, clips: list[dataset.Clip]) -> None:
     """The prompt has the delay; tests of the engine compare the tokens that follow (test_drafter.py)."""
     (clip,), delays_ms = short(clips, 1), [80, 240, 480, 960, 2400]
@@ -62,7 +88,8 @@ def test_uploads_at_the_same_time_have_delays_of_their_own(url: str, clips: list
 
     with ThreadPoolExecutor(len(delays_ms)) as pool:
         found = list(pool.map(asked, delays_ms))
-    assert [each["usage"]["input_tokens"] for each in found] == [33 + delay_ms // 80 for delay_ms in delays_ms]
+    tokens = [each["usage"]["input_tokens"] for each in found]
+    assert [number - tokens[0] for number in tokens] == [(delay_ms - delays_ms[0]) // 80 for delay_ms in delays_ms]
     assert found[-1]["usage"]["output_tokens"] > 10 and found[2]["text"] == upload(url, clip.path).json()["text"]
     refused = upload(url, clip.path, target_streaming_delay_ms="500")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "target_streaming_delay_ms")

@@ -20,7 +20,7 @@ from voxtral_serve.guard.asgi import GoneError, connected
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
 from voxtral_serve.guard.labeller import LabelError, Labels
-from voxtral_serve.guard.pieces import ClipPieces
+from voxtral_serve.guard.pieces import ClipPieces, joined
 from voxtral_serve.guard.timing import UploadTiming
 from voxtral_serve.guard.transcriber import AT_ONCE
 from voxtral_serve.transcript.formats import AnswerFormat
@@ -348,6 +348,32 @@ def test_mistrals_answer(granularities: tuple[str, ...], find: Finder | None) ->
     unlabelled = {"ignored": ["diarize"]} if find is broken else {}
     assert done == {**answer, "type": "transcription.done", **unlabelled}
     assert (b"x-voxtral-ignored" in dict(start["headers"])) == bool(unlabelled)
+
+
+def test_channels_have_the_words_of_their_pieces() -> None:
+    """Two channels of two pieces each; the second is silent in the first half."""
+    asked = upload(form="json")
+    clips = [Clip(np.full(2 * RATE, level, np.float32), RATE) for level in (0.01, 0.02)]
+    whole = [Piece(n, n + 1, (n, n + 1)) for n in range(2)]
+    audio = joined(
+        [
+            ClipPieces(clips[0], tuple(whole), (np.zeros(0, bool),) * 2, False),
+            ClipPieces(clips[1], (whole[1],), (np.zeros(0, bool),), False),
+        ]
+    )
+    assert [audio.clip_of(number).samples[0] for number in range(3)] == [np.float32(0.01)] * 2 + [np.float32(0.02)]
+    request = asked.request._replace(form=asked.request.form._replace(channels=True, granularities=frozenset({"word"})))
+    client = engine()
+    client.texts = lambda samples: [" word"]
+    answer = json.loads(run(client, Upload(request, audio), stream=STREAM)[1]["body"])
+    assert answer["text"] == "word word word"
+    assert [(each["speaker_id"], each["start"]) for each in answer["segments"]] == [
+        ("channel-1", 0.0), ("channel-1", 1.0), ("channel-2", 1.0)
+    ]  # fmt: skip
+    silent = ClipPieces(clips[0], (whole[0],), (None,), True)
+    assert joined([silent, silent]) == silent
+    empty = json.loads(run(engine(), Upload(request, joined([silent, silent])), stream=STREAM)[1]["body"])
+    assert (empty["text"], empty["segments"]) == ("", [])
 
 
 def test_mistrals_answer_without_a_clear_language() -> None:

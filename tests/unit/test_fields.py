@@ -88,6 +88,7 @@ WRONG = [
     ("model", "e" * 257, "text of at most 256 characters"),
     ("chunking_strategy", "e" * 1025, "text of at most 1,024 characters"),
     ("diarize", "maybe", "true or false or optional"),
+    ("channels", "2", "one of mixed, separate"),
     *(("num_speakers", text, "a whole number from 1 to 20") for text in ("0", "64", "-1", "two", "9" * 5000)),
 ]
 
@@ -188,6 +189,20 @@ def test_speakers_that_are_not_asked_for() -> None:
     assert read(("num_speakers", "2")).ignored == ("num_speakers",)
     error = refused(("response_format", "diarized_json"), ("diarize", "false"))
     assert (error.status, error.param) == (400, "diarize")
+
+
+def test_channels() -> None:
+    separate = ("channels", "separate")
+    assert not read(("channels", "mixed")).form.channels
+    form = read(separate, ("model", fields.DIARIZER)).form
+    assert (form.channels, form.speakers, form.with_times) == (True, False, True)
+    assert read(separate, ("response_format", "diarized_json")).form.channels
+    assert read(separate, ("diarize", "false")).mistral
+    for given in (("diarize", "true"), ("diarize", "optional"), ("stream", "true")):
+        error = refused(separate, given)
+        assert (error.status, error.param) == (400, "channels") and str(error).startswith("channels separate: ")
+    error = refusal(fields.read, parts(separate), "transcribe", RULES_OF_WHISPER, MODELS.__contains__)
+    assert "this model gives no word times" in str(error)
 
 
 def test_diarize_in_the_form_says_that_the_client_is_mistrals() -> None:

@@ -289,3 +289,24 @@ def test_a_blank_at_the_end_of_a_token_is_no_part_of_the_text() -> None:
     writer = TokenLogprobs(STREAM._replace(piece=lambda token: b" a "))
     assert writer.add([1], [0.0]) == [{"token": "a ", "bytes": [97, 32], "logprob": 0.0}]
     assert writer.finish() == [{"token": "a", "bytes": [97], "logprob": 0.0}]
+
+
+# ---- Channels
+
+
+def test_channels_are_merged_by_time() -> None:
+    """Words by their starts; a segment is of one channel, also where both speak at the same time."""
+    form = AnswerFormat("verbose_json", frozenset({"word", "segment"}), None, "transcribe", channels=True)
+    said = [("A", "yes", 0.0, 1.0), ("B", "who", 0.2, 0.4), ("A", "and", 1.0, 1.2), ("B", "are you?", 0.5, 1.5)]
+    timed = sorted((Word(text, start, end, name) for name, text, start, end in said), key=lambda word: word.start)
+    pieces = [WHOLE._replace(text=" yes and"), WHOLE._replace(text=" who are you?")]
+    content = json.loads(written(form, pieces, STREAM, 2.0, USAGE, timed)[1])
+    assert content["text"] == "yes and who are you?"
+    assert [(each["speaker"], each["word"]) for each in content["words"]] == [
+        ("A", "yes"), ("B", "who"), ("B", "are you?"), ("A", "and")
+    ]  # fmt: skip
+    assert [(each["speaker"], each["text"], each["start"]) for each in content["segments"]] == [
+        ("A", "yes and", 0.0), ("B", "who are you?", 0.2)
+    ]  # fmt: skip
+    assert written(form._replace(name="text"), pieces, STREAM, 2.0, USAGE, timed)[1] == "A: yes and\nB: who are you?\n"
+    assert "A: yes and\n\n2\n" in written(form._replace(name="srt"), pieces, STREAM, 2.0, USAGE, timed)[1]

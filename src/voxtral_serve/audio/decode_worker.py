@@ -25,10 +25,12 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38  # <linux/prctl.h>
 
 
 class Order(TypedDict):
-    """What to decode: a file of `size` bytes, to `rate` Hz. The other fields are those of Bounds."""
+    """What to decode: a file of `size` bytes, to `rate` Hz; the mean of its channels, or one of them. The other fields
+    are those of Bounds."""
 
     size: int
     rate: int
+    channel: int | None
     seconds: tuple[int, int]
     because: str
     most_bytes: int
@@ -103,7 +105,7 @@ def _answered(order: Order, orders: BinaryIO, answers: BinaryIO, memory: int) ->
     try:
         data = orders.read(order["size"])
         bounds = Bounds(Fraction(*order["seconds"]), order["because"], order["most_bytes"])
-        samples = [block.data.cast("B") for block in blocks(data, bounds, order["rate"])]
+        samples = [block.data.cast("B") for block in blocks(data, bounds, order["rate"], order["channel"])]
         answer = {"samples": sum(map(len, samples)) // 4}
     except (AudioError, MemoryError) as error:
         answer = _failure(error, memory)

@@ -103,7 +103,7 @@ class Server:
         if speakers is not None and "diarize" in answer.ignored:
             raise IgnoredError("200, but without speakers: this server does not label them")
         if DELAY in answer.ignored:
-            raise IgnoredError("200, but with the server's delay: it has one for all files")
+            raise IgnoredError("200, but with the server's delay: its config has no upload_delay_ms")
         if whole:
             if answer.kind.startswith("application/json"):
                 raise RequestError(f"200, but JSON instead of {form}: {_start(answer)}")

@@ -23,6 +23,7 @@ from voxtral_serve.transcript.formats import (
     PieceTranscript,
     TimeError,
     diarized,
+    merged_text,
     mistrals_segments,
     timed_words,
     verbose,
@@ -76,6 +77,8 @@ async def answered(
         if form.speakers:
             await answer.label(labels)
             timing.end("speakers")
+        if form.channels:
+            answer.merge_channels()
         # Whisper has been told the language, or has said it; a translation is English, whatever was spoken.
         spoken = language if stream is None else None
         answer.take_language(spoken if spoken or task == "translate" else await answer.recognised())
@@ -179,6 +182,22 @@ class Answer:
         pairs = zip(words, map(self.form.speaker, found), strict=True)
         self._words = [word._replace(speaker=speaker) for word, speaker in pairs]
 
+    def merge_channels(self) -> None:
+        """Merge the words of channels by time, when their texts are complete. Raises RefusedError as `label`."""
+        assert self.stream is not None  # fields.read has refused a model without word times
+        pieces: dict[int, list[PieceTranscript]] = {}
+        for (channel, _), piece in zip(self.audio.channels, self._pieces(), strict=False):
+            pieces.setdefault(channel, []).append(piece)
+        try:
+            words = [
+                word._replace(speaker=f"channel-{channel + 1}")
+                for channel, own in pieces.items()
+                for word in timed_words(own, self.stream)
+            ]
+        except TimeError as error:
+            raise self._no_times(error) from error
+        self._words = sorted(words, key=lambda word: word.start)
+
     async def recognised(self) -> str | None:
         """The code of the text's language; None if it is not clear, or nothing of the answer tells it."""
         request = self.request
@@ -211,7 +230,7 @@ class Answer:
         try:
             if self.form.name == "json":
                 # The model's text begins with a blank, as its first word does; OpenAI's does not.
-                text = self.form.separator.join(filter(None, (text.strip() for text in self._texts)))
+                text = merged_text(self.form, self._pieces(), self._words)
                 content = self._json(text, self._duration())
                 return b"application/json", json.dumps(content, ensure_ascii=False).encode()
             kind, text = written(*self._timed())

@@ -64,9 +64,18 @@ class Decoders:
         return cls(count, BASE_BYTES + 2 * (rules.file_bytes + rules.bounds.bytes_at(rules.rate)))
 
     async def decode(
-        self, data: bytes | memoryview, bounds: Bounds, rate: int, param: str, held: Reservation, *, last: bool = True
+        self,
+        data: bytes | memoryview,
+        bounds: Bounds,
+        rate: int,
+        param: str,
+        held: Reservation,
+        *,
+        last: bool = True,
+        channel: int | None = None,
     ) -> Clip:
-        """The samples of an audio file at `rate` Hz, for which `held` has room afterwards.
+        """The samples of an audio file at `rate` Hz, for which `held` has room afterwards: the mean of its channels, or
+        those of one, from 0.
 
         `param` is the request's field that has the file. `last` says that nothing else of the request's body is needed:
         its bytes are then given back, and `data`, if it is a memoryview, is released.
@@ -74,10 +83,10 @@ class Decoders:
         Raises RefusedError if the file is no audio, is longer than `bounds`, or ends its decoder; if no decoder is free
         for FREE_S; and if there is no room for the samples. If it is cancelled, the process is killed.
         """
-        samples = await self._attempt(data, bounds, rate, param, held)
+        samples = await self._attempt(data, bounds, rate, channel, param, held)
         if isinstance(samples, int):
             await held.add_clip(4 * samples)
-            samples = await self._attempt(data, bounds, rate, param, held, samples)
+            samples = await self._attempt(data, bounds, rate, channel, param, held, samples)
             assert not isinstance(samples, int)
         if last:
             if isinstance(data, memoryview):
@@ -86,7 +95,14 @@ class Decoders:
         return Clip(samples, rate)
 
     async def _attempt(
-        self, data: bytes | memoryview, bounds: Bounds, rate: int, param: str, held: Reservation, room: int = 0
+        self,
+        data: bytes | memoryview,
+        bounds: Bounds,
+        rate: int,
+        channel: int | None,
+        param: str,
+        held: Reservation,
+        room: int = 0,
     ) -> np.ndarray | int:
         """The samples of a file; their number if `held` has no room for them, which is for `room` samples."""
         try:
@@ -98,7 +114,7 @@ class Decoders:
         try:
             worker = await self._worker()
             try:
-                return await self._decoded(worker, data, bounds, rate, held, room)
+                return await self._decoded(worker, data, bounds, rate, channel, held, room)
             except AudioError as error:
                 raise RefusedError(400, f"{param}: {error}", error.code, param) from error
             finally:
@@ -131,13 +147,20 @@ class Decoders:
         return worker
 
     async def _decoded(
-        self, worker: "Worker", data: bytes | memoryview, bounds: Bounds, rate: int, held: Reservation, room: int
+        self,
+        worker: "Worker",
+        data: bytes | memoryview,
+        bounds: Bounds,
+        rate: int,
+        channel: int | None,
+        held: Reservation,
+        room: int,
     ) -> np.ndarray | int:
         worker.ready = False
         deadline_s = DEADLINE_S + math.ceil(bounds.seconds / SPEED)
         try:
             async with asyncio.timeout(deadline_s):
-                await worker.send(data, bounds, rate)
+                await worker.send(data, bounds, rate, channel)
                 count = await worker.count(4 * room if room else bounds.bytes_at(rate))
                 if room or held.add_clip_now(4 * count):
                     return await worker.samples(count)
@@ -196,11 +219,12 @@ class Worker(OrderProcess):
         """A new process that is ready. Raises RuntimeError if it cannot start."""
         return await cls.begin("a decoder", START, (str(memory),), ENVIRONMENT, START_S)
 
-    async def send(self, data: bytes | memoryview, bounds: Bounds, rate: int) -> None:
+    async def send(self, data: bytes | memoryview, bounds: Bounds, rate: int, channel: int | None) -> None:
         """Send a file. Raises ConnectionError if the process has ended."""
         order: Order = {
             "size": len(data),
             "rate": rate,
+            "channel": channel,
             "seconds": bounds.seconds.as_integer_ratio(),
             "because": bounds.because,
             "most_bytes": bounds.most_bytes,

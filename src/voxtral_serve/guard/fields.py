@@ -31,6 +31,7 @@ MISTRALS_CLIPS_FIELD = "speaker_references"
 DELAY = "target_streaming_delay_ms"  # Mistral's name
 LOGPROBS = "logprobs"  # of `include[]`
 DIARIZE = "diarize"
+SEPARATE = "separate"  # of `channels`
 OPTIONAL = "optional"
 DIARIZER = "gpt-4o-transcribe-diarize"  # the name of a model that asks for speakers, where the server has it
 
@@ -94,6 +95,9 @@ class UploadFields(Sampling):
     diarize: bool | Literal["optional"] | None = Field(
         None,
         description="labels speakers; `optional`: answers without labels, if there are none. `json` is Mistral's then",
+    )
+    channels: Literal["mixed", "separate"] = Field(
+        "mixed", description="`separate`: each channel by itself, merged by time; `channel-1` is then a `speaker`"
     )
     num_speakers: int | None = Field(None, ge=1, le=MOST, description="of the clip, if it is known")
     known_speaker_names: list[str] = Field(
@@ -188,11 +192,14 @@ def read(
         name = ascii(fields.model)[1:-1][:80]
         raise RefusedError(404, f"The model `{name}` does not exist", "model_not_found", "model")
     _check_together(fields, rules.timed)
-    asking = _asking(fields)
+    separate = fields.channels == SEPARATE
+    asking = None if separate else _asking(fields)
     speakers = asking is not None and _labels(asking, fields, rules)
     usual = () if fields.response_format == "json" else ("segment",)
     granularities = frozenset(fields.timestamp_granularities or usual)
-    form = AnswerFormat(fields.response_format, granularities, fields.language, task, speakers=speakers)
+    form = AnswerFormat(
+        fields.response_format, granularities, fields.language, task, speakers=speakers, channels=separate
+    )
     listed = LOGPROBS in fields.include and form.name == "json"
     logprobs = rules.timed and (listed or form.name == VERBOSE)
     without_effect = {
@@ -222,6 +229,19 @@ def read(
         _shape(fields, rules),
     )
     return request, file
+
+
+def _check_channels(fields: UploadFields, timed: bool) -> None:
+    """Raises RefusedError for what does not go together with `channels=separate`."""
+    problem = None
+    if not timed:
+        problem = "this model gives no word times, by which channels are merged"
+    elif fields.diarize:
+        problem = f"its speakers are the channels: leave out {DIARIZE}"
+    elif fields.stream:
+        problem = "it is not available with stream: texts are merged when all are complete"
+    if problem:
+        raise RefusedError(400, f"channels {SEPARATE}: {problem}", "invalid_value", "channels")
 
 
 def _asking(fields: UploadFields) -> str | None:
@@ -393,7 +413,9 @@ def _check_together(fields: UploadFields, timed: bool) -> None:
         problem = f"{GRANULARITIES_FIELD} needs response_format verbose_json, found {form}"
     if problem:
         raise RefusedError(400, problem, "invalid_value", GRANULARITIES_FIELD)
-    if form == DIARIZED and fields.diarize is False:
+    if fields.channels == SEPARATE:
+        _check_channels(fields, timed)
+    elif form == DIARIZED and fields.diarize is False:
         raise RefusedError(400, f"diarize is false, but response_format is {form}", "invalid_value", DIARIZE)
     if fields.stream and form in SUBTITLES:
         raise RefusedError(

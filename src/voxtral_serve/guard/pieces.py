@@ -1,5 +1,6 @@
 """The pieces of a clip that are sent to the model: those with speech, each as long as the model can take."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ class ClipPieces(NamedTuple):
     voiced  for each piece, the voiced frames of audio.level if words need times, else None
     silent  whether the clip has no speech: its one piece is not sent to the model
     speech  start and end in seconds of the stretches of speech, if speakers are labelled
+    channels  of each piece, if the channels of the clip are separate: from 0, with the channel's samples
     """
 
     clip: Clip
@@ -28,10 +30,25 @@ class ClipPieces(NamedTuple):
     voiced: tuple[np.ndarray | None, ...]
     silent: bool
     speech: tuple[tuple[float, float], ...] = ()
+    channels: tuple[tuple[int, Clip], ...] = ()
 
     def clip_of(self, number: int) -> Clip:
         """The samples of a piece."""
-        return _within(self.clip, self.pieces[number])
+        return _within(self.channels[number][1] if self.channels else self.clip, self.pieces[number])
+
+
+def joined(channels: Sequence[ClipPieces]) -> ClipPieces:
+    """The pieces of a clip whose channels are separate, from those of each channel."""
+    voices = [(number, each) for number, each in enumerate(channels) if not each.silent]
+    if not voices:
+        return channels[0]
+    return ClipPieces(
+        channels[0].clip,
+        tuple(piece for _, each in voices for piece in each.pieces),
+        tuple(voiced for _, each in voices for voiced in each.voiced),
+        silent=False,
+        channels=tuple((number, each.clip) for number, each in voices for _ in each.pieces),
+    )
 
 
 def split(

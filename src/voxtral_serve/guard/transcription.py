@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from voxtral_serve.audio.decode import Clip
+from voxtral_serve.audio.decode import NO_CHANNEL, SEPARATE, Clip
 from voxtral_serve.guard import asgi, chat, fields, form, page, pieces
 from voxtral_serve.guard.answer import answered, naming, unlabelled
 from voxtral_serve.guard.asgi import Message, Receive, Send
@@ -230,17 +230,21 @@ class TranscriptionRequest(Request):
         async with contextlib.AsyncExitStack() as work:
             labels = self._place_for_labels(request, facts, work)
             voices = [] if labels is not None else await self._known_voices(known, facts, held)
-            clip = await facts.decoders.decode(file, facts.rules.bounds, facts.rules.rate, "file", held)
+            clips = await self._clips(request, file, facts, held)
             self.timing.end("decode")
-            audio = await asyncio.get_running_loop().run_in_executor(
-                self.guard.threads,
-                pieces.split,
-                *(clip, request.form.with_times, facts.rules, facts.detector),
-                request.form.speakers and labels is None,
-                request.shape,
-            )
+            parts = [
+                await asyncio.get_running_loop().run_in_executor(
+                    self.guard.threads,
+                    pieces.split,
+                    *(clip, request.form.with_times, facts.rules, facts.detector),
+                    request.form.speakers and labels is None,
+                    request.shape,
+                )
+                for clip in clips
+            ]
+            audio, clip = pieces.joined(parts) if request.form.channels else parts[0], clips[0]
             self.timing.end("speech")
-            await self._accept(facts, clip.seconds, "upload")
+            await self._accept(facts, sum(each.seconds for each in clips), "upload")
             if request.form.speakers and labels is None and not audio.silent:
                 assert facts.labeller is not None  # as `rules.unlabelled` is None
                 labels = await work.enter_async_context(
@@ -249,6 +253,27 @@ class TranscriptionRequest(Request):
             return await answered(
                 facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing, labels
             )
+
+    async def _clips(
+        self, request: fields.TranscriptRequest, file: bytes | memoryview, facts: ServerFacts, held: Reservation
+    ) -> list[Clip]:
+        """The decoded file; each of its channels, if they are to be separate. Raises RefusedError."""
+        bounds, decode = facts.rules.bounds, functools.partial(facts.decoders.decode, file)
+        if not request.form.channels:
+            return [await decode(bounds, facts.rules.rate, "file", held)]
+        clips: list[Clip] = []
+        try:
+            for channel in range(SEPARATE):
+                longest = bounds.seconds / (channel + 1)
+                within = bounds._replace(seconds=longest, because=f"{bounds.because}, of all channels together")
+                clips.append(await decode(within, facts.rules.rate, "file", held, last=False, channel=channel))
+        except RefusedError as error:
+            if error.code != NO_CHANNEL:
+                raise
+        if isinstance(file, memoryview):
+            file.release()
+        held.drop_body()
+        return clips
 
     async def _known_voices(
         self, known: list[fields.KnownSpeaker], facts: ServerFacts, held: Reservation

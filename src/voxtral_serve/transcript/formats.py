@@ -31,6 +31,7 @@ class AnswerFormat(NamedTuple):
     task           "transcribe" or "translate"
     separator      between the texts of two pieces
     speakers       whether speakers are told apart
+    channels       whether each channel of the clip is a speaker
     """
 
     name: FormatName
@@ -39,11 +40,17 @@ class AnswerFormat(NamedTuple):
     task: str
     separator: str = " "
     speakers: bool = False
+    channels: bool = False
 
     @property
     def with_times(self) -> bool:
         """Whether words or segments need times."""
-        return self.speakers or self.name in WITH_TIMES or (self.name == "json" and bool(self.granularities))
+        return (
+            self.speakers
+            or self.channels
+            or self.name in WITH_TIMES
+            or (self.name == "json" and bool(self.granularities))
+        )
 
     def speaker(self, number: int | str) -> str:
         """The label of speaker `number`, from 0: as OpenAI's `diarized_json` has it, as Mistral's JSON, or as others.
@@ -91,11 +98,11 @@ def written(
     Raises TimeError.
     """
     if form.name == "text":
-        return "text/plain; charset=utf-8", (_text(form, pieces) if timed is None else _dialogue(timed)) + "\n"
+        return "text/plain; charset=utf-8", (_text(form, pieces) if timed is None else _dialogue(form, timed)) + "\n"
     if form.name in (VERBOSE, DIARIZED):
         content = (verbose if form.name == VERBOSE else diarized)(form, pieces, stream, seconds, usage, timed)
         return "application/json", json.dumps(content, ensure_ascii=False)
-    found = _timed(pieces, stream, timed)[1]
+    found = _timed(form, pieces, stream, timed)[1]
     return ("text/vtt; charset=utf-8", vtt(found)) if form.name == "vtt" else ("application/x-subrip", srt(found))
 
 
@@ -112,9 +119,9 @@ def verbose(
     `language` is a name, as OpenAI has it, or what the request has if that is no code of transcript.language. Segments
     have `avg_logprob` and words `probability`, as faster-whisper's, if the tokens have logprobs. Raises TimeError.
     """
-    timed, found = _timed(pieces, stream, timed)
+    timed, found = _timed(form, pieces, stream, timed)
     content: dict[str, Any] = {"task": form.task, "language": NAMES.get(form.language or "", form.language)}
-    content |= {"duration": round(seconds, 3), "text": _text(form, pieces)}
+    content |= {"duration": round(seconds, 3), "text": merged_text(form, pieces, timed)}
     if "word" in form.granularities:
         content["words"] = [
             {"word": w.text, **_times(w), **_known("probability", w.probability), **_speaker(w)} for w in timed
@@ -143,8 +150,9 @@ def diarized(
 
     Raises TimeError.
     """
-    found = _timed(pieces, stream, timed)[1]
-    content: dict[str, Any] = {"task": form.task, "duration": round(seconds, 3), "text": _text(form, pieces)}
+    timed, found = _timed(form, pieces, stream, timed)
+    content: dict[str, Any] = {"task": form.task, "duration": round(seconds, 3)}
+    content["text"] = merged_text(form, pieces, timed)
     content["segments"] = [
         {"type": "transcript.text.segment", "id": f"seg_{n:03}", **_times(s), "text": s.text, "speaker": s.speaker}
         for n, s in enumerate(found, 1)
@@ -160,7 +168,7 @@ def mistrals_segments(
 ) -> list[dict[str, Any]]:
     """`segments` of Mistral's transcription (https://docs.mistral.ai/api/endpoint/audio/transcriptions), from what
     `written` takes: one for each word, if the form has those. Raises TimeError."""
-    timed, found = _timed(pieces, stream, timed)
+    timed, found = _timed(form, pieces, stream, timed)
     each = timed if "word" in form.granularities else found
     return [{"type": "transcription_segment", "text": s.text, **_times(s), "speaker_id": s.speaker} for s in each]
 
@@ -177,10 +185,28 @@ def _speaker(each: Word | Segment) -> dict[str, str]:
     return {} if each.speaker is None else {"speaker": each.speaker}
 
 
-def _dialogue(timed: Sequence[Word]) -> str:
+def _dialogue(form: AnswerFormat, timed: Sequence[Word]) -> str:
     """A line for each turn of a speaker."""
-    turns = itertools.groupby(timed, lambda word: word.speaker)
-    return "\n".join(said(speaker, " ".join(word.text for word in words)) for speaker, words in turns)
+    parts: Sequence[Word | Segment] = _segments(form, timed) if form.channels else timed
+    turns = itertools.groupby(parts, lambda part: part.speaker)
+    return "\n".join(said(speaker, " ".join(each.text for each in turn)) for speaker, turn in turns)
+
+
+def merged_text(form: AnswerFormat, pieces: Sequence[PieceTranscript], timed: Sequence[Word] | None) -> str:
+    """The text of the pieces, in their order; of channels, in the order in which it was spoken."""
+    if form.channels and timed is not None:
+        return " ".join(segment.text for segment in _segments(form, timed))
+    return _text(form, pieces)
+
+
+def _segments(form: AnswerFormat, timed: Sequence[Word]) -> list[Segment]:
+    """Those of each channel by itself, by their starts: channels may speak at the same time."""
+    if not form.channels:
+        return segments(timed)
+    own: dict[str | None, list[Word]] = {}
+    for word in timed:
+        own.setdefault(word.speaker, []).append(word)
+    return sorted((each for words in own.values() for each in segments(words)), key=lambda segment: segment.start)
 
 
 def _text(form: AnswerFormat, pieces: Sequence[PieceTranscript]) -> str:
@@ -188,11 +214,11 @@ def _text(form: AnswerFormat, pieces: Sequence[PieceTranscript]) -> str:
 
 
 def _timed(
-    pieces: Sequence[PieceTranscript], stream: TokenStream | None, timed: Sequence[Word] | None
+    form: AnswerFormat, pieces: Sequence[PieceTranscript], stream: TokenStream | None, timed: Sequence[Word] | None
 ) -> tuple[Sequence[Word], list[Segment]]:
     """(words, segments); no words of a model whose tokens have no times."""
     if timed is not None:
-        return timed, segments(timed)
+        return timed, _segments(form, timed)
     if stream is None:
         return [], [Segment(each.text.strip(), *each.piece.spoken) for each in pieces if each.text.strip()]
     timed = timed_words(pieces, stream)
