@@ -27,7 +27,7 @@ def encode(text: str) -> list[int]:
 
 
 def piece(token: int) -> bytes:
-    return (" " * (SPACED <= token) + LETTERS[(token - BARE) % len(LETTERS)]).encode()
+    return (" " * (token >= SPACED) + LETTERS[(token - BARE) % len(LETTERS)]).encode()
 
 
 TOKENS = PhraseTokens(encode, piece, PAD, WORD)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+import phrases
 import pytest
 from guarding import RATE, RULES, refusal
 from openai.types.audio import transcription_create_params as params
@@ -147,8 +148,8 @@ OPENAIS = {
     "name",
     [
         *sorted(OPENAIS - {*fields.UploadFields.model_fields, "file"}),
-        *("vllm_xargs", "hotwords", "to_language", "length_penalty", "max_tokens", "response_format2", "file2"),
-        *("context_bias", "structured_outputs", "mm_processor_kwargs", "priority"),
+        *("vllm_xargs", "to_language", "length_penalty", "max_tokens", "response_format2", "file2"),
+        *("structured_outputs", "mm_processor_kwargs", "priority"),
     ],
 )
 def test_what_has_no_effect_is_named(name: str) -> None:
@@ -285,7 +286,7 @@ def test_known_speakers_that_cannot_be_used(given: list[tuple[str, str]], param:
 
 def test_clips_of_known_speakers_have_a_limit_of_their_own() -> None:
     clip = data_url(bytes(REFERENCES_BYTES // 2))
-    with_clip = [("diarize", "true"), ANN, (CLIPS, clip), ("hotwords", "x" * (FIELDS_BYTES - 7))]
+    with_clip = [("diarize", "true"), ANN, (CLIPS, clip), ("to_language", "x" * (FIELDS_BYTES - 7))]
     assert len(read(*with_clip).known[0].audio) == REFERENCES_BYTES // 2
     for name in (CLIPS, CLIPS[:-2], MISTRALS):
         error = refused(*with_clip, (name, clip))
@@ -300,12 +301,12 @@ def test_strategies_of_chunking() -> None:
 
 
 def test_many_fields() -> None:
-    assert read(*(("context_bias[]", f"name {n}") for n in range(900))).ignored == ("context_bias",)
+    assert read(*(("biases[]", f"name {n}") for n in range(900))).ignored == ("biases",)
     ignored = read(("language", "en"), *((f"{n:064}", "x") for n in range(900))).ignored
     assert len(ignored) == NAMED and ignored[0] == "language"
     assert len(", ".join(ignored)) <= NAMED * 66
-    assert read(("hotwords", "x" * FIELDS_BYTES)).ignored == ("hotwords",)
-    error = refused(("hotwords", "x" * FIELDS_BYTES), ("a", "x"))
+    assert read(("to_language", "x" * FIELDS_BYTES)).ignored == ("to_language",)
+    error = refused(("to_language", "x" * FIELDS_BYTES), ("a", "x"))
     assert (error.status, error.code) == (413, "form_too_large")
 
 
@@ -332,3 +333,54 @@ def test_a_form_that_is_no_upload(form: Sequence[Part], words: str) -> None:
 
 def test_the_schema_is_json() -> None:
     assert json.loads(json.dumps(fields.UploadFields.model_json_schema()))["properties"]["include[]"]
+
+
+# Custom words, in the words of a toy tokenizer
+
+
+RULES_OF_PHRASES = RULES._replace(phrases=phrases.TOKENS)
+AB_C = phrases.TOKENS.table(["ab c", "b"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [("keywords", "ab c"), ("keywords", "b")],
+        [("keywords[]", "ab c"), ("keywords[]", "b"), ("keywords[]", "ab c")],
+        [("keywords[0]", " ab  c"), ("keywords[1]", "b")],
+        [("hotwords", "ab c,, b,")],
+        [("hotwords", "ab c\uff0cb\u3001")],
+        [("context_bias", "ab_c"), ("context_bias", "b")],
+        [("context_bias[]", "ab c"), ("context_bias[]", "b")],
+        [("context_bias", "ab_c,b")],
+        [("context_bias", "b"), ("keywords", "ab c")],
+    ],
+)
+def test_custom_words_of_three_apis(given: list[tuple[str, str]]) -> None:
+    request = read(*given, rules=RULES_OF_PHRASES)
+    assert (request.keywords, request.ignored) == (AB_C, ())
+    request = read(*given)
+    sent = {name.partition("[")[0] for name, _ in given}
+    assert (request.keywords, set(request.ignored)) == (None, sent)
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "words"),
+    [
+        ([("keywords", "a")] * 101, "keywords[]", "has 101 items: expected a list of at most 100"),
+        ([("context_bias", "a")] * 101, "context_bias", "has 101 items: expected a list of at most 100"),
+        ([("hotwords", "a," * 101)], "hotwords", "hotwords: more than 100 phrases"),
+        ([("context_bias", "a," * 60)] * 2, "context_bias", "context_bias: more than 100 phrases"),
+        ([("keywords", "a"), ("hotwords", "b," * 100)], "keywords", "more than 100 phrases"),
+        ([("keywords", "a" * 201)], "keywords[]", "has 201 characters: expected text of at most 200 characters"),
+        ([("hotwords", "a" * 201)], "hotwords", "has 201 characters: expected at most 200"),
+        ([("hotwords", "a" * 30_000)], "hotwords", "has 30,000 characters: expected text of at most 20,200"),
+        ([("keywords", "a" * 17)], "keywords", "'aaaaaaaaaaaaaaaaa' has 17 tokens: expected at most 16"),
+        ([("keywords", "a\0b")], "keywords", "'a\\x00b' has control characters"),
+        ([("keywords", "?!")], "keywords", "'?!' has no letter and no digit"),
+    ],
+)
+def test_custom_words_that_are_refused(given: list[tuple[str, str]], param: str, words: str) -> None:
+    error = refusal(fields.read, parts(*given), "transcribe", RULES_OF_PHRASES, MODELS.__contains__)
+    assert (error.status, error.code, error.param) == (400, "invalid_value", param)
+    assert words in str(error) and "expected" in str(error)

@@ -13,6 +13,7 @@ from places import ROOT
 MODEL_LIBRARIES = ("torch", "transformers", "vllm")
 NAMES = (
     "voxtral_serve.engine.clip_length",
+    "voxtral_serve.engine.keywords",
     "voxtral_serve.engine.names",
     "voxtral_serve.engine.session",
 )  # what a session is: shapes, names

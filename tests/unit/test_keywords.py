@@ -131,9 +131,7 @@ def test_with_drafts_the_rows_of_model_runner_v1_say_the_same(seed: int) -> None
     runner: Any = SimpleNamespace(requests={}, input_batch=SimpleNamespace())
     for number, table in enumerate(tables):
         sampling = SimpleNamespace(extra_args={KEYWORDS: table} if table else None)
-        runner.requests[str(number)] = SimpleNamespace(
-            sampling_params=sampling, num_prompt_tokens=len(phrases.PROMPT)
-        )
+        runner.requests[str(number)] = SimpleNamespace(sampling_params=sampling, num_prompt_tokens=len(phrases.PROMPT))
     processor = KeywordRows(runner)
 
     def boosted(requests: list[list[int]], drafts: list[list[int]], rows: list[phrases.Row]) -> np.ndarray:

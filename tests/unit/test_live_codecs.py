@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import phrases
 import pytest
 from livefakes import RATE, SHAPE, STREAM, context
 
@@ -414,6 +415,31 @@ def test_what_has_no_effect_is_no_error() -> None:
     assert codec.options == before
 
 
+def test_custom_words_are_those_of_the_next_turn() -> None:
+    preferring = context()._replace(phrases=phrases.TOKENS)
+    table = phrases.TOKENS.table(["ab c", "b"])
+    mistral, openai = MistralCodec(preferring, None), OpenAiCodec(preferring)
+    assert updated(mistral, begun=True, context_bias=["ab_c", "b"])["context_bias"] == ["ab_c", "b"]
+    updated(openai, begun=True, **transcription(keywords=["ab c", " b "]))
+    assert mistral.options.keywords == openai.options.keywords == table
+    assert "context_bias" in updated(mistral, begun=True, language="en")
+    assert "context_bias" not in updated(mistral, begun=True, context_bias=None)
+    updated(openai, begun=True, **transcription(keywords=None))
+    assert mistral.options.keywords is openai.options.keywords is None
+
+
+@pytest.mark.parametrize("entry", ["a" * 17, "a\0b", "...", "a," * 101], ids=ascii)
+def test_custom_words_that_are_refused_change_nothing(entry: str) -> None:
+    preferring = context()._replace(phrases=phrases.TOKENS)
+    mistral, openai = MistralCodec(preferring, None), OpenAiCodec(preferring)
+    before = mistral.options, openai.options
+    event = {"type": "session.update", "session": {"context_bias": ["a", entry]}}
+    assert "context_bias" in refused(mistral, json.dumps(event))["error"]["message"]
+    error = refused(openai, json.dumps(event | {"session": transcription(keywords=["a", entry])}))["error"]
+    assert error["param"].startswith(f"{OF_TRANSCRIPTION}.keywords") or error["param"] is None
+    assert (mistral.options, openai.options) == before
+
+
 @pytest.mark.parametrize(
     ("session", "named"),
     [
@@ -482,7 +508,7 @@ def test_mistrals_event_of_a_language_comes_once_and_when_it_changes() -> None:
     assert event == {"type": "transcription.language", "audio_language": "de"}
     assert segment["type"] == "transcription.segment"
     assert said(outputs.TurnSegment(first, SEGMENT, "de")) == []
-    assert said(outputs.TurnDone(first, [], SHAPE.prompt, "de")) == ["de"]  # of transcription.done
+    assert said(outputs.TurnDone(first, [], SHAPE.prompt, language="de")) == ["de"]  # of transcription.done
     assert said(outputs.TurnDone(turn(1, 2 * RATE, 3 * RATE), [], SHAPE.prompt, "fr")) == ["fr", "fr"]
     assert said(outputs.TurnDone(turn(2, 3 * RATE, 4 * RATE), [], SHAPE.prompt)) == [None]
 
@@ -499,7 +525,7 @@ def test_openais_languages_are_told_by_the_models_that_tell_them() -> None:
         assert codec.options.languages == (told is not None)
         ended = turn(end=RATE)
         encoded(codec, outputs.TurnCut(ended))
-        completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt, "de"))
+        completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt, language="de"))
         assert completed.get("languages") == told
     encoded(codec, outputs.TurnCut(ended))
     completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt))

@@ -18,6 +18,7 @@ from vllm.config import CUDAGraphMode
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from voxtral_serve import shims
+from voxtral_serve.engine import keywords
 from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
 from voxtral_serve.engine.draft_stream import DraftTokens
 from voxtral_serve.engine.live_audio import LivePart, step_of
@@ -176,6 +177,10 @@ def add_audio_rows(runner: Any) -> None:
     on GPUs (`Worker._make_model_runner`), needs an override of that method only.
     """
     runner.__class__ = with_audio_rows(type(runner))
+    if keywords.usable(runner.vllm_config):
+        from voxtral_serve.engine.keyword_rows import KeywordRows
+
+        KeywordRows.attach(runner)
 
 
 # Method -> its first argument, and a word that its source must have

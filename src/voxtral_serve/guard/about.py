@@ -33,6 +33,7 @@ def about(
             "word_times": rules.timed,
             "speakers": rules.unlabelled is None,
             "live": live_sessions is not None,
+            "keywords": rules.phrases is not None,
             **abilities(rules),
         },
         "limits": {

@@ -5,6 +5,7 @@ Every other field has no effect, and the answer names it. docs/pages/speech-api.
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -12,6 +13,8 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from voxtral_serve.engine.keywords import LONGEST_TEXT, KeywordError, table
+from voxtral_serve.engine.keywords import MOST as MOST_PHRASES
 from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.errors import RefusedError, refusing, too_large
 from voxtral_serve.guard.form import ELSEWHERE, Part, elsewhere
@@ -29,6 +32,8 @@ GRANULARITIES_FIELD = "timestamp_granularities[]"
 NAMES_FIELD, CLIPS_FIELD = "known_speaker_names[]", "known_speaker_references[]"
 MISTRALS_CLIPS_FIELD = "speaker_references"
 DELAY = "target_streaming_delay_ms"  # Mistral's name
+KEYWORDS, HOTWORDS, CONTEXT_BIAS = "keywords", "hotwords", "context_bias"  # OpenAI's, vLLM's and Mistral's names
+LISTED_TEXT = MOST_PHRASES * (LONGEST_TEXT + 2)  # characters of phrases in one text, with commas between them
 LOGPROBS = "logprobs"  # of `include[]`
 DIARIZE = "diarize"
 SEPARATE = "separate"  # of `channels`
@@ -90,6 +95,16 @@ class UploadFields(Sampling):
         multiple_of=80,
         description="of the text behind the audio: a longer one has fewer errors and takes longer",
     )
+    keywords: list[Annotated[str, Field(max_length=LONGEST_TEXT)]] = Field(
+        [],
+        alias="keywords[]",
+        max_length=MOST_PHRASES,
+        description="words or phrases that are preferred where the audio allows it, at most 100 of 16 tokens each",
+    )
+    hotwords: str = Field("", max_length=LISTED_TEXT, description="vLLM's: the same in one text, with commas between")
+    context_bias: list[Annotated[str, Field(max_length=LISTED_TEXT)]] = Field(
+        [], max_length=MOST_PHRASES, description="Mistral's: the same; `_` stands for a blank, and commas separate"
+    )
     chunking_strategy: str = Field("auto", max_length=1024, description="`auto`; others have no effect")
     n: Literal["1"] = Field("1", description="number of transcripts")
     diarize: bool | Literal["optional"] | None = Field(
@@ -120,6 +135,8 @@ LISTS = {
     "timestamp_granularities": GRANULARITIES_FIELD,
     "known_speaker_names": NAMES_FIELD,
     "known_speaker_references": CLIPS_FIELD,
+    KEYWORDS: "keywords[]",
+    CONTEXT_BIAS: CONTEXT_BIAS,
 }
 KNOWN = frozenset(UploadFields.model_fields) - frozenset(LISTS)
 OF_SPEAKERS = ("num_speakers", "known_speaker_names", "known_speaker_references", MISTRALS_CLIPS_FIELD)
@@ -151,6 +168,7 @@ class TranscriptRequest(NamedTuple):
     known     speakers who get their names
     mistral   whether the answer is as Mistral's: `json` for a form with `diarize`, which Mistral's clients always send
     shape     token positions for a delay that is not the checkpoint's; None for that
+    keywords  the engine's table of custom words; None without any
     """
 
     form: AnswerFormat
@@ -166,6 +184,7 @@ class TranscriptRequest(NamedTuple):
     known: tuple[KnownSpeaker, ...] = ()
     mistral: bool = False
     shape: SessionShape | None = None
+    keywords: bytes | None = None
 
     @property
     def tells_languages(self) -> bool:
@@ -207,6 +226,7 @@ def read(
         "prompt": bool(fields.prompt) and "prompt" not in rules.can,
         "chunking_strategy": fields.chunking_strategy != "auto",  # long clips are always cut, as with "auto"
         DELAY: fields.target_streaming_delay_ms is not None and rules.shape is None,
+        **{name: bool(getattr(fields, name)) and rules.phrases is None for name in (KEYWORDS, HOTWORDS, CONTEXT_BIAS)},
         LOGPROBS: LOGPROBS in fields.include and not (listed and rules.timed),
         "include": bool(set(fields.include) - {LOGPROBS}),
         DIARIZE: asking is not None and not speakers,
@@ -227,6 +247,7 @@ def read(
         tuple(_known(fields)) if speakers else (),
         fields.response_format == "json" and fields.diarize is not None,
         _shape(fields, rules),
+        _keywords(fields, rules),
     )
     return request, file
 
@@ -271,6 +292,29 @@ def _shape(fields: UploadFields, rules: Rules) -> SessionShape | None:
         if rules.longest_s(shape) <= 0:
             raise ValueError(f"a delay of {shape.delay_ms} ms: this server's clips have no room for its padding")
     return None if shape == rules.shape else shape
+
+
+def _keywords(fields: UploadFields, rules: Rules) -> bytes | None:
+    """The table of the custom words in all three fields. Raises RefusedError."""
+    phrases = {
+        KEYWORDS: fields.keywords,
+        HOTWORDS: separated(fields.hotwords),
+        CONTEXT_BIAS: [phrase for entry in fields.context_bias for phrase in bias_phrases(entry)],
+    }
+    if rules.phrases is None or not any(phrases.values()):
+        return None
+    with refusing(KeywordError, next(name for name, given in phrases.items() if given)):
+        return table(rules.phrases, tuple(phrase for given in phrases.values() for phrase in given))
+
+
+def separated(text: str) -> list[str]:
+    """The phrases in a text with commas between them."""
+    return [phrase.strip() for phrase in re.split("[,\uff0c\u3001\n]", text) if phrase.strip()]
+
+
+def bias_phrases(entry: str) -> list[str]:
+    """The phrases in an entry of Mistral's `context_bias`, which earlier versions of its API have without blanks."""
+    return [phrase if " " in phrase else phrase.replace("_", " ") for phrase in separated(entry)]
 
 
 def _known(fields: UploadFields) -> Iterator[KnownSpeaker]:

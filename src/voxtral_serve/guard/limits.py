@@ -27,6 +27,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from voxtral_serve.audio.decode import Bounds
+from voxtral_serve.engine.keywords import PhraseTokens
 from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.units import MIB
 
@@ -166,6 +167,7 @@ class Rules(NamedTuple):
     unlabelled   why speakers cannot be labelled; None if they can
     shape        token positions of an upload with the checkpoint's delay; None if no other delay is possible
     delay_ms     of uploads that name none; None is the checkpoint's
+    phrases      how to write custom words; None if the model cannot prefer them
     """
 
     file_bytes: int
@@ -179,6 +181,7 @@ class Rules(NamedTuple):
     unlabelled: str | None = None
     shape: SessionShape | None = None
     delay_ms: int | None = None
+    phrases: PhraseTokens | None = None
 
     def longest_s(self, shape: SessionShape | None) -> Fraction:
         """`piece_s` for an upload of another shape than the checkpoint's; at most 0 if its padding has no room."""

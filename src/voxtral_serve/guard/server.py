@@ -14,6 +14,7 @@ from voxtral_serve import keys, logs, shims
 from voxtral_serve.audio.decode import Bounds
 from voxtral_serve.audio.speech import Detector
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
+from voxtral_serve.engine.keywords import PhraseTokens, usable
 from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
 from voxtral_serve.engine.session import OPTION, UPLOAD_DELAY, SessionShape, has_delays
 from voxtral_serve.guard import access
@@ -161,12 +162,12 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
     in_flight = -(-all_in_flight // processes)
     rules = Rules(
         *(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can),
-        *(unlabelled(realtime), *_delays(engine)),
+        *(unlabelled(realtime), *_delays(engine), _phrases(engine)),
     )
     detector = Detector()
     labeller = Labeller.of_environment(in_flight) if rules.unlabelled is None else None
     language.check()
-    sessions = _sessions(state, detector, labeller, rules.unlabelled)
+    sessions = _sessions(state, detector, labeller, rules)
     names = [each.name for each in state.openai_serving_models.base_model_paths]
     return ServerFacts(
         rules=rules,
@@ -202,7 +203,14 @@ def _delays(engine: Any) -> tuple[SessionShape | None, int | None]:
     return shape, options.get(UPLOAD_DELAY)
 
 
-def _sessions(state: Any, detector: Detector, labeller: Labeller | None, unlabelled: str | None) -> LiveService | None:
+def _phrases(engine: Any) -> PhraseTokens | None:
+    """`phrases` of Rules."""
+    if engine.vllm_config.model_config.architecture != ENCODE_ONCE or not usable(engine.vllm_config):
+        return None
+    return PhraseTokens.of_tokenizer(engine.input_processor.tokenizer)
+
+
+def _sessions(state: Any, detector: Detector, labeller: Labeller | None, rules: Rules) -> LiveService | None:
     engine = state.engine_client
     config = engine.vllm_config
     if config.model_config.architecture != ENCODE_ONCE or not _options(config).get(OPTION):
@@ -221,7 +229,8 @@ def _sessions(state: Any, detector: Detector, labeller: Labeller | None, unlabel
         LIMITS.live_session_s,
         most_sockets(_options(config)[OPTION]),
         labeller,
-        unlabelled,
+        rules.unlabelled,
+        rules.phrases,
     )
     service.voices.prepare()
     return service

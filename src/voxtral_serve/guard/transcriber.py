@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from voxtral_serve.audio.level import raised
+from voxtral_serve.engine.keywords import KEYWORDS
 from voxtral_serve.engine.session import DELAY
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
@@ -217,6 +218,7 @@ class Transcriber:
                 values[name] = speech.defaults.get(name, value)
         # vLLM's own default is 16 tokens.
         context = self.client.vllm_config.model_config.max_model_len
+        extra = {DELAY: request.shape and request.shape.delay, KEYWORDS: request.keywords}
         most = (context, given.max_completion_tokens, speech.defaults.get("max_tokens"))
         return SamplingParams(
             temperature=given.temperature or 0.0,
@@ -226,7 +228,7 @@ class Transcriber:
             max_tokens=min(number for number in most if number is not None),
             logprobs=0 if request.logprobs else None,  # 0: only that of the sampled token
             flat_logprobs=True,  # lists of numbers instead of an object for each token
-            extra_args=None if request.shape is None else {DELAY: request.shape.delay},
+            extra_args={name: value for name, value in extra.items() if value is not None} or None,
             output_kind=RequestOutputKind.DELTA if request.streamed else RequestOutputKind.FINAL_ONLY,
             **values,
         )

@@ -1,6 +1,6 @@
 """What events of a client ask for: a codec makes commands of them, and the socket and its conversation run these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from voxtral_serve.audio.stream import StreamFormat
 from voxtral_serve.guard.live.endings import Ending
@@ -18,6 +18,7 @@ class Options:
     rule       by which turns are found; None if none are
     speakers   whether speakers are labelled at the session's end, from the first audio on
     languages  whether the language of a turn's text is told
+    keywords   the engine's table of custom words, from the next turn on; None without any
     """
 
     form: StreamFormat
@@ -26,6 +27,7 @@ class Options:
     rule: Rule | None = None
     speakers: bool = False
     languages: bool = False
+    keywords: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ class Turns(Conversation):
             await self._hear(self._decoder.flush())
             self._decoder = StreamDecoder(options.form, self.rate_hz)
         if self._audio is not None:
-            self._audio.session.logprobs = options.logprobs
+            self._audio.session.logprobs, self._audio.session.keywords = options.logprobs, options.keywords
             if find:
                 self._find(self._audio)
 
@@ -289,7 +289,7 @@ class Turns(Conversation):
 
     async def _begin(self) -> bool:
         session = self.session = self.service.session(self.failed, delay_ms=self.options.delay_ms)
-        session.logprobs = self.options.logprobs
+        session.logprobs, session.keywords = self.options.logprobs, self.options.keywords
         if not await self.begin(session):
             return False
         if self.options.speakers:

@@ -3,8 +3,8 @@
 input_audio.append has the audio. input_audio.flush has the text of the audio so far come at once, with its segments and
 transcription.done; input_audio.end does so, too, and ends the connection. An `error` has a message and the number of an
 HTTP status. transcription.language comes once the text's language is clear, and when it changes. With `diarize`, the
-segments come at the session's end, each with its `speaker_id`, and are those of all texts. `speaker_references`,
-`context_bias` and `language` have no effect: session.updated says so.
+segments come at the session's end, each with its `speaker_id`, and are those of all texts. `speaker_references` and
+`language` have no effect: session.updated says so, and whether `context_bias` has one.
 """
 
 from dataclasses import replace
@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from voxtral_serve.audio.stream import RATES_HZ, StreamFormat
+from voxtral_serve.engine.keywords import KeywordError
+from voxtral_serve.guard.fields import bias_phrases
 from voxtral_serve.guard.live import commands, outputs
 from voxtral_serve.guard.live.codec import Codec, CodecContext, Command, appended, written
 from voxtral_serve.guard.live.endings import IDLE, NORMAL, POLICY, REFUSED, Ending
@@ -38,6 +40,7 @@ STATUSES = {  # by code of an ending; the others are BAD_REQUEST
 }
 # Paths of settings
 FORMAT, DELAY, DIARIZE = "session.audio_format", "session.target_streaming_delay_ms", "session.diarize"
+CONTEXT_BIAS = "session.context_bias"
 Probability = Annotated[float, Field(ge=0, le=1)]
 Time = Annotated[int, Field(ge=0, le=60_000)]  # ms
 
@@ -70,7 +73,7 @@ class TurnDetection(Settings):
 
 
 class Update(Settings):
-    """The `session` of an update. The last three are without effect."""
+    """The `session` of an update. `language` and `speaker_references` are without effect."""
 
     audio_format: AudioFormat | None = None
     target_streaming_delay_ms: Time | None = None
@@ -92,6 +95,7 @@ class MistralCodec(Codec):
         self.options = commands.Options(StreamFormat("pcm_s16le", context.rate_hz), languages=True)
         self._turn_detection: TurnDetection | None = None
         self._has_ended = False
+        self._context_bias: list[str] = []  # that has an effect
         self._segments: list[dict[str, Any]] = []  # of the text that goes on, as they were sent
         self._language: str | None = None  # that was said last
 
@@ -152,6 +156,8 @@ class MistralCodec(Codec):
             options = replace(options, rule=rule)
         if update.diarize is not None:
             options = replace(options, speakers=self._speakers(update.diarize, begun))
+        if "context_bias" in update.model_fields_set:
+            options = replace(options, keywords=self._keywords(update.context_bias or []))
         self.options = options
         return [
             commands.Configure(options, find),
@@ -185,6 +191,14 @@ class MistralCodec(Codec):
             raise EventError(f"{DIARIZE} cannot change once there is audio", "invalid_value", DIARIZE)
         return diarize
 
+    def _keywords(self, context_bias: list[str]) -> bytes | None:
+        try:
+            table = self.context.keywords(phrase for entry in context_bias for phrase in bias_phrases(entry))
+        except KeywordError as error:
+            raise EventError(f"{CONTEXT_BIAS}: {error}", "invalid_value", CONTEXT_BIAS) from None
+        self._context_bias = [] if table is None else context_bias
+        return table
+
     def _described(self) -> dict[str, Any]:
         form = self.options.form
         return {
@@ -193,6 +207,7 @@ class MistralCodec(Codec):
             "audio_format": {"encoding": form.encoding, "sample_rate": form.rate},
             "target_streaming_delay_ms": self.options.delay_ms or self.context.delay_ms,
             "diarize": self.options.speakers,
+            **({"context_bias": self._context_bias} if self._context_bias else {}),
             "turn_detection": self._turn_detection and self._turn_detection.model_dump(),
         }
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.speech import Detector
+from voxtral_serve.engine.keywords import PhraseTokens
 from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.labeller import Labeller
@@ -106,14 +107,16 @@ class LiveService:
         most: int = LEAST_SOCKETS,
         labeller: Labeller | None = None,
         unlabelled: str | None = None,
+        phrases: PhraseTokens | None = None,
     ) -> None:
         """`serves` says whether a model of this name is served, `model` is the first such name, and `stream` says how
         to read the model's tokens. The times are VOXTRAL_SERVE_LIVE_*; `session_s` is None for no such limit. `most`
-        bounds the sockets. `labeller` is of speakers; None for the reason `unlabelled`."""
+        bounds the sockets. `labeller` is of speakers; None for the reason `unlabelled`. `phrases` is that of
+        CodecContext."""
         self.model, self.stream = model, stream
         self.voices = VoicePool()
         self.kept = None if labeller is None else KeptAudio(labeller, detector)
-        self._unlabelled = unlabelled
+        self._unlabelled, self._phrases = unlabelled, phrases
         self.link, self.detector, self.serves = EngineLink(engine, shape), detector, serves
         self._points: dict[SessionShape, CutPoints] = {}
         self._points_of(shape)  # raises ContextError now, not in the first session
@@ -134,7 +137,8 @@ class LiveService:
         """What the codec of a connection knows."""
         shape = self.link.shape
         delays = shape.delay_ms, self.check_delay
-        return CodecContext(id, expires_at, self.model, self.serves, *delays, shape.rate_hz, self._unlabelled)
+        abilities = self._unlabelled, self._phrases
+        return CodecContext(id, expires_at, self.model, self.serves, *delays, shape.rate_hz, *abilities)
 
     def session(self, failed: Callable[[str], None], *, delay_ms: int | None = None) -> LiveSession:
         """
