@@ -136,6 +136,7 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
     live = "print words as they arrive, from the microphone or from one file; Ctrl-C ends the audio"
     add("--live", action="store_true", help=live)
     _add_delay(command)
+    _add_keywords(command)
     return command
 
 
@@ -173,6 +174,7 @@ def _transcribe(call: Call) -> int:
                 again=given.again,
                 model=given.model,
                 delay_ms=given.delay,
+                keywords=tuple(given.keyword),
             )
         )
     return transcribe.run(
@@ -186,6 +188,7 @@ def _transcribe(call: Call) -> int:
             language=given.language,
             speakers=given.speakers,
             delay_ms=given.delay,
+            keywords=tuple(given.keyword),
             in_flight=given.jobs,
         )
     )
@@ -194,6 +197,11 @@ def _transcribe(call: Call) -> int:
 def _add_delay(command: argparse.ArgumentParser) -> None:
     what = "of the text behind the speech: %(choices)s ms; a longer one has fewer errors (default: the server's)"
     command.add_argument("--delay", type=int, choices=DELAYS_MS, metavar="MS", help=what)
+
+
+def _add_keywords(command: argparse.ArgumentParser) -> None:
+    what = "word or phrase to prefer where the audio allows it, such as a name; repeatable, at most 100"
+    command.add_argument("--keyword", action="append", default=[], metavar="PHRASE", help=what)
 
 
 def _add_speakers(command: argparse.ArgumentParser) -> None:
@@ -234,6 +242,7 @@ def _add_batch(commands: Any) -> argparse.ArgumentParser:
     add("--language", metavar="CODE", help="such as en, for models that take a language")
     _add_speakers(command)
     _add_delay(command)
+    _add_keywords(command)
     in_flight = "requests in flight at each server (default: the config's max_num_seqs, or 16; 4 with --speakers)"
     add("--in-flight", type=int, metavar="N", help=in_flight)
     rows = "rows of a file of results, which are done together (default: 16 to 1024, by the manifest's length)"
@@ -274,6 +283,7 @@ def _batch(call: Call) -> int:
             language=given.language,
             speakers=given.speakers,
             delay_ms=given.delay,
+            keywords=tuple(given.keyword),
             in_flight=given.in_flight,
             rows_per_file=given.rows_per_file,
             subtitles=subtitles,

@@ -107,7 +107,7 @@ def job(tmp_path: Path, **fields: Any) -> BatchJob:
     values: dict[str, Any] = {
         **{"manifest": "m.jsonl", "out": str(tmp_path / "out"), "urls": (), "config": None, "directory": tmp_path},
         **{"engines": None, "arguments": (), "model": None, "language": None, "in_flight": 4, "rows_per_file": None},
-        **{"speakers": None, "delay_ms": None},
+        **{"speakers": None, "delay_ms": None, "keywords": ()},
         **{"subtitles": (), "patience_s": 0.0, "address": None},
     }
     return BatchJob(**values | fields)
@@ -141,9 +141,10 @@ def test_the_record_has_the_model_and_what_changes_texts(tmp_path: Path) -> None
             record.of_engines(job(tmp_path, speakers=0), config),
             record.of_engines(job(tmp_path, speakers=2), config),
             record.of_engines(job(tmp_path, delay_ms=2400), config),
+            record.of_engines(job(tmp_path, keywords=("Hazel",)), config),
         )
     ]
-    assert hashes[0] == hashes[1] and len({*hashes}) == 6
+    assert hashes[0] == hashes[1] and len({*hashes}) == 7
     (tmp_path / "params.json").write_text("[]")
     assert record.config_hash(record.of_engines(job(tmp_path), config)) not in hashes
 
@@ -215,7 +216,7 @@ def work(tmp_path: Path, *urls: str, **fields: Any) -> worker.Worker:
     values: dict[str, Any] = {
         **{"config": None, "directory": tmp_path, "arguments": (), "urls": urls, "key": None, "model": None},
         **{"language": None, "in_flight": 4, "subtitles": (), "patience_s": 0.0, "out": str(tmp_path / "out")},
-        **{"config_hash": "cafe", "speakers": None, "delay_ms": None},
+        **{"config_hash": "cafe", "speakers": None, "delay_ms": None, "keywords": ()},
     }
     return worker.Worker(worker.WorkPlan(**values | fields), FakeTally())
 
@@ -308,6 +309,16 @@ def test_a_delay_is_sent_and_a_server_that_has_one_for_all_stops_the_job(tmp_pat
         server.default = ignored
         with pytest.raises(JobError, match="200, but with the server's delay"):
             work(tmp_path, server.url, model="m", delay_ms=2400).row(given(tmp_path / "a.wav"))
+
+
+def test_keywords_are_sent_and_a_server_that_prefers_none_stops_the_job(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"0")
+    with FakeServer(default=GOOD) as server:
+        work(tmp_path, server.url, model="m", keywords=("Hazel",)).row(given(tmp_path / "a.wav"))
+        assert {each.fields["keywords[]"] for each in server.received} == {"Hazel"}
+        server.default = Answer(body=GOOD.body, headers=(("x-voxtral-ignored", "keywords"),))
+        with pytest.raises(JobError, match="200, but without keywords"):
+            work(tmp_path, server.url, model="m", keywords=("Hazel",)).row(given(tmp_path / "a.wav"))
 
 
 def test_a_server_that_does_not_label_speakers_stops_the_job(tmp_path: Path) -> None:

@@ -509,7 +509,7 @@ def test_mistrals_event_of_a_language_comes_once_and_when_it_changes() -> None:
     assert segment["type"] == "transcription.segment"
     assert said(outputs.TurnSegment(first, SEGMENT, "de")) == []
     assert said(outputs.TurnDone(first, [], SHAPE.prompt, language="de")) == ["de"]  # of transcription.done
-    assert said(outputs.TurnDone(turn(1, 2 * RATE, 3 * RATE), [], SHAPE.prompt, "fr")) == ["fr", "fr"]
+    assert said(outputs.TurnDone(turn(1, 2 * RATE, 3 * RATE), [], SHAPE.prompt, language="fr")) == ["fr", "fr"]
     assert said(outputs.TurnDone(turn(2, 3 * RATE, 4 * RATE), [], SHAPE.prompt)) == [None]
 
 

@@ -218,6 +218,17 @@ def test_a_delay(tmp_path: Path) -> None:
     assert done.returncode == 1 and f"{path}: 200, but with the server's delay" in done.stderr
 
 
+def test_keywords(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "a.wav")
+    words = ("--keyword", "Hazel", "--keyword", "New York")
+    with FakeServer(default=Answer("alpha")) as server:
+        assert run(path, "--url", server.url, *words).returncode == 0
+        assert server.received[0].fields["keywords[]"] == "New York"  # the last of a name
+        server.default = Answer("alpha", headers=(("x-voxtral-ignored", "keywords"),))
+        done = run(path, "--url", server.url, *words)
+    assert done.returncode == 1 and f"{path}: 200, but without keywords" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("form", "headers", "body", "problem"),
     [

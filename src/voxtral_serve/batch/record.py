@@ -72,7 +72,7 @@ def of_servers(model: str, job: BatchJob) -> dict[str, Any]:
 
 def _asked(job: BatchJob) -> dict[str, Any]:
     """What each request asks for."""
-    more = {"speakers": job.speakers, "delay_ms": job.delay_ms}
+    more = {"speakers": job.speakers, "delay_ms": job.delay_ms, "keywords": [*job.keywords] or None}
     return {"language": job.language, **{name: value for name, value in more.items() if value is not None}}
 
 

@@ -91,6 +91,7 @@ class _Run:
             language=job.language,
             speakers=job.speakers,
             delay_ms=job.delay_ms,
+            keywords=job.keywords,
             in_flight=in_flight * max(len(job.urls), 1),
             subtitles=job.subtitles,
             patience_s=job.patience_s,

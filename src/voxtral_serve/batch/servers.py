@@ -163,17 +163,23 @@ def health(server: Server) -> int | None:
 
 
 def times(
-    server: Server, model: str, language: str | None, speakers: int | None = None, delay_ms: int | None = None
+    server: Server,
+    model: str,
+    language: str | None,
+    speakers: int | None = None,
+    delay_ms: int | None = None,
+    keywords: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """The times that the server gives, found with a second of silence. Raises JobError if it gives none.
 
-    `speakers` and `delay_ms` are those of Server.transcribe; it is also an error if the server refuses them.
+    The last three are those of Server.transcribe; it is also an error if the server refuses them.
     """
     with tempfile.NamedTemporaryFile(suffix=".wav") as file:
         soundfile.write(file.name, np.zeros(RATE_HZ, np.int16), RATE_HZ)
         for each in TIMES:
             try:
-                server.transcribe(Path(file.name), model, "verbose_json", language, each, speakers, delay_ms)
+                asked = speakers, delay_ms, keywords
+                server.transcribe(Path(file.name), model, "verbose_json", language, each, *asked)
                 return each
             except RequestError as error:
                 said = error

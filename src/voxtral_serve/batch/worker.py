@@ -41,6 +41,7 @@ class WorkPlan:
     language: str | None
     speakers: int | None  # as BatchJob has it
     delay_ms: int | None  # as BatchJob has it
+    keywords: tuple[str, ...]
     in_flight: int  # requests at a time
     subtitles: tuple[str, ...]
     patience_s: float
@@ -143,7 +144,7 @@ class Worker:
                 model, known = self.ask(server)
                 plan = self.plan
                 content = server.transcribe(
-                    path, model, "verbose_json", plan.language, known, plan.speakers, plan.delay_ms
+                    path, model, "verbose_json", plan.language, known, plan.speakers, plan.delay_ms, plan.keywords
                 )
                 worked = True
                 answer = json.loads(content)
@@ -182,7 +183,7 @@ class Worker:
                 if server.url not in self.known:
                     model = self.plan.model or server.model()
                     plan = self.plan
-                    known = times(server, model, plan.language, plan.speakers, plan.delay_ms)
+                    known = times(server, model, plan.language, plan.speakers, plan.delay_ms, plan.keywords)
                     self.known[server.url] = (model, known)
                     self.tally.begin.remote()
         return self.known[server.url]

@@ -29,6 +29,7 @@ class FilesJob:
     language: str | None
     speakers: int | None  # their number, 0 if it is not known; None for a transcript without speakers
     delay_ms: int | None  # one of DELAYS_MS; None for the server's
+    keywords: tuple[str, ...]  # phrases to prefer
     in_flight: int  # requests at a time
 
 
@@ -43,3 +44,4 @@ class LiveJob:
     again: bool  # replace files that exist
     model: str | None  # None for the first that the server names
     delay_ms: int | None  # one of DELAYS_MS; None for the server's
+    keywords: tuple[str, ...]  # phrases to prefer

@@ -179,8 +179,12 @@ class _Live:
             raise RequestError(f"expected session.created, received {json.dumps(created)[:300]}")
         first = self.tape.rewind()
         if is_openais(created):
-            return OpenAIDialect(self.model, first, self.job.delay_ms)
-        for option, given in (("--format srt", self.job.form == "srt"), ("--delay", self.job.delay_ms is not None)):
+            return OpenAIDialect(self.model, first, self.job.delay_ms, self.job.keywords)
+        for option, given in (
+            ("--format srt", self.job.form == "srt"),
+            ("--delay", self.job.delay_ms is not None),
+            ("--keyword", bool(self.job.keywords)),
+        ):
             if given:
                 raise UsageError(
                     f"{option} needs OpenAI's protocol, and this server speaks vLLM's own, which has no times and no "

@@ -40,6 +40,7 @@ def root(url: str) -> str:
 
 
 DELAY = "target_streaming_delay_ms"  # a form's field, Mistral's name
+KEYWORDS = "keywords[]"  # OpenAI's
 
 
 class Server:
@@ -74,14 +75,16 @@ class Server:
         times: Sequence[str] = (),
         speakers: int | None = None,
         delay_ms: int | None = None,
+        keywords: Sequence[str] = (),
     ) -> bytes:
         """The file's transcript in the format `form`.
 
         times     "word" and "segment", for verbose_json
         speakers  their number, 0 if it is not known; None for a transcript without speakers
         delay_ms  of the text behind the audio; None for the server's
+        keywords  phrases to prefer
 
-        Raises IgnoredError for an answer without the speakers or the delay.
+        Raises IgnoredError for an answer without the speakers, the delay or the keywords.
         """
         # `text` without speakers is taken from `json`: stock vLLM returns JSON for both.
         whole = form in ("srt", "vtt") or (form == "text" and speakers is not None)
@@ -95,6 +98,8 @@ class Server:
         if delay_ms is not None:
             fields.append((DELAY, str(delay_ms)))
 
+        fields += [(KEYWORDS, each) for each in keywords]
+
         def send() -> Answer:
             with path.open("rb") as file:
                 return self.http.transcribe(self.http.transcription(shown(Path(path.name)), file, fields))
@@ -104,6 +109,8 @@ class Server:
             raise IgnoredError("200, but without speakers: this server does not label them")
         if DELAY in answer.ignored:
             raise IgnoredError("200, but with the server's delay: its config has no upload_delay_ms")
+        if KEYWORDS.removesuffix("[]") in answer.ignored:
+            raise IgnoredError("200, but without keywords: this server's model does not prefer any")
         if whole:
             if answer.kind.startswith("application/json"):
                 raise RequestError(f"200, but JSON instead of {form}: {_start(answer)}")

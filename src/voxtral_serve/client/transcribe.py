@@ -91,7 +91,8 @@ class _FilesRun:
             raise StoppedError
         try:
             job = self.job
-            content = self.server.transcribe(path, model, job.form, job.language, (), job.speakers, job.delay_ms)
+            asked = job.language, (), job.speakers, job.delay_ms, job.keywords
+            content = self.server.transcribe(path, model, job.form, *asked)
         except GoneError:
             self.server.stop.set()
             raise
