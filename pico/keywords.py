@@ -160,6 +160,12 @@ class Choice:
         return tokens
 
 
+def phrase_tokens(tokenizer: TextTokenizer) -> PhraseTokens:
+    """How pico's tokenizer writes phrases."""
+    pad, word = model.STREAMING_PAD, model.STREAMING_WORD
+    return PhraseTokens(tokenizer.encode, lambda token: tokenizer.decode([token]).encode(), pad, word)
+
+
 class Judge:
     """The reference model of a checkpoint."""
 
@@ -175,12 +181,7 @@ class Judge:
 
         self.net.embed_audio = encoded  # type: ignore[method-assign]
         self.tokenizer = TextTokenizer.from_file(checkpoint / "tekken.json")
-        self.tokens = PhraseTokens(
-            self.tokenizer.encode,
-            lambda token: self.tokenizer.decode([token]).encode(),
-            model.STREAMING_PAD,
-            model.STREAMING_WORD,
-        )
+        self.tokens = phrase_tokens(self.tokenizer)
 
     def sweep(self, clips: Sequence[NamedClip]) -> Iterator[tuple[Strengths, dict[str, Errors]]]:
         """Without a list, and each strength with each list. One of the three numbers changes at a time."""

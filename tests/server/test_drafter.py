@@ -12,7 +12,9 @@ import torch
 from places import PICO
 from vllm.engine.arg_utils import EngineArgs
 
+from pico import keywords
 from voxtral_serve.engine.draft_network import FILE
+from voxtral_serve.engine.keywords import KEYWORDS
 from voxtral_serve.engine.session import UPLOAD_DELAY
 from voxtral_serve.transcript.logprobs import chosen_logprobs
 
@@ -23,6 +25,7 @@ AT_ONCE, CONTEXT, CHUNK = 4, 192, 48
 SAMPLES, HOT = 400, 2.0  # requests whose tokens are counted, and their temperature
 DELAYED, DELAYS = {UPLOAD_DELAY: 480}, [30, 6, 1]  # of the options; of uploads, in token positions
 SCHEDULE = [[1, 2, 15], [3, 4, 3]]
+PREFERRED = [*keywords.names()[::4], "the morning", "in the garden", "a lot of", "my brother", "they were"]
 
 
 class Case(NamedTuple):
@@ -106,6 +109,36 @@ def test_uploads_of_several_delays_in_one_batch_have_the_tokens_of_each_alone(ll
     assert offline.counters(llm)["num_preemptions"] > before["num_preemptions"]
     audios = [offline.read(name) for name in NAMES]
     assert offline.generate(llm, audios) == offline.reference_tokens(NAMES)  # slots that had other delays
+
+
+@pytest.mark.slow
+def test_custom_words_beside_requests_without_them(llm: Any, case: Case) -> None:
+    """In the same steps, also after preemption, whatever is drafted: the tokens are those that the rule gives one at a
+    time, and requests without custom words have theirs."""
+    before = offline.counters(llm)
+    names = [*NAMES, *NAMES]
+    audios, tables = [offline.read(name) for name in names], [offline.table(*PREFERRED), *[None] * 2] * len(NAMES)
+    tables = tables[: len(names)]
+    expected = offline.referred_preferring(audios, tables)
+    plain = offline.reference_tokens(names)
+    changed = [each != other for each, other in zip(expected, plain, strict=True)]
+    assert sum(changed) >= 3
+    assert not any(each for each, table in zip(changed, tables, strict=True) if table is None)
+    assert offline.generate_preferring(llm, audios, tables) == expected
+    after = offline.counters(llm)
+    assert after["num_preemptions"] > before["num_preemptions"]
+    accepted = after["spec_decode_num_accepted_tokens"] - before["spec_decode_num_accepted_tokens"]
+    assert accepted > 0 or not case.least
+    assert offline.generate(llm, [offline.read(name) for name in NAMES]) == offline.reference_tokens(NAMES)
+
+
+@pytest.mark.slow
+def test_custom_words_leave_the_logprobs_those_of_the_model(llm: Any) -> None:
+    clip, table = offline.read(NAMES[0]), offline.table(*PREFERRED)
+    sampling = offline.sampling(logprobs=0, flat_logprobs=True, extra_args={KEYWORDS: table})
+    (answer,) = llm.generate([offline.prompt(clip)], sampling, use_tqdm=False)
+    (said,) = answer.outputs
+    assert chosen_logprobs(said) == pytest.approx(logprobs(clip, [*said.token_ids]), abs=2e-3)
 
 
 @torch.no_grad()

@@ -18,7 +18,9 @@ from places import DATA, PICO
 
 from bench import dataset
 from mistral_layout import audio as layout
-from pico import evaluate, model
+from pico import evaluate, keywords, model
+from pico.tokenizer import TextTokenizer
+from voxtral_serve.engine.keywords import KEYWORDS, Strengths
 from voxtral_serve.engine.session import DELAY
 
 # What vLLM runs on. Tests that run on both are marked `gpu`.
@@ -152,6 +154,27 @@ def generate_at(llm: Any, audios: Sequence[np.ndarray], delays: Sequence[int]) -
     prompts = [prompt(audio, delay) for audio, delay in zip(audios, delays, strict=True)]
     answers = llm.generate(prompts, [sampling(extra_args={DELAY: delay}) for delay in delays], use_tqdm=False)
     return [without_eos(answer.outputs[0].token_ids) for answer in answers]
+
+
+# Strong enough to change most texts, in every part of the rule
+STRONG = Strengths(16.0, 40.0, 12.0)
+
+
+def table(*phrases: str) -> bytes | None:
+    """Custom words of a request."""
+    return keywords.phrase_tokens(TextTokenizer.from_file(PICO / "tekken.json")).table(phrases, STRONG)
+
+
+def generate_preferring(llm: Any, audios: Sequence[np.ndarray], tables: Sequence[bytes | None]) -> list[list[int]]:
+    """`generate` with custom words of each clip, or none."""
+    asked = [sampling(extra_args=None if each is None else {KEYWORDS: each}) for each in tables]
+    answers = llm.generate([prompt(audio) for audio in audios], asked, use_tqdm=False)
+    return [without_eos(answer.outputs[0].token_ids) for answer in answers]
+
+
+def referred_preferring(audios: Sequence[np.ndarray], tables: Sequence[bytes | None]) -> list[list[int]]:
+    """The reference's tokens by the same rule."""
+    return reference().transcribe([*audios], choose=keywords.Choice(tables))
 
 
 def first_logits(llm: Any, audio: np.ndarray) -> torch.Tensor:

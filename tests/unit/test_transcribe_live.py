@@ -297,7 +297,7 @@ def test_other_words_than_before_are_on_another_line(
     words = dict(WORDS)
     with FakeTurns(words, cuts={0: 0.3}) as server:
         monkeypatch.setattr(live._Live, "_begin", change(live._Live._begin, words))
-        assert live.run(LiveJob(speech, server.url, "text", tmp_path, False, None, None)) == 0
+        assert live.run(LiveJob(speech, server.url, "text", tmp_path, False, None, None, ())) == 0
     assert capsys.readouterr().out == "Alpha\n" + TEXT.replace("Alpha", "Omega")
     assert (tmp_path / "speech.txt").read_text() == TEXT.replace("Alpha", "Omega")
 
