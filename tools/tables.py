@@ -24,6 +24,7 @@ from bench.gpu.rows import TITLES
 from bench.speakers import score
 from bench.tables import code
 from bench.tables import trusted_table as markdown
+from pico import keywords
 from voxtral_serve.guard.chat import ChatFields
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.speech.fields import SpeechFields
@@ -262,7 +263,8 @@ PAGES: dict[str, dict[str, Table]] = {
         "stages": lambda _: markdown(("stage", "what happens"), [(code(name), text) for name, text in STAGES.items()])
     },
     "docs/pages/profiles.md": {"delays": lambda reports: delays.table(reports.read(delays.OUT))},
-    "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},
+    "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)}
+    | {"keywords": lambda reports: keywords.table(reports.read(str(keywords.OUT)))},
     "docs/pages/other-models.md": {"chat_fields": fields(ChatFields, inherited=False)},
 }
 

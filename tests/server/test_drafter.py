@@ -12,7 +12,7 @@ import torch
 from places import PICO
 from vllm.engine.arg_utils import EngineArgs
 
-from pico import keywords
+from pico import keywords, model, sounds
 from voxtral_serve.engine.draft_network import FILE
 from voxtral_serve.engine.keywords import KEYWORDS
 from voxtral_serve.engine.session import UPLOAD_DELAY
@@ -117,8 +117,8 @@ def test_custom_words_beside_requests_without_them(llm: Any, case: Case) -> None
     time, and requests without custom words have theirs."""
     before = offline.counters(llm)
     names = [*NAMES, *NAMES]
-    audios, tables = [offline.read(name) for name in names], [offline.table(*PREFERRED), *[None] * 2] * len(NAMES)
-    tables = tables[: len(names)]
+    audios = [offline.read(name) for name in names]
+    tables = [None if number % 3 else offline.table(*PREFERRED) for number in range(len(names))]
     expected = offline.referred_preferring(audios, tables)
     plain = offline.reference_tokens(names)
     changed = [each != other for each, other in zip(expected, plain, strict=True)]
@@ -130,6 +130,9 @@ def test_custom_words_beside_requests_without_them(llm: Any, case: Case) -> None
     accepted = after["spec_decode_num_accepted_tokens"] - before["spec_decode_num_accepted_tokens"]
     assert accepted > 0 or not case.least
     assert offline.generate(llm, [offline.read(name) for name in NAMES]) == offline.reference_tokens(NAMES)
+    noise = sounds.not_speech(np.random.default_rng(0), 4.0, "pink")
+    (silent,) = offline.generate_preferring(llm, [noise], tables[:1])
+    assert {*silent} == {model.STREAMING_PAD}
 
 
 @pytest.mark.slow

@@ -15,12 +15,13 @@ import pytest
 import requests
 from places import DATA
 from servers import short
-from uploads import RATE, upload
+from uploads import AUTHORIZED, RATE, upload
 
 from bench import dataset
 from pico.evaluate import read_audio
 
 CLIPS, FEW = 40, 4
+CORRECTED = ("230", "old", "An Albert tree", "An old tree")  # clip, custom word, its text without it and with it
 CUE = re.compile(r"(\d\d):(\d\d):(\d\d)[,.](\d{3}) --> (\d\d):(\d\d):(\d\d)[,.](\d{3})\n((?:.+\n)+)")
 FORMS = ("text", "verbose_json", "srt", "vtt")
 
@@ -75,6 +76,36 @@ def test_channels_by_themselves(url: str, clips: list[dataset.Clip]) -> None:
     assert {word["speaker"] for word in mono["words"]} == {"channel-1"}
     many = upload(url, np.zeros((RATE, 9), np.float32), channels="separate")
     assert (many.status_code, many.json()["error"]["code"]) == (400, "too_many_channels")
+
+
+def test_custom_words(url: str, clips: list[dataset.Clip]) -> None:
+    """In all forms, beside requests without them, which have the text that they had before."""
+    name, word, without, with_it = CORRECTED
+    (clip,) = (each for each in dataset.load(DATA).clips if each.id == name)
+    others = {"keywords[]": ["Hazel", "New York"]}
+    forms: list[dict[str, Any]] = [
+        *({"keywords[]": [word, "Hazel"]}, {"keywords": word}, {"hotwords": f"Hazel, {word}"}),
+        *({"context_bias": f"New_York,{word}"}, {"keywords[]": word, "stream": "true"}),
+        {"keywords[]": word, "response_format": "verbose_json"},
+        *({}, others, {"stream": "true"}),
+    ]
+    plain = upload(url, clip.path).json()["text"]
+    assert without in plain
+
+    def asked(fields: dict[str, Any]) -> str:
+        answer = upload(url, clip.path, **fields)
+        assert answer.ok and "x-voxtral-ignored" not in answer.headers
+        return str((events(answer)[-1] if "stream" in fields else answer.json())["text"])
+
+    with ThreadPoolExecutor(len(forms)) as pool:
+        found = list(pool.map(asked, forms))
+    assert all(with_it in text for text in found[:6]) and len({*found[:6]}) == 1
+    assert found[6:] == [plain] * 3
+    assert requests.get(f"{url}/v1/server", headers=AUTHORIZED, timeout=10).json()["capabilities"]["keywords"]
+    quiet = np.random.default_rng(0).normal(0, 0.01, 3 * RATE).astype(np.float32)
+    assert upload(url, quiet, **others).json()["text"] == ""
+    refused = upload(url, clip.path, **{"keywords[]": ["x" * 50]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "keywords")
 
 
 def test_uploads_at_the_same_time_have_delays_of_their_own(url: str, clips: list[dataset.Clip]) -> None:

@@ -130,6 +130,11 @@ HOUSE = {
     "bench.gpu.voxcpm2_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "voxtral_serve.check")),
     "pico.evaluate": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "pico.hearing": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
+    "pico.keywords": Rule(
+        "It takes the engine's rule, and scores as the benchmark does.",
+        ("bench", "mistral_layout", "voxtral_serve.engine.keywords"),
+        never=("vllm",),
+    ),
     "pico.damage": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "mistral_layout": Rule("Below both writers of a checkpoint.", never=MODEL_LIBRARIES, standard_library=True),
     "tools": Rule("They compare all of it.", ("voxtral_serve", "bench", "pico", "mistral_layout")),
