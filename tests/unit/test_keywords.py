@@ -10,6 +10,9 @@ import phrases
 import pytest
 import torch
 from phrases import BARE, PAD, SPACED, VOCABULARY, WORD, encode
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.worker.gpu.sample.logits_processor import loader
 
 from voxtral_serve.engine.keyword_rows import KeywordRows
 from voxtral_serve.engine.keywords import (
@@ -19,6 +22,7 @@ from voxtral_serve.engine.keywords import (
     LONGEST_TEXT,
     MOST,
     MOST_NODES,
+    PROCESSOR,
     Automaton,
     KeywordError,
     cleaned,
@@ -158,6 +162,45 @@ def test_with_drafts_the_rows_of_model_runner_v1_say_the_same(seed: int) -> None
     runner.requests.clear()
     processor.update_state(None)
     assert not processor.readers
+
+
+# Model Runner V2, whose kernels tests/gpu/test_gpu_kernels.py compares with the rule
+
+
+def of_v2(slots: int) -> Any:
+    """The processor as vLLM's loader makes it."""
+    (kind,) = loader._load_v2_logitsprocs_by_fqcns([PROCESSOR])
+    state = SimpleNamespace(max_num_reqs=slots, device=torch.device("cpu"))
+    return kind(None, state)
+
+
+def asking(table: bytes | None) -> SamplingParams:
+    return SamplingParams(extra_args={} if table is None else {KEYWORDS: table})
+
+
+def test_slots_of_model_runner_v2_are_used_again() -> None:
+    processor = of_v2(3)
+    long, short = (phrases.TOKENS.table(words) for words in (["ab c", "bc a", "c b a"], ["a"]))
+    assert long and short
+    assert not processor.add_request(1, asking(None))
+    for table in (long, short, long):
+        assert processor.add_request(1, asking(table))
+        numbers = np.frombuffer(table, np.int32)
+        assert processor.tables[1, : len(numbers)].tolist() == numbers.tolist()
+        assert processor.wanted.tolist() == [False, True, False]
+    assert not processor.add_request(1, asking(None))
+    assert processor.tables[:, 0].tolist() == [0, 0, 0] and not processor.wanted.any()
+    logits = torch.zeros(2, 8)
+    assert processor.apply(logits, SimpleNamespace(idx_mapping_np=np.array([0, 1]))) is logits
+
+
+def test_a_request_with_half_a_table_is_refused_where_it_arrives() -> None:
+    validate = loader.build_custom_logits_processors_params_validator([PROCESSOR])
+    table = phrases.table(random.Random(0))
+    validate(asking(table))
+    validate(asking(None))
+    with pytest.raises(VLLMValidationError, match=KEYWORDS):
+        validate(asking(table[:-4]))
 
 
 # Phrases of clients
