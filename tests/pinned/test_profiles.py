@@ -32,6 +32,13 @@ def test_language_confidence_and_a_delay(fast_url: str) -> None:
         assert word_errors(clip.text, content["text"]).total <= 1
 
 
+def test_custom_words_are_without_effect(fast_url: str) -> None:
+    clip = dataset.load(DATA)[0][1]
+    answer = upload(fast_url, clip.path, **{"keywords[]": ["Hazel", "x" * 100], "context_bias": "Hazel"})
+    assert (answer.status_code, answer.headers["x-voxtral-ignored"]) == (200, "keywords, context_bias")
+    assert answer.json()["text"] == upload(fast_url, clip.path).json()["text"]
+
+
 def test_pads_with_a_key_of_0_32_0_are_refused_by_name() -> None:
     """The drafter of the profiles is left out on this vLLM, whatever its keys; drafts of pads are served."""
     drafts = {"method": "ngram_gpu", "model": "voxtral_serve.drafter.PadDrafter", "num_speculative_tokens": 5}
