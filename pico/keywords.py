@@ -36,8 +36,9 @@ SNR_DB = (3.0, 12.0)  # of pink noise, beside the rooms and microphones of train
 LISTS = ("none", "spoken", "among 100", "100 others")
 LONG = 100  # names of the two long lists
 BATCH = 80  # clips
-MIDDLE = Strengths(3.0, 8.0, 4.0)
-FIRSTS, WITHINS, LATERS = (1.5, 2.25, 3.0, 4.0, 5.0, 7.0), (5.0, 8.0, 12.0), (0.0, 4.0, 8.0)
+FULL_NAMES = 0.25  # share of the long lists
+MIDDLE = Strengths(3.0, 4.0)
+FIRSTS, LATERS = (1.5, 2.25, 3.0, 4.0, 5.0, 7.0), (0.0, 2.0, 4.0, 6.0, 8.0)
 HARM = 1.1  # `others`, and all words with names that are not spoken, may have this many times the errors
 
 
@@ -133,14 +134,18 @@ def noisy(audio: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def phrases(clip: NamedClip, name: str) -> list[str]:
-    """The list of one of LISTS for a clip."""
-    others = [each for each in names() if each not in clip.names]
-    others = random.Random(" ".join(clip.words)).sample(others, LONG)
-    if name == "none":
-        return []
-    if name == "spoken":
-        return clip.names
-    return others if name == "100 others" else (clip.names + others)[:LONG]
+    """The list of one of LISTS for a clip. Names that follow each other are one phrase."""
+    known, spoken = {each.lower(): each for each in clip.names}, list[list[str]]()
+    for before, word in zip(["", *clip.words], clip.words, strict=False):
+        if word in known and before not in known:
+            spoken.append([])
+        if word in known:
+            spoken[-1].append(known[word])
+    said = list(dict.fromkeys(map(" ".join, spoken)))
+    chance = random.Random(" ".join(clip.words))
+    others = chance.sample([each for each in names() if each not in clip.names], 2 * LONG)
+    others = [f"{a} {b}" if chance.random() < FULL_NAMES else a for a, b in zip(others[::2], others[1::2], strict=True)]
+    return {"none": [], "spoken": said, "among 100": (said + others)[:LONG], "100 others": others}[name]
 
 
 class Choice:
@@ -187,11 +192,10 @@ class Judge:
         self.tokens = phrase_tokens(self.tokenizer)
 
     def sweep(self, clips: Sequence[NamedClip]) -> Iterator[tuple[Strengths, dict[str, Errors]]]:
-        """Without a list, and each strength with each list. One of the three numbers changes at a time."""
-        nothing = Strengths(0.0, 0.0, 0.0)
+        """Without a list, and each strength with each list. One of the two numbers changes at a time."""
+        nothing = Strengths(0.0, 0.0)
         yield nothing, {"none": self.errors(clips, "none", nothing)}
         tried = [MIDDLE._replace(first=first) for first in FIRSTS]
-        tried += [MIDDLE._replace(within=within) for within in WITHINS]
         tried += [MIDDLE._replace(later=later) for later in LATERS]
         for strengths in dict.fromkeys(tried):
             start = time.time()

@@ -33,8 +33,7 @@ TABLES = {"tables": "*i32", "slots": "*i32", "width": keyword_boost.WIDTH, "bloc
         ("_advance", {"tokens": "*i32", "stride": "i32", "prompts": "*i32", "lengths": "*i32"}),
         (
             "_boost",
-            {"logits": "*fp32", "stride": "i32", "size": "i32", "offsets": "*i32", "inputs": "*i32"}
-            | {"wide": keyword_boost.VOCABULARY_BLOCK},
+            {"logits": "*fp32", "stride": "i32", "offsets": "*i32", "inputs": "*i32"},
         ),
     ],
 )

@@ -157,7 +157,7 @@ def generate_at(llm: Any, audios: Sequence[np.ndarray], delays: Sequence[int]) -
 
 
 # Strong enough to change most texts, in every part of the rule
-STRONG = Strengths(16.0, 40.0, 12.0)
+STRONG = Strengths(16.0, 12.0)
 
 
 def table(*phrases: str) -> bytes | None:

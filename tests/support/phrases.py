@@ -15,7 +15,7 @@ PAD, WORD, LETTERS, BARE = 0, 1, "abc", 2
 SPACED = BARE + len(LETTERS)
 VOCABULARY = SPACED + len(LETTERS) + 2  # and two that no phrase has
 PROMPT = [7, *[PAD] * 4]
-STRENGTHS = Strengths(1.25, 2.0, 1.5)
+STRENGTHS = Strengths(1.25, 1.5)
 
 
 def encode(text: str) -> list[int]:

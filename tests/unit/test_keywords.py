@@ -54,7 +54,7 @@ def added(**values: float) -> list[float]:
     return logits
 
 
-FIRST, _, LATER = phrases.STRENGTHS
+FIRST, LATER = phrases.STRENGTHS
 A, B, C = (SPACED + number for number in range(3))
 _A, _B, _C = (BARE + number for number in range(3))
 
@@ -79,13 +79,6 @@ _A, _B, _C = (BARE + number for number in range(3))
 )
 def test_what_is_preferred_after(tokens: tuple[int, ...], expected: dict[str, float]) -> None:
     assert after(made("ab c"), *tokens).tolist() == added(**expected)
-
-
-def test_a_phrase_begins_only_with_a_token_that_is_near_the_likeliest() -> None:
-    logits = np.zeros(VOCABULARY, np.float32)
-    logits[[A, B, C]] = 5, 3, 2.875
-    made("b", "c").boost(logits, 0, WORD)
-    assert logits[[A, B, C]].tolist() == [5, 3 + FIRST, 2.875]
 
 
 def test_states_are_the_longest_beginnings_of_phrases() -> None:

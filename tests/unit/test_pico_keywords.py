@@ -31,9 +31,11 @@ def test_lists() -> None:
     found = {name: phrases(CLIP, name) for name in LISTS}
     assert (found["none"], found["spoken"]) == ([], CLIP.names)
     for name in ("among 100", "100 others"):
-        assert len({*found[name]}) == LONG and {*found[name]} <= {*keywords.names()}
+        assert len({*found[name]}) == LONG
+        assert {each for phrase in found[name] for each in phrase.split()} <= {*keywords.names()}
     assert {*CLIP.names} <= {*found["among 100"]} and not {*CLIP.names} & {*found["100 others"]}
     assert phrases(CLIP, "among 100") == found["among 100"]
+    assert phrases(CLIP._replace(words=["hazel", "torres", "saw", "hazel"]), "spoken") == ["Hazel Torres", "Hazel"]
 
 
 def test_the_best_that_does_no_harm_is_chosen() -> None:
@@ -41,7 +43,7 @@ def test_the_best_that_does_no_harm_is_chosen() -> None:
         heard = Errors(500, names, 1000, others)
         return {"spoken": heard, "among 100": heard, "100 others": Errors(500, misled, 1000, 40)}
 
-    before = (Strengths(0, 0, 0), {"none": Errors(500, 100, 1000, 40)})
+    before = (Strengths(0, 0), {"none": Errors(500, 100, 1000, 40)})
     weak, strong, harmful, misleading = (MIDDLE._replace(first=first) for first in range(4))
     rows = [
         before,
