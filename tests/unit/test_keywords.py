@@ -14,6 +14,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.worker.gpu.sample.logits_processor import loader
 
+from voxtral_serve.engine import config
 from voxtral_serve.engine.keyword_rows import KeywordRows
 from voxtral_serve.engine.keywords import (
     FORMS,
@@ -169,6 +170,14 @@ def of_v2(slots: int) -> Any:
 
 def asking(table: bytes | None) -> SamplingParams:
     return SamplingParams(extra_args={} if table is None else {KEYWORDS: table})
+
+
+@pytest.mark.parametrize("before", [None, ["a.b:C"], ["a.b:C", PROCESSOR]])
+def test_the_config_names_the_processor_for_model_runner_v2_alone(before: list[str] | None) -> None:
+    for v2, expected in ((True, [*(["a.b:C"] if before else []), PROCESSOR]), (False, before)):
+        model = SimpleNamespace(logits_processors=before)
+        config._choose_processors(SimpleNamespace(model_config=model, use_v2_model_runner=v2))
+        assert model.logits_processors == expected
 
 
 def test_slots_of_model_runner_v2_are_used_again() -> None:
