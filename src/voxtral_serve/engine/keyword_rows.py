@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from vllm.v1.sample.logits_processor import MinTokensLogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from voxtral_serve import shims
