@@ -39,6 +39,7 @@ BATCH = 80  # clips
 FULL_NAMES = 0.25  # share of the long lists
 MIDDLE = Strengths(3.0, 4.0)
 FIRSTS, LATERS = (1.5, 2.25, 3.0, 4.0, 5.0, 7.0), (0.0, 2.0, 4.0, 6.0, 8.0)
+SAME = 0.005
 HARM = 1.1  # `others`, and all words with names that are not spoken, may have this many times the errors
 
 
@@ -234,7 +235,8 @@ def scored(clip: NamedClip, heard: Iterable[str]) -> tuple[int, int, int, int]:
 
 def chosen(swept: Sequence[tuple[Strengths, dict[str, Errors]]]) -> Strengths:
     """The strengths with the fewest wrong names among 100, of those that do not make the other words, or all words with
-    a list of other names, wrong HARM times as often as without a list."""
+    a list of other names, wrong HARM times as often as without a list. Differences of up to SAME of the names count as
+    none: then those nearest to MIDDLE."""
     (_, before), *rest = swept
     none = before["none"]
     harmless = [
@@ -243,7 +245,9 @@ def chosen(swept: Sequence[tuple[Strengths, dict[str, Errors]]]) -> Strengths:
         if errors["100 others"].all <= HARM * none.all
         and max(errors[name].rest for name in ("spoken", "among 100")) <= HARM * none.rest
     ]
-    return min(harmless, key=lambda each: (each[1]["among 100"].wrong_names, each[1]["spoken"].wrong_names))[0]
+    least = min(errors["among 100"].listed for _, errors in harmless)
+    best = [strengths for strengths, errors in harmless if errors["among 100"].listed <= least + SAME]
+    return min(best, key=lambda each: sum(abs(a - b) for a, b in zip(each, MIDDLE, strict=True)))
 
 
 def described(errors: Errors) -> dict[str, Any]:

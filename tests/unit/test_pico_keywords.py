@@ -51,6 +51,7 @@ def test_the_best_that_does_no_harm_is_chosen() -> None:
         (strong, errors(70)),
         (harmful, errors(50, others=45)),
         (misleading, errors(30, misled=150)),
+        (strong._replace(later=9), errors(68)),  # no difference
     ]
     assert chosen(rows) == strong
 

@@ -44,7 +44,7 @@ class KeywordError(ValueError):
 class Strengths(NamedTuple):
     """What is added to logits: see the module. The defaults are chosen by `python -m pico.keywords`."""
 
-    first: float = 4.0
+    first: float = 3.0
     later: float = 4.0
 
 
