@@ -33,7 +33,12 @@ from voxtral_serve.engine.keywords import Automaton, PhraseTokens, Strengths
 OUT = Path("bench/results/pico-keywords.json")
 CLIPS, LONGEST_S = 400, 8.0  # of each half
 SNR_DB = (3.0, 12.0)  # of pink noise, beside the rooms and microphones of training
-LISTS = ("none", "spoken", "among 100", "100 others")
+LISTS = {  # names, and what tables call them
+    "none": "no list",
+    "spoken": "the names that are spoken",
+    "among 100": "100 names, these among them",
+    "100 others": "100 names that are not spoken",
+}
 LONG = 100  # names of the two long lists
 BATCH = 80  # clips
 FULL_NAMES = 0.25  # share of the long lists
@@ -200,7 +205,7 @@ class Judge:
         tried += [MIDDLE._replace(later=later) for later in LATERS]
         for strengths in dict.fromkeys(tried):
             start = time.time()
-            errors = {name: self.errors(clips, name, strengths) for name in LISTS[1:]}
+            errors = {name: self.errors(clips, name, strengths) for name in [*LISTS][1:]}
             said = " ".join(f"{name}: {each.listed:.2%} {each.rest:.2%}" for name, each in errors.items())
             print(strengths, said, f"{time.time() - start:.0f} s", flush=True)
             yield strengths, errors
@@ -258,8 +263,11 @@ def table(content: dict[str, Any]) -> str:
     """The figures that judge what was chosen, as a table of Markdown."""
     lines = ["| list | names that are wrong | other words | all words |", "|---|---|---|---|"]
     for name, errors in content["judged"].items():
-        lines.append(f"| {name} | {errors['listed']:.1%} | {errors['rest']:.2%} | {errors['all']:.2%} |")
-    return "\n".join(lines)
+        cells = LISTS[name], f"{errors['listed']:.1%}", f"{errors['rest']:.2%}", f"{errors['all']:.2%}"
+        lines.append(f"| {' | '.join(cells)} |")
+    said = content["judged"]["none"]
+    words = f"{said['names']} names and {said['others']:,} other words in {content['clips']} clips"
+    return "\n".join(lines) + f"\n\n{words}; the reference model in float32 (`{OUT}`)."
 
 
 if __name__ == "__main__":
