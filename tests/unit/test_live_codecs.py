@@ -435,8 +435,9 @@ def test_custom_words_that_are_refused_change_nothing(entry: str) -> None:
     preferring = context()._replace(phrases=phrases.TOKENS)
     mistral, openai = MistralCodec(preferring, None), OpenAiCodec(preferring)
     before = mistral.options, openai.options
-    event = {"type": "session.update", "session": {"context_bias": ["a", entry]}}
+    event = {"type": "session.update", "session": {"context_bias": ["a", entry], "turn_detection": {}}}
     assert "context_bias" in refused(mistral, json.dumps(event))["error"]["message"]
+    assert updated(mistral, language="en")["turn_detection"] is None
     error = refused(openai, json.dumps(event | {"session": transcription(keywords=["a", entry])}))["error"]
     assert error["param"].startswith(f"{OF_TRANSCRIPTION}.keywords") or error["param"] is None
     assert (mistral.options, openai.options) == before

@@ -231,6 +231,13 @@ def test_turns_are_lines_and_subtitles(tmp_path: Path, speech: Path) -> None:
     assert (tmp_path / "out/speech.txt").read_text() == TEXT.replace("words", "other")
 
 
+def test_words_that_a_server_cannot_prefer(speech: Path) -> None:
+    with FakeTurns(WORDS, prefers_words=False) as server:
+        done = run("--live", speech, "--url", server.url, "--keyword", "Alpha")
+    assert (done.returncode, done.stdout, server.sessions[0].audio) == (2, "", b"")
+    assert done.stderr == "voxtral-serve: --keyword has no effect: this server's model does not prefer words\n"
+
+
 def test_files_grow_while_the_file_is_spoken(tmp_path: Path, speech: Path) -> None:
     """And a microphone's are named by the time at which it begins."""
     soundfile.write(speech, blocks([*NUMBERS, *[7] * 100]), RATE, subtype="FLOAT")

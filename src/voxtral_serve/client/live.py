@@ -179,6 +179,8 @@ class _Live:
             raise RequestError(f"expected session.created, received {json.dumps(created)[:300]}")
         first = self.tape.rewind()
         if is_openais(created):
+            if self.job.keywords and not self.server.prefers_words:
+                raise UsageError("--keyword has no effect: this server's model does not prefer words")
             return OpenAIDialect(self.model, first, self.job.delay_ms, self.job.keywords)
         for option, given in (
             ("--format srt", self.job.form == "srt"),

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import requests
 import urllib3
@@ -68,18 +69,29 @@ class Server:
             raise RequestError(f"{self.url}/v1/models lists no model: {_start(answer)}: use --model") from None
 
     @functools.cached_property
-    def names_ignored(self) -> bool:
-        """Whether answers name the fields without effect: the guard's do, and stock vLLM's do not."""
+    def about(self) -> dict[str, Any]:
+        """What the guard says of the server; empty for stock vLLM."""
         request = requests.Request("GET", f"{self.url}/v1/server")
         try:
-            answer = self._answer(lambda: self.http.ask(request, CONNECT_S))
-            return bool(json.loads(answer.body)["object"] == "server")
-        except (ValueError, LookupError, TypeError):
-            return False
+            found = json.loads(self._answer(lambda: self.http.ask(request, CONNECT_S)).body)
+        except ValueError:
+            return {}
         except RequestError as error:
             if error.status != 404:
                 raise
-            return False
+            return {}
+        return found if isinstance(found, dict) and found.get("object") == "server" else {}
+
+    @property
+    def names_ignored(self) -> bool:
+        """Whether answers name the fields without effect: the guard's do, and stock vLLM's do not."""
+        return bool(self.about)
+
+    @property
+    def prefers_words(self) -> bool:
+        """Whether live sessions can prefer custom words; their events do not tell."""
+        capabilities = self.about.get("capabilities")
+        return isinstance(capabilities, dict) and capabilities.get("keywords") is True
 
     def transcribe(
         self,

@@ -7,6 +7,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -297,16 +298,22 @@ def _shape(fields: UploadFields, rules: Rules) -> SessionShape | None:
 
 
 def _keywords(fields: UploadFields, rules: Rules) -> bytes | None:
-    """The table of the custom words in all three fields. Raises RefusedError."""
-    phrases = {
-        KEYWORDS: fields.keywords,
-        HOTWORDS: separated(fields.hotwords),
-        CONTEXT_BIAS: [phrase for entry in fields.context_bias for phrase in bias_phrases(entry)],
-    }
-    if rules.phrases is None or not any(phrases.values()):
+    """The table of the custom words in all three fields. Raises RefusedError, of the field that has the fault."""
+    if rules.phrases is None:
         return None
-    with refusing(KeywordError, next(name for name, given in phrases.items() if given)):
-        return table(rules.phrases, tuple(phrase for given in phrases.values() for phrase in given))
+    phrases: list[str] = []
+    made = None
+    for name, given in (
+        (KEYWORDS, fields.keywords),
+        (HOTWORDS, separated(fields.hotwords)),
+        (CONTEXT_BIAS, (phrase for entry in fields.context_bias for phrase in bias_phrases(entry))),
+    ):
+        known = len(phrases)
+        phrases += islice(given, MOST_PHRASES + 1)  # the table refuses one too many
+        if len(phrases) > known:
+            with refusing(KeywordError, name):
+                made = table(rules.phrases, tuple(phrases))
+    return made
 
 
 def separated(text: str) -> list[str]:

@@ -152,7 +152,6 @@ class MistralCodec(Codec):
             options = replace(options, delay_ms=self._delay_ms(update.target_streaming_delay_ms, begun))
         find = "turn_detection" in update.model_fields_set
         if find:
-            self._turn_detection = update.turn_detection
             rule = None if update.turn_detection is None else update.turn_detection.rule(self.context.rate_hz)
             options = replace(options, rule=rule)
         if update.diarize is not None:
@@ -160,6 +159,8 @@ class MistralCodec(Codec):
         if "context_bias" in update.model_fields_set:
             options = replace(options, keywords=self._keywords(update.context_bias or []))
         self.options = options
+        if find:
+            self._turn_detection = update.turn_detection
         return [
             commands.Configure(options, find),
             commands.Answer(written("session.updated", session=self._described())),

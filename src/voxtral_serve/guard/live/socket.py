@@ -18,6 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from voxtral_serve.guard.asgi import Message, Receive, Send
@@ -36,6 +37,7 @@ from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.logs import SERVED
 from voxtral_serve.patches.live_server import Wire, log
 
+UPDATE = "session.update"  # how the types of events end that are decoded in a thread: custom words take up to 20 ms
 LARGE = 256 * 1024  # characters of an event that is decoded in a thread: more takes over a millisecond
 FULL = "too_many_sessions"  # the error's code
 LAST_WORD_S = 1.0  # for the error event and the close of a socket whose client may not read
@@ -254,7 +256,8 @@ class LiveSocket:
             is_large = len(content) > LARGE
             event = await asyncio.to_thread(parsed, content) if is_large else parsed(content)
             decode, begun = self.codec.decode, self.session is not None
-            for command in await asyncio.to_thread(decode, event, begun) if is_large else decode(event, begun):
+            is_long = is_large or event.type.endswith(UPDATE)
+            for command in await asyncio.to_thread(decode, event, begun) if is_long else decode(event, begun):
                 if isinstance(command, Become):
                     await self._become(command, event)
                 else:
@@ -292,7 +295,8 @@ class LiveSocket:
         self.conversation = turns = self._conversation()
         assert isinstance(turns, Turns)
         try:
-            for command in self.codec.open() if become.opens else self.codec.decode(event, begun=False):
+            first = self.codec.open if become.opens else partial(self.codec.decode, event, begun=False)
+            for command in await asyncio.to_thread(first):
                 await self._run(command)
         except EventError as error:
             await self._refuse(error, event)
