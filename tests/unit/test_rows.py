@@ -479,9 +479,11 @@ def test_faults_go_with_the_output_of_their_step(later: bool, monkeypatch: pytes
     assert (held.faults, worker.sample_tokens(None)) == ({}, made)
 
 
-def test_its_runner_has_the_audio_rows() -> None:
+def test_its_runner_has_the_audio_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voxtral_serve.engine.keywords.usable", lambda config: False)  # that needs a whole runner
     runner: Any = GPUModelRunner.__new__(GPUModelRunner)
-    worker = OurDevice(SimpleNamespace(use_v2_model_runner=False), runner)
+    runner.vllm_config = SimpleNamespace(use_v2_model_runner=False)
+    worker = OurDevice(runner.vllm_config, runner)
     worker.init_device()
     assert worker.model_runner is runner
     assert isinstance(runner, AudioRowsRunner) and isinstance(runner, GPUModelRunner)

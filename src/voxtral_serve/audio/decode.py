@@ -131,7 +131,7 @@ def _bounded(source: Source, bounds: Bounds, rate: int, channel: int | None) -> 
     for block in source.blocks:
         if channel is not None and not channel < block.shape[1] <= SEPARATE:
             said = f"the file has {block.shape[1]} channels: expected at most {SEPARATE} separate ones"
-            raise AudioError(said, "no_channel") if channel >= block.shape[1] else AudioError(said, "too_many_channels")
+            raise AudioError(said, NO_CHANNEL) if channel >= block.shape[1] else AudioError(said, "too_many_channels")
         count += len(block)
         if count > most:
             lasts = f"more than {most / source.rate:.2f} s"
