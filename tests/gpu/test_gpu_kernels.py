@@ -281,10 +281,10 @@ def test_phrases_with_drafts(seed: int) -> None:
         )
         values = torch.from_numpy(np.stack([row.logits for row in rows])).to(DEVICE)
         batch = SimpleNamespace(
-            idx_mapping=numbers(list(slot_of.values())),
-            expanded_idx_mapping=numbers([slot_of[row.request] for row in rows]),
+            idx_mapping=numbers(list(slot_of.values()), torch.int64),
+            expanded_idx_mapping=numbers([slot_of[row.request] for row in rows], torch.int64),
             expanded_local_pos=numbers([len(row.drafts) for row in rows]),
-            input_ids=numbers([[*row.tokens, *row.drafts][-1] for row in rows], torch.int64),
+            input_ids=numbers([[*row.tokens, *row.drafts][-1] for row in rows]),
         )
         for _ in range(2):  # the second time, all tokens are read
             result = values.clone()

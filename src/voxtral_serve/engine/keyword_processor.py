@@ -28,11 +28,12 @@ class KeywordProcessor(LogitsProcessor):
         shape = (req_states.max_num_reqs, WIDTH)
         self.tables = torch.zeros(shape, dtype=torch.int32, device=req_states.device)
         self.wanted: np.ndarray[Any, Any] = np.zeros(req_states.max_num_reqs, bool)  # slots with a table
-        if self.tables.is_cuda:  # compile the kernels now, not in the first request's step
-            zero = torch.zeros(1, dtype=torch.int32, device=req_states.device)
-            names = ("idx_mapping", "expanded_idx_mapping", "expanded_local_pos", "input_ids")
+        if self.tables.is_cuda:  # compile the kernels now, for vLLM's types, not in the first request's step
+            types = {"idx_mapping": torch.int64, "expanded_idx_mapping": torch.int64}
+            types |= {"expanded_local_pos": torch.int32, "input_ids": torch.int32}
+            zeros = {name: torch.zeros(1, dtype=dtype, device=req_states.device) for name, dtype in types.items()}
             logits = torch.zeros((1, req_states.vocab_size), device=req_states.device)
-            boost(logits, self.tables, req_states, SimpleNamespace(**dict.fromkeys(names, zero)))
+            boost(logits, self.tables, req_states, SimpleNamespace(**zeros))
 
     @classmethod
     def validate_params(cls, sampling_params: "SamplingParams") -> None:

@@ -126,22 +126,23 @@ def _nodes(sequences: Iterable[Sequence[tuple[int, int]]]) -> np.ndarray:
                 children[node][edge] = len(children)
                 children.append({})
             node = children[node][edge]
-    nodes = np.zeros((NODE_ROWS, len(children)), np.int32)
-    nodes[TOKEN, 0] = -1
+    size = len(children)
+    tokens, kinds, fails, firsts, counts = [-1] + [0] * (size - 1), *([0] * size for _ in range(NODE_ROWS - 1))
     old = [0]  # numbers in `children`, in the order of the new ones
     edges = list[dict[tuple[int, int], int]]()  # new numbers of the children of each node
     for number, each in enumerate(old):
-        nodes[CHILD, number], nodes[CHILDREN, number] = len(old), len(children[each])
+        firsts[number], counts[number] = len(old), len(children[each])
         edges.append({edge: len(old) + place for place, edge in enumerate(children[each])})
         old.extend(children[each].values())
     for parent, below in enumerate(edges):  # a node's fail is less deep, so it is known
         for edge, number in below.items():
-            nodes[TOKEN, number], nodes[KIND, number] = edge
-            fail = int(nodes[FAIL, parent])
+            tokens[number], kinds[number] = edge
+            fail = fails[parent]
             while edge not in edges[fail] and fail:
-                fail = int(nodes[FAIL, fail])
-            nodes[FAIL, number] = edges[fail].get(edge, 0) if parent else 0
-    return nodes
+                fail = fails[fail]
+            fails[number] = edges[fail].get(edge, 0) if parent else 0
+    rows = {TOKEN: tokens, KIND: kinds, FAIL: fails, CHILD: firsts, CHILDREN: counts}
+    return np.array([rows[row] for row in range(NODE_ROWS)], np.int32)
 
 
 class Automaton:
