@@ -43,7 +43,7 @@ ENV HOME=/cache USER=voxtral LOGNAME=voxtral \
 COPY --from=wheel /src/container.txt /opt/voxtral-serve/
 RUN python3 -m pip install --no-cache-dir --no-deps --break-system-packages --require-hashes \
       -r /opt/voxtral-serve/container.txt \
-    && python3 -c "import av, librosa, silero_vad, soundfile, soxr; librosa.resample; silero_vad.load_silero_vad(sequence=True)"
+    && python3 -c "import av, librosa, py3langid, silero_vad, soundfile, soxr; librosa.resample; silero_vad.load_silero_vad(sequence=True)"
 
 # Bytecode: the official image has none, and who runs this one cannot write any, so each process would compile thousands of
 # modules at each start. In other packages there may be files for another Python, such as tests; they are named.

@@ -1,4 +1,5 @@
-# `make demo`, `make test` and `make test-slow` need Python 3.11, `make test-pinned` needs Python 3.12; all need GNU make and the network.
+# `make demo`, `make test` and `make test-slow` need Python 3.11, `make test-pinned` needs Python 3.12, `make test-clients` needs both; all need
+# GNU make and the network.
 # `make help` lists the rest.
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 # It is run, not only looked up: pyenv has a python3.12 on the PATH that may refuse to run.
@@ -68,7 +69,7 @@ lint: .venv/ready-dev ## style, types, documentation, and the schemas of the dep
 test-pinned: .venv-pinned/ready ## the tests that need vLLM 0.20.0 or also run on it (Python 3.12, 6 GB)
 	@.venv-pinned/bin/python -m pytest tests/pinned tests/patches tests/server/test_shutdown.py tests/unit/test_decode.py tests/unit/test_decoders.py
 
-test-clients: .venv/ready-dev .venv-clients/ready ## published live clients, unmodified, against a real server (700 MB)
+test-clients: .venv/ready-dev .venv-clients/ready .venv-recipes/ready ## published clients and proxies, unmodified, against a real server (1.3 GB)
 	@.venv/bin/python -m pytest tests/clients
 
 test-speech: .venv/ready-dev .venv-omni/ready ## Voxtral TTS and VoxCPM2 of vLLM-Omni on a CPU, with random weights (200 MB)
@@ -118,6 +119,8 @@ lock: ## update the pins and hashes of requirements/*.in (needs uv)
 	  --upgrade -c requirements/wheel.txt -o requirements/release.txt requirements/release.in
 	uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade -o requirements/clients.txt requirements/clients.in
+	uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
+	  --upgrade -o requirements/recipes.txt requirements/recipes.in
 	uv pip compile --no-deps --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header -q \
 	  --upgrade -o requirements/omni.txt requirements/omni.in
 
@@ -128,7 +131,7 @@ tables: .venv/ready-dev ## write the generated tables of README and docs, from b
 	@.venv/bin/python -m tools.tables
 
 clean: ## remove what the other targets made, including the environments
-	rm -rf .venv .venv-pinned .venv-clients .venv-omni .venv-release results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-pinned .venv-clients .venv-recipes .venv-omni .venv-release results bench/results/*/server.log .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## list the targets
@@ -152,6 +155,10 @@ PACKAGE = pyproject.toml src/voxtral_serve.pth
 .venv-clients/ready: requirements/clients.txt
 	@rm -f .venv-clients/ready
 	@$(PYTHON) tools/setup_venv.py --clients
+
+.venv-recipes/ready: requirements/recipes.txt
+	@rm -f .venv-recipes/ready
+	@$(PYTHON312) tools/setup_venv.py --recipes
 
 .venv-release/ready: requirements/release.txt
 	@rm -f .venv-release/ready

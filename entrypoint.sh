@@ -22,7 +22,7 @@ refuse() {
 }
 # silero_vad is only looked for: with it comes PyTorch, which takes seconds.
 reads_audio() {
-  python3 -c 'import av, librosa, onnxruntime, soundfile, soxr
+  python3 -c 'import av, librosa, onnxruntime, py3langid, soundfile, soxr
 from importlib.util import find_spec
 raise SystemExit(find_spec("silero_vad") is None)' 2>/dev/null
 }

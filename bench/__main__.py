@@ -1,4 +1,4 @@
-"""The command line: `python -m bench run|speech|serve|report|compare|matrix|gpu ...`.
+"""The command line: `python -m bench run|speech|serve|report|compare|matrix|gpu|speakers|confidence|delays ...`.
 
 Exit status: 0 if all clips completed; 1 if a request failed or is missing; 2 for an error in the usage or the data, or
 if there is no server; 130 after Ctrl-C.
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bench import BenchError, compare, matrix, report, run, serve
+from bench import BenchError, compare, confidence, delays, matrix, report, run, serve
 from bench.arguments import parse
 from bench.plan import ComparePlan, MatrixPlan, ReportPlan, RunPlan, ServePlan, SpeechPlan
 from bench.speech import report as speech_report
@@ -22,6 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from bench.gpu import command  # which other commands do without
 
         return command.main(words[1:])
+    if words[:1] == ["speakers"]:
+        from bench.speakers import command as speakers
+
+        return speakers.main(words[1:])
+    for name, command in (("confidence", confidence), ("delays", delays)):
+        if words[:1] == [name]:
+            return command.main(words[1:])
     plan = parse(words)
     try:
         if isinstance(plan, SpeechPlan) or (isinstance(plan, ReportPlan) and speech_report.is_one(plan.out)):

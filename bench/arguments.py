@@ -48,6 +48,9 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
     _add_compare(commands)
     _add_matrix(commands)
     commands.add_parser("gpu", help="measure configurations on a GPU: python -m bench gpu --help")  # bench/__main__.py
+    commands.add_parser("speakers", help="speaker labels on human voices: python -m bench speakers --help")
+    commands.add_parser("confidence", help="whether `probability` of words is true: python -m bench confidence --help")
+    commands.add_parser("delays", help="uploads at several delays: python -m bench delays --help")
     flags = parser.parse_args(arguments)
     if flags.command == "run":
         return _run_plan(parser, flags)

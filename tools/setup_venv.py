@@ -5,6 +5,7 @@ python3.11 tools/setup_venv.py --dev      # and what `make test` needs on top
 python3.11 tools/setup_venv.py --clients  # .venv-clients: published clients of live speech, for `make test-clients`
 python3.11 tools/setup_venv.py --release  # .venv-release: what builds and checks a release, for `make release`
 python3.11 tools/setup_venv.py --omni     # .venv-omni: vLLM-Omni on top of .venv, for `make test-speech`
+python3.12 tools/setup_venv.py --recipes  # .venv-recipes: proxies between clients and a server, for `make test-clients`
 python3.12 tools/setup_venv.py --pinned   # .venv-pinned: the contest's vLLM, for `make test-pinned`
 """
 
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PINNED = ROOT / ".venv-pinned"
 CLIENTS = ROOT / ".venv-clients"
+RECIPES = ROOT / ".venv-recipes"
 RELEASE = ROOT / ".venv-release"
 OMNI = ROOT / ".venv-omni"
 REQUIREMENTS = ROOT / "requirements"
@@ -46,16 +48,8 @@ def check_machine(python: str, remedy: str) -> None:
 
 def pip(venv: Path, label: str, packages: int, *arguments: str) -> bool:
     """Install into `venv` with a bar over `packages`. Returns whether it succeeded; if not, prints pip's last lines."""
-    command = [
-        str(venv / "bin/python"),
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-compile",
-        "--disable-pip-version-check",
-        *arguments,
-    ]
+    options = ("--no-deps", "--no-compile", "--disable-pip-version-check")
+    command = [str(venv / "bin/python"), "-m", "pip", "install", *options, *arguments]
 
     def show(doing: str, share: float, last: bool = False) -> None:
         if last or sys.stderr.isatty():
@@ -131,6 +125,7 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--dev", action="store_true", help="also what the tests and checks need")
     which.add_argument("--clients", action="store_true", help="instead .venv-clients, with published live clients")
+    which.add_argument("--recipes", action="store_true", help="instead .venv-recipes, with published proxies")
     which.add_argument("--release", action="store_true", help="instead .venv-release, with what builds a release")
     which.add_argument("--omni", action="store_true", help="instead .venv-omni, with vLLM-Omni on top of .venv")
     which.add_argument("--pinned", action="store_true", help="instead .venv-pinned, with vLLM 0.20.0")
@@ -143,6 +138,9 @@ def main() -> None:
             install_local(PINNED, "vllm-alias-pinned")
             (PINNED / "ready").touch()
         return
+    if arguments.recipes:
+        check_machine("3.12", "Name one with `make PYTHON312=/path/to/python3.12 test-clients`.")
+        return install_tools(RECIPES, "proxies", REQUIREMENTS / "recipes.txt")
     check_machine("3.11", "Name one with `make PYTHON=/path/to/python3.11`, or serve on a GPU: see README.md.")
     if arguments.clients:
         return install_tools(CLIENTS, "live clients", REQUIREMENTS / "clients.txt")

@@ -18,10 +18,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bench import delays
 from bench.gpu import bounds, tested
 from bench.gpu.rows import TITLES
+from bench.speakers import score
 from bench.tables import code
 from bench.tables import trusted_table as markdown
+from pico import keywords
 from voxtral_serve.guard.chat import ChatFields
 from voxtral_serve.guard.fields import UploadFields
 from voxtral_serve.guard.speech.fields import SpeechFields
@@ -72,8 +75,7 @@ class Reports:
     def rows(self, kind: str, file: str = REPORT) -> list[dict[str, Any]]:
         """The rows of a kind, by configuration. Raises ValueError if one of them had a failed request."""
         rows = [row for row in self.read(file)["rows"] if row["kind"] == kind]
-        servers = list(TITLES)
-        return [self.row(row["row"], file) for row in sorted(rows, key=lambda row: servers.index(row["server"]))]
+        return [self.row(each["row"], file) for each in sorted(rows, key=lambda row: [*TITLES].index(row["server"]))]
 
     def all(self) -> list[dict[str, Any]]:
         """The content of every file report-NAME.json."""
@@ -133,10 +135,9 @@ def general(row: Mapping[str, Any]) -> bool:
 def uploads(reports: Reports) -> str:
     lines = []
     for row in filter(general, reports.rows("uploads")):
-        cells = (figure(row["p50_ms"]), figure(row["p95_ms"]), small(row["rtfx"]))
-        memory = row["peak_vram_bytes"] and row["peak_vram_bytes"] / GB
-        more = (small(row["joules_per_audio_second"]), figure(memory, 1))
-        lines.append((TITLES[row["server"]], str(row["in_flight"]), str(row["clips"]), *cells, *more))
+        cells = (str(row["in_flight"]), str(row["clips"]), figure(row["p50_ms"]), figure(row["p95_ms"]))
+        memory = figure(row["peak_vram_bytes"] and row["peak_vram_bytes"] / GB, 1)
+        lines.append((TITLES[row["server"]], *cells, small(row["rtfx"]), small(row["joules_per_audio_second"]), memory))
     heads = ("configuration", "in flight", "clips", "P50 ms", "P95 ms", "RTFx", "J per s of audio", "peak GB")
     return f"{markdown(heads, lines)}\n\n{reports.source()}"
 
@@ -251,10 +252,6 @@ def fields(model: type[BaseModel], inherited: bool = True) -> Table:
     return table
 
 
-def stages(_: Reports) -> str:
-    return markdown(("stage", "what happens"), [(code(stage), text) for stage, text in STAGES.items()])
-
-
 PAGES: dict[str, dict[str, Table]] = {
     "README.md": {"speed": speed},
     "docs/pages/performance.md": {"stock": stock, "uploads": uploads, "live": all_live, "start": start},
@@ -263,9 +260,14 @@ PAGES: dict[str, dict[str, Table]] = {
     "docs/pages/batch.md": {"archive": archive},
     "docs/pages/speech-synthesis.md": {"speech": speech},
     "docs/pages/architecture.md": {"gpu_tests": lambda reports: markdown(*tested.table(reports.root))},
+    "docs/pages/speakers.md": {"speakers": lambda reports: score.table(reports.read(score.OUT))},
     "docs/pages/checkpoints.md": {"patches": patches},
-    "docs/pages/monitoring.md": {"stages": stages},
-    "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)},
+    "docs/pages/monitoring.md": {
+        "stages": lambda _: markdown(("stage", "what happens"), [(code(name), text) for name, text in STAGES.items()])
+    },
+    "docs/pages/profiles.md": {"delays": lambda reports: delays.table(reports.read(delays.OUT))},
+    "docs/pages/speech-api.md": {"upload_fields": fields(UploadFields), "speech_fields": fields(SpeechFields)}
+    | {"keywords": lambda reports: keywords.table(reports.read(str(keywords.OUT)))},
     "docs/pages/other-models.md": {"chat_fields": fields(ChatFields, inherited=False)},
 }
 

@@ -15,6 +15,7 @@ from voxtral_serve.batch.job import PATIENCE_S, SUBTITLES, BatchJob
 from voxtral_serve.client.jobs import DELAYS_MS, FORMATS, LIVE_FORMATS, FilesJob, LiveJob
 from voxtral_serve.draft.job import TrainJob
 from voxtral_serve.prove.job import OUT, ProveJob
+from voxtral_serve.speakers import MOST as MOST_SPEAKERS
 
 
 def main() -> NoReturn:
@@ -130,11 +131,12 @@ def _add_transcribe(commands: Any) -> argparse.ArgumentParser:
     add("--again", action="store_true", help="with --out: transcribe files again whose transcripts exist")
     add("--model", metavar="NAME", help="model to request (default: the first that the server lists)")
     add("--language", metavar="CODE", help="such as en, for models that take a language")
+    _add_speakers(command)
     add("--jobs", type=int, default=4, metavar="N", help="files in flight at a time (default: %(default)s)")
     live = "print words as they arrive, from the microphone or from one file; Ctrl-C ends the audio"
     add("--live", action="store_true", help=live)
-    delay = "with --live: how far the text is behind the speech: %(choices)s ms (default: the server's)"
-    add("--delay", type=int, choices=DELAYS_MS, metavar="MS", help=delay)
+    _add_delay(command)
+    _add_keywords(command)
     return command
 
 
@@ -143,15 +145,13 @@ def _transcribe(call: Call) -> int:
     if given.live:
         if len(given.files) > 1:
             command.error("--live takes one FILE, or none for the microphone")
-        for name in ("language", "jobs"):
+        for name in ("language", "speakers", "jobs"):
             if getattr(given, name) != command.get_default(name):
                 command.error(f"--{name} is not for --live")
         if given.format not in LIVE_FORMATS:
             command.error(f"--format {given.format} is not for --live, which has {' and '.join(LIVE_FORMATS)}")
     elif not given.files:
         command.error("name a FILE, or --live for the microphone")
-    elif given.delay is not None:
-        command.error("--delay is for --live")
     if given.again and not given.out:
         command.error("--again: only with --out")
     if given.jobs < 1:
@@ -174,6 +174,7 @@ def _transcribe(call: Call) -> int:
                 again=given.again,
                 model=given.model,
                 delay_ms=given.delay,
+                keywords=tuple(given.keyword),
             )
         )
     return transcribe.run(
@@ -185,9 +186,36 @@ def _transcribe(call: Call) -> int:
             again=given.again,
             model=given.model,
             language=given.language,
+            speakers=given.speakers,
+            delay_ms=given.delay,
+            keywords=tuple(given.keyword),
             in_flight=given.jobs,
         )
     )
+
+
+def _add_delay(command: argparse.ArgumentParser) -> None:
+    what = "of the text behind the speech: %(choices)s ms; a longer one has fewer errors, as Mistral reports "
+    what += "(default: the server's)"
+    command.add_argument("--delay", type=int, choices=DELAYS_MS, metavar="MS", help=what)
+
+
+def _add_keywords(command: argparse.ArgumentParser) -> None:
+    what = "word or phrase to prefer where the audio allows it, such as a name; repeatable, at most 100"
+    command.add_argument("--keyword", action="append", default=[], metavar="PHRASE", help=what)
+
+
+def _add_speakers(command: argparse.ArgumentParser) -> None:
+    what = "label who says what; N is the number of speakers, if it is known. Name the files before it"
+    command.add_argument("--speakers", type=_speakers, nargs="?", const=0, metavar="N", help=what)
+
+
+def _speakers(word: str) -> int:
+    """The number of speakers in a command line. Raises argparse.ArgumentTypeError."""
+    if not (word.isascii() and word.isdigit() and len(word) < 3 and 1 <= int(word) <= MOST_SPEAKERS):
+        told = f"{word!r} is not a number of speakers: expected 1 to {MOST_SPEAKERS}, or files before --speakers"
+        raise argparse.ArgumentTypeError(told)
+    return int(word)
 
 
 def _add_batch(commands: Any) -> argparse.ArgumentParser:
@@ -213,7 +241,10 @@ def _add_batch(commands: Any) -> argparse.ArgumentParser:
     add("--url", action="append", default=[], metavar="URL", help="use this server, and start none; repeatable")
     add("--model", metavar="NAME", help="model to request (default: the first that a server lists)")
     add("--language", metavar="CODE", help="such as en, for models that take a language")
-    in_flight = "requests in flight at each server (default: max_num_seqs of the config, 16 with --url)"
+    _add_speakers(command)
+    _add_delay(command)
+    _add_keywords(command)
+    in_flight = "requests in flight at each server (default: the config's max_num_seqs, or 16; 4 with --speakers)"
     add("--in-flight", type=int, metavar="N", help=in_flight)
     rows = "rows of a file of results, which are done together (default: 16 to 1024, by the manifest's length)"
     add("--rows-per-file", type=int, metavar="N", help=rows)
@@ -251,6 +282,9 @@ def _batch(call: Call) -> int:
             arguments=tuple(call.serve),
             model=given.model,
             language=given.language,
+            speakers=given.speakers,
+            delay_ms=given.delay,
+            keywords=tuple(given.keyword),
             in_flight=given.in_flight,
             rows_per_file=given.rows_per_file,
             subtitles=subtitles,

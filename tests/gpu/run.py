@@ -31,7 +31,18 @@ sys.path.insert(0, str(ROOT))
 from bench.gpu import tested  # noqa: E402
 
 # What vLLM does not bring, or not in every installation
-NEEDED = ("jiwer", "pynvml", "pytest", "silero_vad", "soundfile", "soxr", "vllm", "websockets", "whisper_normalizer")
+NEEDED = (
+    "jiwer",
+    "py3langid",
+    "pynvml",
+    "pytest",
+    "silero_vad",
+    "soundfile",
+    "soxr",
+    "vllm",
+    "websockets",
+    "whisper_normalizer",
+)
 LIMIT_S = 480
 LIBRARIES = ("vllm", "torch", "triton", "transformers", "mistral-common", "pytest")
 GROUPS = {

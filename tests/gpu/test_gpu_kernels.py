@@ -7,18 +7,21 @@ tests/pinned/test_kernels.py runs this file in a process of its own.
 
 import itertools
 import os
+import random as randoms
 import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import offline
+import phrases
 import pytest
 import torch
 import torch.nn.functional as F
 from places import ROOT
 
-from voxtral_serve.engine import draft_stream, paged_attention, ring_attention
+from voxtral_serve.engine import draft_stream, keyword_boost, paged_attention, ring_attention
 from voxtral_serve.engine.packed_attention import packed_attention
 
 if ring_attention.triton is None:
@@ -241,6 +244,82 @@ def test_the_backend_is_vllms(window: int | None, requests: tuple[tuple[int, int
     assert apart(*outs) < BOUND[torch.float16]
 
 
+@pytest.mark.parametrize("seed", range(4 if offline.ON_GPU else 2))
+def test_phrases_with_drafts(seed: int) -> None:
+    """What requests with and without phrases say in one batch, with drafts that are rejected, is what the rule says.
+
+    Between steps, a request may be preempted: its table is written anew, and its tokens are in another slot.
+    """
+    choose, count, slots = randoms.Random(seed), 40, 7
+    tables = [phrases.table(choose) if number % 3 else None for number in range(5)]
+    expected = [phrases.said(seed, table, count) for table in tables]
+    slot_of = dict(enumerate(choose.sample(range(slots), len(tables))))
+    written = torch.full((slots, keyword_boost.WIDTH), 3, dtype=torch.int32, device=DEVICE)  # of requests before
+
+    def write(number: int) -> None:
+        content = np.frombuffer(tables[number] or bytes(4), np.int32).copy()
+        written[slot_of[number], : len(content)] = torch.from_numpy(content).to(DEVICE)
+
+    for number in slot_of:
+        write(number)
+
+    def boosted(requests: list[list[int]], drafts: list[list[int]], rows: list[phrases.Row]) -> np.ndarray:
+        if choose.random() < 0.2:
+            number = choose.randrange(len(tables))
+            slot_of[number] = choose.choice([slot for slot in range(slots) if slot not in slot_of.values()])
+            write(number)
+        tokens = torch.full((slots, 90), 8, dtype=torch.int32)
+        lengths = torch.zeros(slots, dtype=torch.int32)
+        for number, slot in slot_of.items():
+            lengths[slot] = len(requests[number])
+            tokens[slot, : lengths[slot]] = torch.tensor(requests[number])
+        prompts = torch.full((slots,), len(phrases.PROMPT), dtype=torch.int32)
+        state = SimpleNamespace(
+            all_token_ids=SimpleNamespace(gpu=tokens.to(DEVICE)),
+            prompt_len=SimpleNamespace(gpu=prompts.to(DEVICE)),
+            total_len=SimpleNamespace(gpu=lengths.to(DEVICE)),
+        )
+        values = torch.from_numpy(np.stack([row.logits for row in rows])).to(DEVICE)
+        batch = SimpleNamespace(
+            idx_mapping=numbers(list(slot_of.values())),
+            expanded_idx_mapping=numbers([slot_of[row.request] for row in rows]),
+            expanded_local_pos=numbers([len(row.drafts) for row in rows]),
+            input_ids=numbers([[*row.tokens, *row.drafts][-1] for row in rows], torch.int64),
+        )
+        for _ in range(2):  # the second time, all tokens are read
+            result = values.clone()
+            keyword_boost.boost(result, written, state, batch)
+        return result.cpu().numpy()
+
+    random_drafts = randoms.Random(seed + 1)
+    found = phrases.said_with_drafts([seed] * 5, count, random_drafts, lambda number: expected[number], boosted)
+    assert found == expected
+
+
+def test_phrases_with_many_beginnings() -> None:
+    """More than are read at a time."""
+    size, count = 1000, 2 * 100
+    choose = np.random.default_rng(0)
+    ids = choose.permutation(np.arange(2, size))[:count].tolist()
+    tokens = phrases.TOKENS._replace(encode=lambda text: [ids[int(text) * 2 + (text[0] == " ")]])
+    table = tokens.table(map(str, range(100)), phrases.STRENGTHS)
+    assert table is not None and count > keyword_boost.BLOCK
+    written = torch.from_numpy(np.frombuffer(table, np.int32).copy())[None].to(DEVICE)
+    written = F.pad(written, (0, keyword_boost.WIDTH - written.shape[1]))
+    values = choose.normal(size=(1, size)).astype(np.float32)
+    zero, length = numbers([0]), SimpleNamespace(gpu=numbers([5]))
+    last = SimpleNamespace(gpu=numbers([[0] * 4 + [phrases.WORD]]))
+    state = SimpleNamespace(prompt_len=length, total_len=length, all_token_ids=last)
+    names = ("idx_mapping", "expanded_idx_mapping", "expanded_local_pos")
+    batch = SimpleNamespace(**dict.fromkeys(names, zero), input_ids=numbers([phrases.WORD]))
+    got = torch.from_numpy(values.copy()).to(DEVICE)
+    keyword_boost.boost(got, written, state, batch)
+    expected = values[0].copy()
+    phrases.Automaton(table).boost(expected, 0, phrases.WORD)
+    assert (expected != values[0]).sum() == count
+    assert np.array_equal(got.cpu().numpy()[0], expected)
+
+
 SANITIZER_S = 300
 REFUSED = ("Device not supported", "not supported on this", "Unable to find injection library")
 
@@ -255,7 +334,7 @@ def test_compute_sanitizer() -> None:
     done = subprocess.run(
         [
             *(program, "--tool", "memcheck", "--error-exitcode", "99", sys.executable, "-m", "pytest", "-q", __file__),
-            *("-p", "no:cacheprovider", "-k", "(bfloat16 and 64) or drafts"),
+            *("-p", "no:cacheprovider", "-k", "(bfloat16 and 64) or drafts or phrases"),
         ],
         cwd=ROOT,
         env=environment,

@@ -16,7 +16,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from pico import model, others
 from voxtral_serve import shims
 from voxtral_serve.engine import names
-from voxtral_serve.engine.session import OPTION, SESSION
+from voxtral_serve.engine.session import DELAY, OPTION, SESSION, UPLOAD_DELAY
 from voxtral_serve.patches.clip_end import ClipEnd
 from voxtral_serve.shims import TESTED, PatchError, installed
 
@@ -165,6 +165,29 @@ def test_a_server_without_live_sessions_has_none(live: Any, options: Any, monkey
     monkeypatch.setattr(live.vllm_config, "additional_config", options)
     with pytest.raises(VLLMValidationError, match=f"{SESSION} is an option of the server itself"):
         written(live, extra_args={SESSION: NAMED})
+
+
+# A request names its delay only as the server does: one that the model has been made for, and that its prompt has
+
+PROMPT_OF_2400 = model.PROMPT_TOKENS - model.DELAY_TOKENS + 30
+
+
+@pytest.mark.parametrize("options", [{OPTION: 2}, {UPLOAD_DELAY: 480}])
+def test_a_delay_that_the_prompt_has(live: Any, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live.vllm_config, "additional_config", options)
+    assert ask(live, 3, prompt=PROMPT_OF_2400, extra_args={DELAY: 30}).mm_features
+    for delay in (29, 31, 0, -1, 30.0, True, "30", [30], {}, 2**63):
+        with pytest.raises(VLLMValidationError, match=f"{DELAY} is an option of the server itself"):
+            ask(live, 3, prompt=PROMPT_OF_2400, extra_args={DELAY: delay})
+    with pytest.raises(VLLMValidationError, match="is an option of the server itself"):
+        written(live, extra_args={SESSION: NAMED, DELAY: model.DELAY_TOKENS})
+
+
+@pytest.mark.parametrize("options", [{}, None, {OPTION: 0}])
+def test_a_server_of_one_delay(live: Any, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live.vllm_config, "additional_config", options)
+    with pytest.raises(VLLMValidationError, match=f"{DELAY} is an option of the server itself"):
+        ask(live, 3, prompt=PROMPT_OF_2400, extra_args={DELAY: 30})
 
 
 def test_installing_twice_wraps_once(processor: Any) -> None:

@@ -9,6 +9,8 @@ from places import PICO
 from vllm.model_executor.models import voxtral_realtime
 from vllm.tokenizers import get_tokenizer
 
+from mistral_layout import audio as layout
+from pico import mel, model
 from voxtral_serve.engine import encode_once
 
 
@@ -20,14 +22,17 @@ def one_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "cached_tokenizer_from_config", lambda _: tokenizer)
 
 
-def prompt(model: Any, audio: np.ndarray) -> Any:
-    asked = SimpleNamespace(
+def asking(audio: np.ndarray) -> Any:
+    return SimpleNamespace(
         audio=audio.copy(),
         model_config=SimpleNamespace(model="pico"),
         stt_config=SimpleNamespace(sample_rate=16000),
         language=None,
     )
-    return model.get_generation_prompt(asked)
+
+
+def prompt(model: Any, audio: np.ndarray) -> Any:
+    return model.get_generation_prompt(asking(audio))
 
 
 @pytest.mark.parametrize("samples", [1, 160, 12345, 16000, 176001])
@@ -42,3 +47,11 @@ def test_the_prompt_is_vllms_own(samples: int, loudness: float) -> None:
     assert rate == expected_rate
     assert waveform.dtype == expected.dtype
     np.testing.assert_array_equal(waveform, expected)
+
+
+@pytest.mark.parametrize("delay", [1, 6, 30])
+def test_the_prompt_of_another_delay_is_the_references(delay: int) -> None:
+    audio = np.full(12345, 0.25, np.float32)
+    found: Any = encode_once.VoxtralRealtimeEncodeOnce.prompt_with_delay(asking(audio), 80 * delay)
+    assert found["prompt_token_ids"] == [model.BOS] + [model.STREAMING_PAD] * (layout.prompt_tokens(delay) - 1)
+    np.testing.assert_array_equal(found["multi_modal_data"]["audio"][0], mel.pad_audio(audio, delay))

@@ -182,14 +182,17 @@ def test_killed_in_turn(archive: dict[str, str], online: dict[str, str], tmp_pat
     assert "config.additional_config was" in other.stderr
 
 
-def test_a_server_that_is_up(fast_url: str, clips: list[dataset.Clip], tmp_path: Path) -> None:
+@pytest.mark.parametrize("speakers", [False, True])
+def test_a_server_that_is_up(fast_url: str, clips: list[dataset.Clip], tmp_path: Path, speakers: bool) -> None:
+    more = {"diarize": "true", "num_speakers": "1"} if speakers else {}
     folder = tmp_path / "in"
     folder.mkdir()
     for clip in short(clips, 3):
         (folder / clip.path.name).symlink_to(clip.path)
     (folder / "broken.wav").write_bytes(b"RIFF, and nothing that follows from it")
     out = str(tmp_path / "out")
-    done = batching.run(folder, "--out", out, "--url", fast_url, "--subtitles", "srt,vtt", OPENAI_API_KEY=KEY)
+    words = ("--out", out, "--url", fast_url, "--subtitles", "srt,vtt", *(("--speakers", 1) if speakers else ()))
+    done = batching.run(folder, *words, OPENAI_API_KEY=KEY)
     assert done.returncode == 1, done.stderr
     rows = {row["id"]: row for row in batching.rows(out)}
     assert rows["broken.wav"]["text"] is None
@@ -198,12 +201,13 @@ def test_a_server_that_is_up(fast_url: str, clips: list[dataset.Clip], tmp_path:
         name = clip.path.name
         for form in ("srt", "vtt"):
             written = Path(out, "subtitles", f"{name}.{form}").read_bytes()
-            assert written == upload(fast_url, clip.path, response_format=form).content
-        fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+            assert written == upload(fast_url, clip.path, response_format=form, **more).content
+        fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"], **more}
         answer = upload(fast_url, clip.path, **fields).json()
         assert (rows[name]["text"], rows[name]["seconds"]) == (answer["text"], answer["duration"])
         assert rows[name]["words"] == answer["words"]
-        timed = [{key: each[key] for key in ("text", "start", "end")} for each in answer["segments"]]
+        keys = ("text", "start", "end", *(["speaker"] if speakers else []))
+        timed = [{key: each[key] for key in keys} for each in answer["segments"]]
         assert rows[name]["segments"] == timed
 
 

@@ -12,14 +12,20 @@ import torch
 from places import PICO
 from vllm.engine.arg_utils import EngineArgs
 
+from pico import keywords, model, sounds
 from voxtral_serve.engine.draft_network import FILE
+from voxtral_serve.engine.keywords import KEYWORDS
+from voxtral_serve.engine.session import UPLOAD_DELAY
+from voxtral_serve.transcript.logprobs import chosen_logprobs
 
 PADS, DRAFTER = "voxtral_serve.drafter.PadDrafter", "voxtral_serve.drafter.Drafter"
 LATE = ("154", "217")  # pico says no EOS within a clip, so drafts reach beyond its end
 NAMES = [*offline.varied(6, longest_s=8.0), *LATE]
 AT_ONCE, CONTEXT, CHUNK = 4, 192, 48
 SAMPLES, HOT = 400, 2.0  # requests whose tokens are counted, and their temperature
+DELAYED, DELAYS = {UPLOAD_DELAY: 480}, [30, 6, 1]  # of the options; of uploads, in token positions
 SCHEDULE = [[1, 2, 15], [3, 4, 3]]
+PREFERRED = [*keywords.names()[::4], "the morning", "in the garden", "a lot of", "my brother", "they were"]
 
 
 class Case(NamedTuple):
@@ -39,13 +45,13 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Pads; a drafter that knows these clips, whose prompts are cut into chunks; and one that knows nothing."""
     path = tmp_path_factory.mktemp("draft") / "head.safetensors"
     if request.param == "pads":  # pico says a pad more often than not
-        return Case(speculation(PADS, 5, method="custom_class"), 1, 5)
+        return Case(speculation(PADS, 5, method="custom_class") | {"additional_config": DELAYED}, 1, 5)
     if request.param == "trained":
         options = speculation(DRAFTER, 15) | {"max_num_batched_tokens": CHUNK}
-        return Case(options | {"additional_config": {"draft_head": str(heads.trained(path, NAMES))}}, 8, 15)
+        return Case(options | {"additional_config": DELAYED | {"draft_head": str(heads.trained(path, NAMES))}}, 8, 15)
     options = speculation(DRAFTER, 15, num_speculative_tokens_per_batch_size=SCHEDULE)
     return Case(
-        options | {"additional_config": {"draft_head": str(heads.random(path))}}, 0, 5
+        options | {"additional_config": DELAYED | {"draft_head": str(heads.random(path))}}, 0, 5
     )  # or pads in their place
 
 
@@ -70,6 +76,20 @@ def test_the_tokens_are_those_without_it(llm: Any, case: Case) -> None:
 
 
 @pytest.mark.slow
+def test_logprobs_are_the_references(llm: Any) -> None:
+    """One for each token, of drafts that were accepted, of those in place of a rejected one, and of bonus tokens."""
+    sampling = offline.sampling(logprobs=0, flat_logprobs=True)
+    answers = llm.generate([offline.prompt(offline.read(name)) for name in NAMES], sampling, use_tqdm=False)
+    least = 0.0
+    for name, answer in zip(NAMES, answers, strict=True):
+        (said,) = answer.outputs
+        expected = logprobs(offline.read(name), [*said.token_ids])
+        assert chosen_logprobs(said) == pytest.approx(expected, abs=2e-3)
+        least = min(least, *expected)
+    assert least < -0.5
+
+
+@pytest.mark.slow
 def test_so_are_those_of_several_at_once(llm: Any, case: Case) -> None:
     before = offline.counters(llm)
     names = [*NAMES, *NAMES[::-1]]
@@ -78,6 +98,58 @@ def test_so_are_those_of_several_at_once(llm: Any, case: Case) -> None:
     assert after["num_preemptions"] > before["num_preemptions"]
     accepted = after["spec_decode_num_accepted_tokens"] - before["spec_decode_num_accepted_tokens"]
     assert accepted > 0 or not case.least
+
+
+@pytest.mark.slow
+def test_uploads_of_several_delays_in_one_batch_have_the_tokens_of_each_alone(llm: Any) -> None:
+    """Also after preemption. The drafter guesses for one of the delays; the others have pads."""
+    before = offline.counters(llm)
+    audios, delays = [offline.read(name) for name in NAMES for _ in DELAYS], DELAYS * len(NAMES)
+    assert offline.generate_at(llm, audios, delays) == offline.referred(audios, delays)
+    assert offline.counters(llm)["num_preemptions"] > before["num_preemptions"]
+    audios = [offline.read(name) for name in NAMES]
+    assert offline.generate(llm, audios) == offline.reference_tokens(NAMES)  # slots that had other delays
+
+
+@pytest.mark.slow
+def test_custom_words_beside_requests_without_them(llm: Any, case: Case) -> None:
+    """In the same steps, also after preemption, whatever is drafted: the tokens are those that the rule gives one at a
+    time, and requests without custom words have theirs."""
+    before = offline.counters(llm)
+    names = [*NAMES, *NAMES]
+    audios = [offline.read(name) for name in names]
+    tables = [None if number % 3 else offline.table(*PREFERRED) for number in range(len(names))]
+    expected = offline.referred_preferring(audios, tables)
+    plain = offline.reference_tokens(names)
+    changed = [each != other for each, other in zip(expected, plain, strict=True)]
+    assert sum(changed) >= 3
+    assert not any(each for each, table in zip(changed, tables, strict=True) if table is None)
+    assert offline.generate_preferring(llm, audios, tables) == expected
+    after = offline.counters(llm)
+    assert after["num_preemptions"] > before["num_preemptions"]
+    accepted = after["spec_decode_num_accepted_tokens"] - before["spec_decode_num_accepted_tokens"]
+    assert accepted > 0 or not case.least
+    assert offline.generate(llm, [offline.read(name) for name in NAMES]) == offline.reference_tokens(NAMES)
+    noise = sounds.not_speech(np.random.default_rng(0), 4.0, "pink")
+    (silent,) = offline.generate_preferring(llm, [noise], tables[:1])
+    assert {*silent} == {model.STREAMING_PAD}
+
+
+@pytest.mark.slow
+def test_custom_words_leave_the_logprobs_those_of_the_model(llm: Any) -> None:
+    clip, table = offline.read(NAMES[0]), offline.table(*PREFERRED)
+    sampling = offline.sampling(logprobs=0, flat_logprobs=True, extra_args={KEYWORDS: table})
+    (answer,) = llm.generate([offline.prompt(clip)], sampling, use_tqdm=False)
+    (said,) = answer.outputs
+    assert chosen_logprobs(said) == pytest.approx(logprobs(clip, [*said.token_ids]), abs=2e-3)
+
+
+@torch.no_grad()
+def logprobs(clip: np.ndarray, tokens: list[int]) -> list[float]:
+    """The reference's, of these tokens after the prompt."""
+    asked = torch.tensor([offline.prompt(clip)["prompt_token_ids"] + tokens[:-1]])
+    logits = offline.reference().decode(offline.reference_rows(clip)[None, : asked.shape[1]], asked)[0, -len(tokens) :]
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 import offline
 import pytest
 
-from pico import model
+from pico import keywords, model
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpu]  # `make test` has preempted requests in test_drafter.py
 
@@ -51,6 +51,17 @@ def test_more_requests_than_run_at_once_some_preempted(
     before = preemptions(llm)
     assert offline.generate(llm, [offline.read(name) for name in names]) == [expected[name] for name in names]
     assert preemptions(llm) - before >= AT_ONCE
+
+
+def test_custom_words_of_some(llm: Any, names: list[str], expected: dict[str, list[int]]) -> None:
+    """Without drafts, as with them in test_drafter.py."""
+    before = preemptions(llm)
+    tables = [None if number % 3 else offline.table(*keywords.names()[:100]) for number in range(len(names))]
+    audios = [offline.read(name) for name in names]
+    preferred = offline.referred_preferring(audios, tables)
+    assert sum(each != expected[name] for each, name in zip(preferred, names, strict=True)) >= 2
+    assert offline.generate_preferring(llm, audios, tables) == preferred
+    assert preemptions(llm) > before
 
 
 def test_the_same_clip_in_every_place(llm: Any, names: list[str], expected: dict[str, list[int]]) -> None:

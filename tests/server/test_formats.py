@@ -5,17 +5,23 @@ The benchmark's clips come with the times of their words, from the synthesis.
 
 import itertools
 import json
+import math
 import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
+import requests
 from places import DATA
 from servers import short
-from uploads import upload
+from uploads import AUTHORIZED, RATE, upload
 
 from bench import dataset
+from pico.evaluate import read_audio
 
 CLIPS, FEW = 40, 4
+CORRECTED = ("230", "old", "An Albert tree", "An old tree")  # clip, custom word, its text without it and with it
 CUE = re.compile(r"(\d\d):(\d\d):(\d\d)[,.](\d{3}) --> (\d\d):(\d\d):(\d\d)[,.](\d{3})\n((?:.+\n)+)")
 FORMS = ("text", "verbose_json", "srt", "vtt")
 
@@ -42,8 +48,82 @@ def plain(word: str) -> str:
     return re.sub(r"\W", "", word).casefold()
 
 
-def test_the_words_of_some_clips_at_their_times(url: str, clips: list[dataset.Clip]) -> None:
-    check_times(url, short(clips, FEW), 0.5)
+@pytest.mark.parametrize("delay_ms", [480, 2400])
+def test_the_words_of_some_clips_at_their_times(url: str, clips: list[dataset.Clip], delay_ms: int) -> None:
+    check_times(url, short(clips, FEW), 0.5, target_streaming_delay_ms=str(delay_ms))
+
+
+def test_channels_by_themselves(url: str, clips: list[dataset.Clip]) -> None:
+    """Each has the words and times of its clip alone; the second begins after the first."""
+    first, second = short(clips, 2)
+    voices = [read_audio(clip.path) for clip in (first, second)]
+    both = np.zeros((len(voices[0]) + len(voices[1]), 2), np.float32)
+    both[: len(voices[0]), 0], both[len(voices[0]) :, 1] = voices
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+    content = upload(url, both, channels="separate", **fields).json()
+    for number in (0, 1):
+        alone = upload(url, both[:, number].copy(), **fields).json()["words"]
+        own = [word for word in content["words"] if word["speaker"] == f"channel-{number + 1}"]
+        assert len(alone) > 3
+        assert [(word["word"], word["start"]) for word in own] == [(word["word"], word["start"]) for word in alone]
+    starts = [word["start"] for word in content["words"]]
+    assert starts == sorted(starts)
+    lines = upload(url, both, channels="separate", response_format="text").text.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["channel-1", "channel-2"]
+    silent = upload(url, np.zeros((RATE, 2), np.float32), channels="separate", **fields).json()
+    assert (silent["text"], silent["duration"], silent["usage"]["seconds"]) == ("", 1, 2)
+    mono = upload(url, voices[0], channels="separate", **fields).json()
+    assert {word["speaker"] for word in mono["words"]} == {"channel-1"}
+    many = upload(url, np.zeros((RATE, 9), np.float32), channels="separate")
+    assert (many.status_code, many.json()["error"]["code"]) == (400, "too_many_channels")
+
+
+def test_custom_words(url: str, clips: list[dataset.Clip]) -> None:
+    """In all forms, beside requests without them, which have the text that they had before."""
+    name, word, without, with_it = CORRECTED
+    (clip,) = (each for each in dataset.load(DATA).clips if each.id == name)
+    others = {"keywords[]": ["Hazel", "New York"]}
+    forms: list[dict[str, Any]] = [
+        *({"keywords[]": [word, "Hazel"]}, {"keywords": word}, {"hotwords": f"Hazel, {word}"}),
+        *({"context_bias": f"New_York,{word}"}, {"keywords[]": word, "stream": "true"}),
+        {"keywords[]": word, "response_format": "verbose_json"},
+        *({}, others, {"stream": "true"}),
+    ]
+    plain = upload(url, clip.path).json()["text"]
+    assert without in plain
+
+    def asked(fields: dict[str, Any]) -> str:
+        answer = upload(url, clip.path, **fields)
+        assert answer.ok and "x-voxtral-ignored" not in answer.headers
+        return str((events(answer)[-1] if "stream" in fields else answer.json())["text"])
+
+    with ThreadPoolExecutor(len(forms)) as pool:
+        found = list(pool.map(asked, forms))
+    assert all(with_it in text for text in found[:6]) and len({*found[:6]}) == 1
+    assert found[6:] == [plain] * 3
+    assert requests.get(f"{url}/v1/server", headers=AUTHORIZED, timeout=10).json()["capabilities"]["keywords"]
+    quiet = np.random.default_rng(0).normal(0, 0.01, 3 * RATE).astype(np.float32)
+    assert upload(url, quiet, **others).json()["text"] == ""
+    refused = upload(url, clip.path, **{"keywords[]": ["x" * 50]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "keywords")
+
+
+def test_uploads_at_the_same_time_have_delays_of_their_own(url: str, clips: list[dataset.Clip]) -> None:
+    """The prompt has the delay; tests of the engine compare the tokens that follow (test_drafter.py)."""
+    (clip,), delays_ms = short(clips, 1), [80, 240, 480, 960, 2400]
+
+    def asked(delay_ms: int) -> dict[str, Any]:
+        answer = upload(url, clip.path, stream="true", target_streaming_delay_ms=str(delay_ms))
+        assert "x-voxtral-ignored" not in answer.headers
+        return events(answer)[-1]
+
+    with ThreadPoolExecutor(len(delays_ms)) as pool:
+        found = list(pool.map(asked, delays_ms))
+    tokens = [each["usage"]["input_tokens"] for each in found]
+    assert [number - tokens[0] for number in tokens] == [(delay_ms - delays_ms[0]) // 80 for delay_ms in delays_ms]
+    assert found[-1]["usage"]["output_tokens"] > 10 and found[2]["text"] == upload(url, clip.path).json()["text"]
+    refused = upload(url, clip.path, target_streaming_delay_ms="500")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "target_streaming_delay_ms")
 
 
 @pytest.mark.slow
@@ -51,12 +131,13 @@ def test_every_word_at_its_time(url: str, clips: list[dataset.Clip]) -> None:
     check_times(url, clips, 0.8)
 
 
-def check_times(url: str, clips: list[dataset.Clip], share: float) -> None:
+def check_times(url: str, clips: list[dataset.Clip], share: float, **fields: str) -> None:
     """A word's start is off by at most 80 ms in the median, and by 240 ms in 95 %, in clips that were heard right, of
     which there is at least that share."""
     errors, clips_right = [], 0
     for clip in clips:
-        answer = upload(url, clip.path, response_format="verbose_json", **{"timestamp_granularities[]": "word"}).json()
+        fields |= {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+        answer = upload(url, clip.path, **fields).json()
         found, spoken = answer["words"], clip.extra["words"]
         assert " ".join(word["word"] for word in found) == answer["text"]
         assert answer["duration"] == pytest.approx(clip.duration_s, abs=0.01)
@@ -108,10 +189,40 @@ def check_forms(url: str, clip: dataset.Clip) -> None:
     assert numbers == [str(number) for number in range(1, len(segments) + 1)]
 
 
+def test_language_and_confidence(url: str) -> None:
+    """As `logprobs` has it, which `json` gives; in a clip that pico hears wrong, so that not all words are sure."""
+    clip = dataset.load(DATA).clips[0]
+    both = {"timestamp_granularities[]": ["word", "segment"], "response_format": "verbose_json"}
+    whole, (*_, done) = upload(url, clip.path, **both), events(upload(url, clip.path, stream="true", **both))
+    content = whole.json()
+    assert content["language"] == "english"
+    assert "x-voxtral-ignored" not in whole.headers
+    assert {name: done[name] for name in content} == content
+    told = upload(url, clip.path, **{"include[]": "logprobs"}).json()["logprobs"]
+    chances = [math.exp(each["logprob"]) for each in told]
+    assert min(chances) < 0.9
+    for word in content["words"]:
+        own, text = [], ""
+        while text.strip() != word["word"]:
+            text, chance = text + told.pop(0)["token"], chances.pop(0)
+            own.append(chance)
+        assert word["probability"] == pytest.approx(sum(own) / len(own), abs=0.02)
+    assert not told
+    assert all(-9 < each["avg_logprob"] <= 0 for each in content["segments"])
+
+
+def events(answer: requests.Response) -> list[dict[str, Any]]:
+    lines = answer.content.decode().split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"response_format": "xml"}, "response_format is 'xml': expected one of json, text, verbose_json, srt, vtt"),
+        (
+            {"response_format": "xml"},
+            "response_format is 'xml': expected one of json, text, verbose_json, srt, vtt, diarized_json",
+        ),
         ({"response_format": "srt", "stream": "true"}, "srt is not available with stream"),
         ({"response_format": "vtt", "use_beam_search": "true"}, "use_beam_search is not supported"),
         (

@@ -116,10 +116,36 @@ VLLMS = {
     **{"stop": "e", "stop_token_ids": "[32]", "bad_words": "the", "priority": "-1000", "request_id": "a"},
 }
 OTHERS = {
-    **{"keywords": "voxtral", "languages": "en", "diarize": "true", "known_speaker_names[]": "Ann"},
-    **{"known_speaker_references[]": "data:", "hotwords": "x", "to_language": "de", "language": "en", "prompt": "x"},
-    "context_bias[]": ["bias"] * 100,
+    **{"keyterms": "voxtral", "languages": "en", "num_speakers": "2", "known_speaker_names[]": "Ann"},
+    **{"known_speaker_references[]": "data:", "boost_param": "x", "to_language": "de", "language": "en", "prompt": "x"},
+    "word_boost[]": ["bias"] * 100,
 }
+SPECIAL = ("</s>", "<s>", "[PAD]", "<unk>", "\u202eabc", "a" * 8 + "\u0301" * 4, "%00", "🎙 mic")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"keywords[]": SPECIAL}, 200),
+        ({"keywords[]": ["x y z"] * 100, "context_bias": ["x_y_z"] * 100, "hotwords": "x"}, 400),
+        ({"keywords[]": ["[STREAMING_WORD]"] * 2}, 400),  # text of 17 tokens
+        ({"keywords[]": ["x"] * 101}, 400),
+        ({"hotwords": "," * 20_000}, 200),
+        ({"hotwords": "x " * 10_000}, 400),
+        ({"context_bias": "\u0000"}, 400),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_custom_words_of_any_kind(fast_url: str, words: str, fields: dict[str, Any], status: int) -> None:
+    """They are text, and change no other text."""
+    answer = upload(fast_url, CLIP, **fields)
+    assert answer.status_code == status, answer.text
+    assert "x-voxtral-ignored" not in answer.headers
+    if status == 200:
+        assert answer.json()["text"] == words
+    else:
+        assert answer.json()["error"]["param"].removesuffix("[]") in {name.removesuffix("[]") for name in fields}
+        assert len(answer.text) < 400
 
 
 @pytest.mark.parametrize("fields", [VLLMS, OTHERS], ids=["vLLM's", "others'"])

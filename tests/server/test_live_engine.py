@@ -336,7 +336,7 @@ def test_with_drafts_beside_uploads(
     audios: list[np.ndarray], uploaded: list[list[int]], drafts: dict[str, Any]
 ) -> None:
     """Each session and upload has the text that it has without drafts. One session has another delay, and no drafts."""
-    expected = [*uploaded[:5], *referred(audios[5:6], [12]), *uploaded[6:]]
+    expected = [*uploaded[:5], *offline.referred(audios[5:6], [12]), *uploaded[6:]]
     with offline.running(max_num_seqs=32, speculative_config=drafts, **sessions.live(MOST)) as llm:
         engine = sessions.Sessions(llm)
         for number, audio in enumerate(audios):
@@ -374,16 +374,6 @@ def test_with_drafts_after_preemption(
 # Delays of one session
 
 
-def referred(audios: list[np.ndarray], delays: list[int]) -> list[list[int]]:
-    """The reference's tokens: clip i at `delays[i]`, which begin again after the last."""
-    pairs = [(audio, delays[number % len(delays)]) for number, audio in enumerate(audios)]
-    by_delay = {
-        delay: iter(offline.reference().transcribe([audio for audio, each in pairs if each == delay], delay))
-        for delay in {delay for _, delay in pairs}
-    }
-    return [next(by_delay[delay]) for _, delay in pairs]
-
-
 @gpu
 @slow
 def test_sessions_of_two_delays_in_one_batch_have_the_texts_that_each_has_alone(
@@ -394,7 +384,7 @@ def test_sessions_of_two_delays_in_one_batch_have_the_texts_that_each_has_alone(
     together = engine.hear(both, PIECES[1:], at_once=8, delays=delays)
     alone = [engine.hear([audio], [16_000], 1, [delays[i % 2]])[0] for i, audio in enumerate(both[:4])]
     assert [session.tokens for session in together[:4]] == [session.tokens for session in alone]
-    assert [session.text for session in together] == referred(both, delays)
+    assert [session.text for session in together] == offline.referred(both, delays)
 
 
 @slow
@@ -416,7 +406,7 @@ def test_sessions_of_all_kinds_of_delays_beside_uploads(
     for number, audio in enumerate(audios):
         engine.upload(f"upload {number}", audio)
     heard = engine.hear(audios[:8], [4000], at_once=4, delays=delays)
-    assert [session.text for session in heard] == referred(audios[:8], delays)
+    assert [session.text for session in heard] == offline.referred(audios[:8], delays)
     assert [*engine.uploads.values()] == uploaded
 
 
@@ -438,7 +428,7 @@ def test_after_preemption(
     """Their rows are encoded again, a few at a time, and their texts are the same."""
     offline.steps(llm)
     heard = engine.hear(audios, [16_000, 30_000, 7000], at_once=6, delays=delays, preempts=True)
-    assert [session.text for session in heard] == (uploaded if len(delays) == 1 else referred(audios, delays))
+    assert [session.text for session in heard] == (uploaded if len(delays) == 1 else offline.referred(audios, delays))
     begin = 2 * model.PROMPT_TOKENS  # sessions that begin in the same step
     assert RESUMING * PART < max(offline.steps(llm)) <= RESUMING * PART + begin
 

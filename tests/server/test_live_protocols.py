@@ -232,10 +232,42 @@ def test_mistrals_protocol(fast_url: str, audios: list[np.ndarray]) -> None:
         append(socket, live.pcm16(audios[0]), kind="input_audio.append")
         live.send(socket, "input_audio.flush")
         live.send(socket, "input_audio.end")
+        assert until(socket, "transcription.language")["audio_language"] == "en"
         done = until(socket, "transcription.done")
-        assert done["text"] == uploaded(fast_url, audios[0])
+        assert (done["text"], done["language"]) == (uploaded(fast_url, audios[0]), "en")
         assert " ".join(each["text"] for each in done["segments"]) == done["text"]
         assert close_of(socket) == (1000, "the text is complete")
+
+
+def test_custom_words_of_some_sessions(fast_url: str) -> None:
+    """At the same time, in both protocols: the text of the upload with them, and without."""
+    (clip,) = (each for each in dataset.load(DATA)[0] if each.id == "230")
+    audio = evaluate.read_audio(clip.path)
+    plain, preferring = (uploaded(fast_url, audio, **fields) for fields in ({}, {"keywords[]": "old"}))
+    assert plain != preferring and "old" in preferring
+
+    def openais(keywords: list[str] | None) -> str:
+        with opened(fast_url) as socket:
+            transcription = {"model": "voxtral", "keywords": keywords}
+            audio_input = {"format": PCM, "turn_detection": None, "transcription": transcription}
+            live.send(socket, "session.update", session={"type": "transcription", "audio": {"input": audio_input}})
+            append(socket, live.pcm16(audio))
+            live.send(socket, f"{INPUT}.commit")
+            return str(until(socket, COMPLETED)["transcript"])
+
+    def mistrals(context_bias: list[str]) -> str:
+        with opened(fast_url, "model=voxtral", "/v1/audio/transcriptions/realtime") as socket:
+            form = {"encoding": "pcm_s16le", "sample_rate": RATE}
+            live.send(socket, "session.update", session={"audio_format": form, "context_bias": context_bias})
+            assert until(socket, "session.updated")["session"].get("context_bias", []) == context_bias
+            append(socket, live.pcm16(audio), kind="input_audio.append")
+            live.send(socket, "input_audio.end")
+            return str(until(socket, "transcription.done")["text"])
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(openais, ["old"]), pool.submit(openais, None)]
+        asked += [pool.submit(mistrals, ["old", "New York"]), pool.submit(mistrals, [])]
+        assert [each.result() for each in asked] == [preferring, plain] * 2
 
 
 def delayed(url: str, content: bytes, delay_ms: int) -> dict[str, Any]:

@@ -100,6 +100,14 @@ def test_logprobs(client: openai.OpenAI, clip: dataset.Clip, text: str) -> None:
     assert usual.logprobs is None
 
 
+def test_languages_of_gpt_transcribe(client: openai.OpenAI, clip: dataset.Clip, text: str) -> None:
+    found = client.audio.transcriptions.create(model="gpt-transcribe", file=clip.path, language="fr")
+    assert (found.text, [each.code for each in found.languages or ()]) == (text, ["en"])
+    *_, done = client.audio.transcriptions.create(model="gpt-transcribe", file=clip.path, stream=True)
+    assert isinstance(done, TranscriptionTextDoneEvent) and [each.code for each in done.languages or ()] == ["en"]
+    assert client.audio.transcriptions.create(model="voxtral", file=clip.path).languages is None
+
+
 def test_logprobs_of_a_stream(client: openai.OpenAI, clip: dataset.Clip, text: str) -> None:
     *deltas, done = client.audio.transcriptions.create(
         model="voxtral", file=clip.path, stream=True, include=["logprobs"]

@@ -145,9 +145,10 @@ def test_other_forms(server: Server) -> None:
 
 @both
 def test_silence_and_what_has_no_effect(server: Server) -> None:
-    answer = server.upload(clip=wav(np.zeros(3 * RATE, np.float32)), prompt="Names.")
+    answer = server.upload(clip=wav(np.zeros(3 * RATE, np.float32)), prompt="Names.", hotwords="Hazel")
     assert (answer.status_code, answer.json()["text"]) == (200, "")
-    assert answer.headers.get("x-voxtral-ignored") == {"voxtral-3b": "prompt", "whisper": None}[server.name]
+    ignored = {"voxtral-3b": "prompt, hotwords", "whisper": "hotwords"}[server.name]
+    assert answer.headers.get("x-voxtral-ignored") == ignored
 
 
 @both
@@ -236,6 +237,8 @@ def test_whisper_translates(server: Server) -> None:
     answer = server.upload("translations", language="de")
     assert answer.status_code == 200, answer.text
     assert answer.json()["text"].strip()
+    for endpoint, told in (("translations", "english"), ("transcriptions", "polish")):
+        assert server.upload(endpoint, language="pl", response_format="verbose_json").json()["language"] == told
     assert server.upload("translations", response_format="text").text.endswith("\n")
 
 

@@ -1,6 +1,7 @@
 """The page's half for files, in Chromium and Firefox, on a real server of pico."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -19,15 +20,18 @@ from browser import chromium, visit
 from firefox import Firefox
 from local_nginx import COMMAND, NGINX, Proxy, wait_for_port
 from places import DATA, ROOT
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from servers import EAGER, UNBOUND
 from uploads import AUTHORIZED, KEY, upload
 
 from bench import dataset
 from bench.measure import engine
+from voxtral_serve.transcript import subtitles
+from voxtral_serve.transcript.subtitles import Segment
 
 RATE = 16000
 FORMS = {"txt": "text", "srt": "srt", "vtt": "vtt", "json": "verbose_json"}
+NO_TIMES = {"timestamp_granularities[]": []}
 MARKUP = '<img src=x onerror="document.title=1">'
 DONE = '.card[data-state="done"]'
 
@@ -177,6 +181,124 @@ def test_names_and_texts_are_never_markup(url: str, browser: Browser) -> None:
         assert page.title() == "voxtral-serve"
 
 
+@pytest.fixture(scope="module")
+def voices() -> np.ndarray:
+    """float32 samples of two voices."""
+    samples = soundfile.read(DATA / "live/06.opus", dtype="int16")[0][4 * RATE : 21 * RATE]
+    return (samples / 32768).astype(np.float32)
+
+
+# The least contrast of the names of 20 speakers with what is behind them, by WCAG 2.1
+CONTRAST = """() => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const light = (colour) => {
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        const linear = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((value) => value / 255)
+            .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+    };
+    const turn = document.querySelector(".turn").cloneNode(true);
+    document.querySelector(".words").append(turn);
+    const behind = light(getComputedStyle(document.querySelector(".card")).backgroundColor);
+    const found = new Map();
+    for (let number = 0; number < 20; number += 1) {
+        turn.style.setProperty("--hue", String((250 + number * 137.5) % 360));
+        const colour = getComputedStyle(turn.querySelector(".who")).color;
+        const [less, more] = [light(colour), behind].sort((a, b) => a - b);
+        found.set(colour, (more + 0.05) / (less + 0.05));
+    }
+    turn.remove();
+    return [found.size, Math.min(...found.values())];
+}"""
+
+
+def test_speakers_have_names_that_can_be_edited(url: str, browser: Browser, voices: np.ndarray) -> None:
+    fields = {"diarize": "true", "num_speakers": "2", "timestamp_granularities[]": ["word", "segment"]}
+    answers = {
+        suffix: upload(url, voices, response_format=form, **(fields if suffix == "json" else {**fields, **NO_TIMES}))
+        for suffix, form in FORMS.items()
+    }
+    segments = answers["json"].json()["segments"]
+    turns = [speaker for speaker, _ in itertools.groupby(each["speaker"] for each in segments)]
+    assert set(turns) == {"SPEAKER_1", "SPEAKER_2"}
+    with visit(browser, url) as page:
+        page.select_option("#speakers", "2")
+        choose(page, named("voices.wav", inputs.encoded(voices)))
+        page.wait_for_selector(DONE)
+        who = page.locator(".who")
+        assert who.all_text_contents() == turns
+        assert page.locator(".turn p:not(.who)").count() == len(segments)
+        for suffix, answer in answers.items():
+            assert downloaded(page, suffix) == answer.content, suffix
+        hues = page.locator(".turn").evaluate_all("each => each.map((turn) => turn.style.getPropertyValue('--hue'))")
+        assert len(set(hues)) == len(set(zip(hues, turns, strict=True))) == 2
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            different, contrast = page.evaluate(CONTRAST)
+            assert different == 20 and contrast >= 4.5, (theme, contrast)
+
+        # An edited name is in all files and at each turn; it is no markup
+        name = f"{MARKUP} --> Zoë"[:60]
+        page.fill('[aria-label="Name of SPEAKER_2"]', f"  {name} ")
+        page.press('[aria-label="Name of SPEAKER_2"]', "Enter")
+        names = {"SPEAKER_1": "SPEAKER_1", "SPEAKER_2": name}
+        assert who.all_text_contents() == [names[turn] for turn in turns]
+        assert page.locator("img").count() == 0 and page.title() == "voxtral-serve"
+        assert downloaded(page, "txt").decode() == answers["txt"].text.replace("SPEAKER_2: ", f"{name}: ")
+        edited = json.loads(downloaded(page, "json"))
+        assert [each["speaker"] for each in edited["segments"]] == [names[each["speaker"]] for each in segments]
+        cues = [Segment(each["text"], each["start"], each["end"], names[each["speaker"]]) for each in segments]
+        assert downloaded(page, "srt").decode() == subtitles.srt(cues)
+        vtt = downloaded(page, "vtt").decode()
+        assert vtt == subtitles.vtt(cues) and "<img" not in vtt
+        page.click("text=Undo edits")
+        assert downloaded(page, "json") == answers["json"].content
+        assert who.all_text_contents() == turns
+
+
+def test_speakers_are_asked_for_where_the_server_has_them(url: str, browser: Browser, voices: np.ndarray) -> None:
+    """Server and answers are replaced. While labels are busy the file is sent again, in the end without them."""
+    facts = requests.get(f"{url}/v1/server", headers=AUTHORIZED, timeout=60).json()
+    assert facts["capabilities"]["speakers"] is True
+    forms = list[list[bytes]]()
+    error = {"message": "no speaker labels: busy: try again soon", "type": "server_error", "code": "no_speaker_labels"}
+    done = {"type": "transcript.text.done", "text": "a", "duration": 1.0, "ignored": ["diarize"]}
+    done |= {"words": [{"word": "a", "start": 0.0, "end": 1.0}], "segments": [{"start": 0.0, "end": 1.0, "text": "a"}]}
+    events = [{"error": error}, done]
+
+    def answer(route: Route) -> None:
+        body = route.request.post_data_buffer or b""
+        forms.append(re.findall(rb'name="(?:diarize|num_speakers)"\r\n\r\n(\w+)', body))
+        event = events[not forms[-1] or b"optional" in forms[-1]]
+        route.fulfill(body=f"data: {json.dumps(event)}\n\n", content_type="text/event-stream")
+
+    clip = named("voices.wav", inputs.encoded(voices))
+    with visit(browser, url, key=None) as page:
+        choice = page.locator("#speakers")
+        page.route("**/v1/audio/transcriptions", answer)
+        page.fill("#key", KEY)
+        page.press("#key", "Enter")
+        assert choice.locator("option").all_text_contents() == ["Off", "Automatic", *map(str, range(2, 21))]
+        choice.select_option("Automatic")
+        page.clock.install()
+        choose(page, clip)
+        status = page.locator(".status")
+        expect(status).to_have_text(re.compile("^No speaker labels: busy: try again soon. It is sent again in"))
+        page.clock.fast_forward(121_000)
+        expect(status).to_have_text("0:01, 1 word without labels of speakers")
+        assert forms[0] == [b"true"] and forms[-1] == [b"optional"]
+        expect(page.locator(".voices, .who")).to_have_count(1)
+        expect(page.locator(".voices")).to_be_hidden()
+        page.route("**/v1/server", lambda route: route.fulfill(json={**facts, "capabilities": {"word_times": True}}))
+        page.fill("#key", KEY + " ")
+        page.press("#key", "Enter")
+        expect(choice).to_be_hidden()
+        choose(page, clip)
+        expect(page.locator(DONE)).to_have_count(2)
+        assert forms[-1] == []
+
+
 def test_what_is_refused_is_said_in_words(url: str, browser: Browser, tmp_path: Path) -> None:
     silence = np.zeros(601 * RATE, np.int16)
     files = {
@@ -269,7 +391,7 @@ def test_by_keyboard_alone(url: str, browser: Browser, clip: dataset.Clip) -> No
         chooser.value.set_files(str(clip.path))
         page.wait_for_selector(DONE)
         expect(page.locator(".play")).to_be_enabled()
-        for name in ("name", None, "play", "position", "word"):  # None: Remove
+        for name in (None, "name", None, "play", "position", "word"):  # None: the choice of speakers, and Remove
             press("Tab")
             if name is not None:
                 expect(focused).to_have_class(re.compile(rf"\b{name}\b"))
@@ -342,6 +464,32 @@ def test_pictures(
             name = PICTURES.get((theme, width))
             place = Path(folder) / name if folder and name else tmp_path / f"{width}.png"
             assert len(page.screenshot(path=place, full_page=True, scale="css")) > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_speakers_on_the_page(
+    url: str, browser: Browser, voices: np.ndarray, theme: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """axe has no complaint, and nothing is wider than a phone or a desk."""
+    folder = pytestconfig.getoption("pictures")
+    for width in (390, 1000):
+        options: Any = {"color_scheme": theme, "viewport": {"width": width, "height": 760}}
+        with visit(browser, url, allowed="Applying inline style", **options) as page:
+            page.select_option("#speakers", "2")
+            choose(page, named("voices.wav", inputs.encoded(voices)))
+            page.wait_for_selector(DONE)
+            page.wait_for_selector(".wave[data-drawn]")
+            page.fill('[aria-label="Name of SPEAKER_2"]', "Mara")
+            page.press('[aria-label="Name of SPEAKER_2"]', "Enter")
+            page.evaluate("document.activeElement.blur()")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            wanted = folder and theme == "light" and width == 1000
+            place = Path(folder) / "page-speakers.png" if wanted else tmp_path / f"{width}.png"
+            assert len(page.screenshot(path=place, full_page=True, scale="css")) > 10_000
+            page.evaluate(AXE.read_text(encoding="utf-8"))
+            found = page.evaluate("axe.run()")
+            assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]] == []
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import soundfile
 from places import DATA
 from servers import short
 from transcribing import run
@@ -41,6 +42,32 @@ def test_a_folder_has_what_requests_gets(fast_url: str, folder: Path, tmp_path: 
         }
     done = run(folder, "--url", fast_url, "--out", tmp_path, OPENAI_API_KEY=KEY)
     assert done.stderr.splitlines()[-1] == "4 files: 3 already transcribed (--again repeats them), 1 failed"
+
+
+def test_speakers_are_those_of_the_upload(fast_url: str, tmp_path: Path) -> None:
+    samples, rate = soundfile.read(DATA / "live/06.opus", dtype="int16")
+    clip = tmp_path / "two.wav"
+    soundfile.write(clip, samples[4 * rate : 21 * rate], rate)  # two voices
+    for form in ("text", "json", "diarized_json", "srt"):
+        out = tmp_path / form
+        words = ("--speakers", 2, "--format", form, "--out", out)
+        done = run(clip, "--url", fast_url, *words, OPENAI_API_KEY=KEY)
+        assert (done.returncode, done.stderr) == (0, "1 file: 1 transcribed\n")
+        (written,) = out.iterdir()
+        answer = upload(fast_url, clip, response_format=form, diarize="true", num_speakers="2")
+        assert written.read_bytes() == answer.content
+    assert {line.partition(":")[0] for line in (tmp_path / "text/two.txt").read_text().splitlines()} == {
+        *("SPEAKER_1", "SPEAKER_2"),
+    }
+
+
+def test_a_delay_of_an_upload(fast_url: str, pico_url: str, folder: Path) -> None:
+    """vLLM alone would answer with its own delay, and not say so."""
+    clip = next(folder.glob("*.opus"))
+    for url, status in ((fast_url, 0), (pico_url, 1)):
+        done = run(clip, "--url", url, "--delay", 960, OPENAI_API_KEY=KEY)
+        assert done.returncode == status and bool(done.stdout) == (status == 0)
+    assert f"{clip}: the delay needs a server with the guard, and {pico_url} has no /v1/server" in done.stderr
 
 
 def test_live_has_the_text_of_the_upload(fast_url: str, folder: Path) -> None:

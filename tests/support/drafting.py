@@ -36,11 +36,11 @@ def made(device: str = "cpu", dtype: torch.dtype = torch.float32) -> DraftTokens
     return drafts
 
 
-def clip(drafts: DraftTokens, slot: int, rows: int) -> torch.Tensor:
+def clip(drafts: DraftTokens, slot: int, rows: int, delay: int | None = None) -> torch.Tensor:
     """A clip of random rows begins in a slot. Returns its rows."""
     audio = torch.randn(rows, DIM).to(drafts.rows.pool)
-    drafts.rows.put(slot, audio)
-    drafts.begin(slot, rows)
+    drafts.rows.put(slot, audio, delay)
+    drafts.begin(slot, rows, delay)
     return audio
 
 

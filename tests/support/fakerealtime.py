@@ -154,6 +154,7 @@ class FakeTurns:
     refuses: Mapping[int, str] = field(default_factory=dict)
     fails: Mapping[int, int] = field(default_factory=dict)
     segments: bool = True
+    prefers_words: bool = True
     sessions: list[Session] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -169,7 +170,8 @@ class FakeTurns:
     def _http(self, socket: ServerConnection, request: Any) -> Any:
         if request.path == "/v1/realtime?intent=transcription":
             return None
-        answer = {"data": [{"id": "fake-voxtral"}]} if request.path == "/v1/models" else {}
+        about = {"object": "server", "capabilities": {"keywords": self.prefers_words}}
+        answer = {"/v1/models": {"data": [{"id": "fake-voxtral"}]}, "/v1/server": about}.get(request.path)
         return socket.respond(200 if answer else 404, json.dumps(answer))
 
     def _talk(self, socket: ServerConnection) -> None:

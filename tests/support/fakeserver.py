@@ -87,6 +87,7 @@ class FakeServer:
     version: str | None = "0.0.fake"
     models: tuple[str, ...] | None = (MODEL,)
     metrics: Callable[[], str] | None = None
+    is_guarded: bool = True
     received: list[Received] = field(default_factory=list)
     max_in_flight: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -149,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps({"data": [{"id": model} for model in fake.models]}).encode())
         elif self.path == "/version" and fake.version is not None:
             self._send(200, json.dumps({"version": fake.version}).encode())
+        elif self.path == "/v1/server" and fake.is_guarded:
+            self._send(200, b'{"object": "server"}')
         elif self.path == "/metrics" and fake.metrics is not None:
             self._send(200, fake.metrics().encode())
         else:

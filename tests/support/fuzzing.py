@@ -28,7 +28,7 @@ ODD = st.sampled_from(
 UNKNOWN = st.sampled_from(
     [
         *("vllm_xargs", "extra_args", "mm_processor_kwargs", "structured_outputs", "guided_json", "logit_bias"),
-        *("min_tokens", "max_tokens", "stop", "priority", "request_id", "keywords", "known_speaker_names[]", "diarize"),
+        *("min_tokens", "max_tokens", "stop", "priority", "request_id", "keywords", "diarize"),
         *("context_bias[]", "timestamp_granularities", "include", "best_of", "__class__", "a.b", "[]", "file[]"),
     ]
 )

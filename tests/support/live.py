@@ -54,10 +54,10 @@ def transcribe(url: str, audio: np.ndarray, piece: int) -> Iterator[dict[str, An
 CLOSE = {"432"}
 
 
-def uploaded(url: str, audio: np.ndarray) -> str:
+def uploaded(url: str, audio: np.ndarray, **fields: str) -> str:
     file = io.BytesIO()
     soundfile.write(file, np.frombuffer(pcm16(audio), "<i2"), 16000, format="WAV", subtype="PCM_16")
-    text: str = upload(url, file.getvalue()).json()["text"]
+    text: str = upload(url, file.getvalue(), **fields).json()["text"]
     return text.strip()
 
 

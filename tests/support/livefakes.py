@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from voxtral_serve.engine.session import SESSION, UTILITY, SessionShape
+from voxtral_serve.guard.labeller import Labeller
 from voxtral_serve.guard.live.codec import Codec, CodecContext
 from voxtral_serve.guard.live.link import Engine, EngineLink
 from voxtral_serve.guard.live.mistral_codec import MistralCodec
@@ -200,6 +201,9 @@ class FakeDetector:
         self.asked += 1
         return self.answer
 
+    def stretches(self, clip: Any) -> list[tuple[float, float]]:
+        return [(0.0, clip.seconds)]
+
 
 class FakeVoices:
     """Says that a frame has a voice where it is loud."""
@@ -319,6 +323,7 @@ def service(
     idle_s: float = 60,
     backlog_s: float = 60,
     session_s: float | None = None,
+    labeller: Labeller | None = None,
 ) -> LiveService:
     made = LiveService(
         engine.engine,
@@ -330,14 +335,16 @@ def service(
         "voxtral",
         STREAM,
         session_s,
+        labeller=labeller,
+        unlabelled=None if labeller is not None else "this server has no labels",
     )
     made.voices = VoicePool(FakeVoices)
     made.link._tick_s = 0
     return made
 
 
-def with_sentences(engine: FakeEngine) -> Any:
-    live = service(engine)
+def with_sentences(engine: FakeEngine, **more: Any) -> Any:
+    live = service(engine, **more)
     live.stream = STREAM._replace(decode=lambda tokens: b"".join(map(piece, tokens)).decode(), piece=piece)
     return live
 

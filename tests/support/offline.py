@@ -17,7 +17,11 @@ import torch
 from places import DATA, PICO
 
 from bench import dataset
-from pico import evaluate, model
+from mistral_layout import audio as layout
+from pico import evaluate, keywords, model
+from pico.tokenizer import TextTokenizer
+from voxtral_serve.engine.keywords import KEYWORDS, Strengths
+from voxtral_serve.engine.session import DELAY
 
 # What vLLM runs on. Tests that run on both are marked `gpu`.
 DEVICE = os.environ.get("VOXTRAL_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -114,10 +118,10 @@ def varied(number: int, longest_s: float = 5.0) -> list[str]:
     return spread[::2] + spread[1::2][::-1]
 
 
-def prompt(audio: np.ndarray) -> dict[str, Any]:
+def prompt(audio: np.ndarray, delay: int = model.DELAY_TOKENS) -> dict[str, Any]:
     return {
-        "prompt_token_ids": [model.BOS] + [model.STREAMING_PAD] * (model.PROMPT_TOKENS - 1),
-        "multi_modal_data": {"audio": (model.pad_audio(audio), model.SAMPLE_RATE)},
+        "prompt_token_ids": [model.BOS] + [model.STREAMING_PAD] * (layout.prompt_tokens(delay) - 1),
+        "multi_modal_data": {"audio": (model.pad_audio(audio, delay), model.SAMPLE_RATE)},
     }
 
 
@@ -143,6 +147,34 @@ def generate(llm: Any, audios: Sequence[np.ndarray], **options: Any) -> list[lis
     """Tokens of each clip, EOS left out; all clips are asked for at once."""
     answers = llm.generate([prompt(audio) for audio in audios], sampling(**options), use_tqdm=False)
     return [without_eos(answer.outputs[0].token_ids) for answer in answers]
+
+
+def generate_at(llm: Any, audios: Sequence[np.ndarray], delays: Sequence[int]) -> list[list[int]]:
+    """The same, with a delay of each clip in token positions."""
+    prompts = [prompt(audio, delay) for audio, delay in zip(audios, delays, strict=True)]
+    answers = llm.generate(prompts, [sampling(extra_args={DELAY: delay}) for delay in delays], use_tqdm=False)
+    return [without_eos(answer.outputs[0].token_ids) for answer in answers]
+
+
+# Strong enough to change most texts, in every part of the rule
+STRONG = Strengths(16.0, 12.0)
+
+
+def table(*phrases: str) -> bytes | None:
+    """Custom words of a request."""
+    return keywords.phrase_tokens(TextTokenizer.from_file(PICO / "tekken.json")).table(phrases, STRONG)
+
+
+def generate_preferring(llm: Any, audios: Sequence[np.ndarray], tables: Sequence[bytes | None]) -> list[list[int]]:
+    """`generate` with custom words of each clip, or none."""
+    asked = [sampling(extra_args=None if each is None else {KEYWORDS: each}) for each in tables]
+    answers = llm.generate([prompt(audio) for audio in audios], asked, use_tqdm=False)
+    return [without_eos(answer.outputs[0].token_ids) for answer in answers]
+
+
+def referred_preferring(audios: Sequence[np.ndarray], tables: Sequence[bytes | None]) -> list[list[int]]:
+    """The reference's tokens by the same rule."""
+    return reference().transcribe([*audios], choose=keywords.Choice(tables))
 
 
 def first_logits(llm: Any, audio: np.ndarray) -> torch.Tensor:
@@ -173,6 +205,16 @@ def reference() -> model.Voxtral:
 
 def reference_tokens(names: Sequence[str]) -> list[list[int]]:
     return reference().transcribe([read(name) for name in names])
+
+
+def referred(audios: Sequence[np.ndarray], delays: Sequence[int]) -> list[list[int]]:
+    """The reference's tokens: clip i at `delays[i]`, which begin again after the last."""
+    pairs = [(audio, delays[number % len(delays)]) for number, audio in enumerate(audios)]
+    by_delay = {
+        delay: iter(reference().transcribe([audio for audio, each in pairs if each == delay], delay))
+        for delay in {delay for _, delay in pairs}
+    }
+    return [next(by_delay[delay]) for _, delay in pairs]
 
 
 @torch.no_grad()

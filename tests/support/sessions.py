@@ -222,9 +222,9 @@ def self_test(worker: Any, fault: str = "") -> str:
     test = engine_self_test.SelfTest(worker)
     with pytest.MonkeyPatch.context() as patched:
         if fault == "another's slot":
-            patched.setattr(rows, "put", lambda slot, clip: put((slot + 1) % rows.slots, clip))
+            patched.setattr(rows, "put", lambda slot, clip, delay=None: put((slot + 1) % rows.slots, clip, delay))
         elif fault == "a row late":
-            patched.setattr(rows, "put", lambda slot, clip: put(slot, clip.roll(1, 0)))
+            patched.setattr(rows, "put", lambda slot, clip, delay=None: put(slot, clip.roll(1, 0), delay))
         elif fault == "another's ring":
             patched.setattr(rows, "put_live", lambda slot, ring, delay: live(slot, (ring + 1) % slots, delay))
         elif fault == "no sum":

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +19,12 @@ from voxtral_serve.guard.answer import answered
 from voxtral_serve.guard.asgi import GoneError, connected
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
-from voxtral_serve.guard.pieces import ClipPieces
+from voxtral_serve.guard.labeller import LabelError, Labels
+from voxtral_serve.guard.pieces import ClipPieces, joined
 from voxtral_serve.guard.timing import UploadTiming
 from voxtral_serve.guard.transcriber import AT_ONCE
 from voxtral_serve.transcript.formats import AnswerFormat
+from voxtral_serve.transcript.words import TokenStream
 
 RATE = 16000
 PIECES = 20
@@ -77,7 +79,12 @@ def engine(failing: int | None = None, error: Any = None, step_s: float = 0.02) 
 
 
 def run(
-    client: EngineClient, asked: Upload, gone_after: float | None = None, sent: list[Any] | None = None
+    client: EngineClient,
+    asked: Upload,
+    gone_after: float | None = None,
+    stream: TokenStream | None = None,
+    labels: Labels | None = None,
+    sent: list[Any] | None = None,
 ) -> list[Any]:
     """What the client is sent, in `sent` as it is sent. Raises RefusedError and GoneError."""
     sent = [] if sent is None else sent
@@ -96,7 +103,7 @@ def run(
                 made = transcriber(client)
                 language = made.check(asked.request)
                 timing = UploadTiming(time.monotonic())
-                sent.extend(await answered(made, *asked, language, None, "abc", send, timing))
+                sent.extend(await answered(made, *asked, language, stream, "abc", send, timing, labels))
         finally:
             await asyncio.sleep(0)  # in which those that were told to end do
             assert asyncio.all_tasks() == before
@@ -139,6 +146,57 @@ def test_events_are_openais() -> None:
     counts = {"input_tokens": PROMPT * PIECES, "output_tokens": 4 * PIECES, "total_tokens": (PROMPT + 4) * PIECES}
     assert done == {"type": "transcript.text.done", "text": NUMBERS, "usage": {"type": "tokens", **counts}}
     assert rest[-1] == {"type": "http.response.body", "body": b""}
+
+
+SENTENCE = " Straßenbahnhaltestellenverzeichnis."  # one word, as the tokens below write
+
+
+@pytest.mark.parametrize(
+    ("model", "form", "text", "hint", "expected"),
+    [
+        ("voxtral", "verbose_json", SENTENCE, None, {"language": "german"}),
+        ("voxtral", "verbose_json", SENTENCE, "fr", {"language": "german"}),  # a hint has no effect
+        ("voxtral", "verbose_json", " Ja.", "fr", {"language": "french"}),
+        ("voxtral", "verbose_json", " Ja.", "sw", {"language": "swahili"}),
+        ("voxtral", "verbose_json", " Ja.", None, {"language": None}),
+        ("voxtral", "json", SENTENCE, None, {}),
+        ("gpt-transcribe", "json", SENTENCE, "fr", {"languages": [{"code": "de"}]}),
+        ("gpt-transcribe", "json", " Ja.", "fr", {"languages": []}),
+    ],
+)
+def test_the_language_of_the_text(model: str, form: str, text: str, hint: str | None, expected: dict[str, Any]) -> None:
+    """Of a model whose tokens have times, which are those that are not told the language."""
+    stream = STREAM._replace(decode=lambda tokens: text)
+
+    def asked(streamed: bool) -> Upload:
+        plain = upload(streamed, form=form, language=hint)
+        audio = ClipPieces(
+            Clip(np.full(RATE, 0.01, np.float32), RATE), plain.audio.pieces[:1], (np.zeros(0, bool),), False
+        )
+        return Upload(plain.request._replace(model=model), audio)
+
+    client = engine()
+    client.texts = lambda samples: [text]
+    _, body = run(client, asked(False), stream=stream)
+    done = data(run(client, asked(True), stream=stream)[1:])[-1]
+    for content in (json.loads(body["body"]), done):
+        assert {name: content[name] for name in ("language", "languages") if name in content} == expected
+
+
+def test_a_model_that_is_told_the_language_has_it_in_its_answer() -> None:
+    client = engine()
+    client.texts = lambda samples: [SENTENCE]
+    for hint, task, told in (
+        ("fr", "transcribe", "french"),
+        ("pl", "transcribe", "polish"),
+        (None, "transcribe", "german"),
+        ("ja", "translate", "english"),
+    ):
+        asked = upload(form="verbose_json", language=hint)
+        form = asked.request.form._replace(task=task)
+        _, body = run(client, asked._replace(request=asked.request._replace(form=form)))
+        answer = json.loads(body["body"])
+        assert (answer["language"], answer["text"].count(" ")) == (told, PIECES - 1)
 
 
 def test_each_text_is_sent_before_the_engine_makes_the_next() -> None:
@@ -198,6 +256,206 @@ def test_an_unknown_language_and_a_dead_engine_are_refused_at_once() -> None:
     with pytest.raises(RefusedError, match="the engine has died"):
         run(client, upload())
     assert client.ids == []
+
+
+STREAM = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
+
+
+Finder = Callable[[Any], Awaitable[Sequence[int | str]]]  # from words to speakers
+
+
+class Found(Labels):
+    """Labels of a function."""
+
+    def __init__(self, find: Finder, error: LabelError | None = None) -> None:
+        self.find, self.error = find, error
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def __call__(self, words: Any) -> Sequence[int | str]:
+        return await self.find(words)
+
+
+def diarized(
+    form: str,
+    streamed: bool,
+    find: Finder,
+    optional: bool = False,
+    error: LabelError | None = None,
+    text: str = " word",
+) -> list[Any]:
+    """What a client is sent that asks for the speakers of a word in each piece."""
+    asked = upload(streamed, form=form)
+    answer_format = asked.request.form._replace(speakers=True)
+    request = asked.request._replace(form=answer_format, optional=optional, ignored=())
+    audio = asked.audio._replace(voiced=(np.zeros(0, bool),) * PIECES)
+    client = engine()
+    client.texts = lambda samples: [text]
+    return run(client, Upload(request, audio), stream=STREAM, labels=Found(find, error))
+
+
+async def odd(words: Any) -> list[int]:
+    """Two speakers, a piece each."""
+    assert [int(start) for start, _ in words] == list(range(PIECES))
+    return [number % 2 for number in range(PIECES)]
+
+
+async def broken(words: Any) -> list[int]:
+    raise LabelError("the process that labels speakers ended with signal SIGKILL")
+
+
+def test_speakers_in_json_are_mistrals() -> None:
+    answer = json.loads(diarized("json", False, odd)[1]["body"])
+    assert (answer["text"], answer["model"]) == (" ".join(["word"] * PIECES), "voxtral")
+    assert answer["segments"][1] == {
+        **{"type": "transcription_segment", "text": "word", "start": 1.0, "end": 1.04},
+        "speaker_id": "speaker_2",
+    }
+    assert data(diarized("json", True, odd)[1:])[-1]["segments"] == answer["segments"]
+
+
+def mistrals(streamed: bool, text: str, *granularities: str, find: Finder | None = None) -> list[Any]:
+    """What Mistral's client is sent, for a text of a piece."""
+    asked = upload(streamed)
+    form = asked.request.form._replace(granularities=frozenset(granularities), speakers=find is not None)
+    request = asked.request._replace(form=form, mistral=True, optional=True, ignored=())
+    audio = asked.audio._replace(pieces=asked.audio.pieces[:1], voiced=(np.zeros(0, bool),))
+    client = engine()
+    client.texts = lambda samples: [text]
+    found = None if find is None else Found(find)
+    return run(client, Upload(request, audio), stream=STREAM._replace(decode=lambda tokens: text), labels=found)
+
+
+async def one(words: Any) -> list[int]:
+    return [0]
+
+
+@pytest.mark.parametrize("find", [None, one, broken])
+@pytest.mark.parametrize("granularities", [(), ("segment",), ("word",), ("word", "segment")])
+def test_mistrals_answer(granularities: tuple[str, ...], find: Finder | None) -> None:
+    """The fields and events of mistralai.client.models: transcriptionresponse.py and transcriptionstream*.py."""
+    start, body = mistrals(False, SENTENCE, *granularities, find=find)
+    answer = json.loads(body["body"])
+    speaker = "speaker_1" if find is one else None
+    times = {"text": SENTENCE.strip(), "start": 0.0, "end": 0.04, "speaker_id": speaker}
+    assert answer == {
+        **{"text": SENTENCE.strip(), "model": "voxtral", "language": "de"},
+        "usage": {
+            **{"prompt_tokens": PROMPT, "completion_tokens": 1, "total_tokens": PROMPT + 1},
+            "prompt_audio_seconds": PIECES,
+        },
+        "segments": [{"type": "transcription_segment", **times}] if granularities or find is one else [],
+    }
+    events = [message["body"].decode() for message in mistrals(True, SENTENCE, *granularities, find=find)[1:-1]]
+    parts = [event.rstrip("\n").split("\n") for event in events]
+    contents = [json.loads(data.removeprefix("data: ")) for _, data in parts]
+    assert [name for name, _ in parts] == [f"event: {content['type']}" for content in contents]
+    delta, language, *segments, done = contents
+    assert delta == {"type": "transcription.text.delta", "text": SENTENCE.strip()}
+    assert language == {"type": "transcription.language", "audio_language": "de"}
+    assert segments == [{**each, "type": "transcription.segment"} for each in answer["segments"]]
+    unlabelled = {"ignored": ["diarize"]} if find is broken else {}
+    assert done == {**answer, "type": "transcription.done", **unlabelled}
+    assert (b"x-voxtral-ignored" in dict(start["headers"])) == bool(unlabelled)
+
+
+def test_channels_have_the_words_of_their_pieces() -> None:
+    """Two channels of two pieces each; the second is silent in the first half."""
+    asked = upload(form="json")
+    clips = [Clip(np.full(2 * RATE, level, np.float32), RATE) for level in (0.01, 0.02)]
+    whole = [Piece(n, n + 1, (n, n + 1)) for n in range(2)]
+    audio = joined(
+        [
+            ClipPieces(clips[0], tuple(whole), (np.zeros(0, bool),) * 2, False),
+            ClipPieces(clips[1], (whole[1],), (np.zeros(0, bool),), False),
+        ]
+    )
+    assert [audio.clip_of(number).samples[0] for number in range(3)] == [np.float32(0.01)] * 2 + [np.float32(0.02)]
+    request = asked.request._replace(form=asked.request.form._replace(channels=True, granularities=frozenset({"word"})))
+    client = engine()
+    client.texts = lambda samples: [" word"]
+    answer = json.loads(run(client, Upload(request, audio), stream=STREAM)[1]["body"])
+    assert (answer["text"], answer["usage"]["seconds"]) == ("word word word", 4)
+    assert [(each["speaker_id"], each["start"]) for each in answer["segments"]] == [
+        ("channel-1", 0.0), ("channel-1", 1.0), ("channel-2", 1.0)
+    ]  # fmt: skip
+    silent = ClipPieces(clips[0], (whole[0],), (None,), True)
+    empty = json.loads(run(engine(), Upload(request, joined([silent, silent])), stream=STREAM)[1]["body"])
+    assert (empty["text"], empty["segments"], empty["usage"]["seconds"]) == ("", [], 4)
+
+
+def test_mistrals_answer_without_a_clear_language() -> None:
+    _, body = mistrals(False, " Ja.")
+    assert json.loads(body["body"])["language"] is None
+    _, *events, _ = mistrals(True, " Ja.")
+    kinds = [event["body"].decode().split("\n")[0] for event in events]
+    assert kinds == ["event: transcription.text.delta", "event: transcription.done"]
+
+
+def test_known_speakers_have_their_names() -> None:
+    async def named(words: Any) -> list[int | str]:
+        return ["Ann", 0] * (PIECES // 2)
+
+    for form, key, unknown in (("json", "speaker_id", "speaker_1"), ("diarized_json", "speaker", "A")):
+        (_, body) = diarized(form, False, named)
+        assert [each[key] for each in json.loads(body["body"])["segments"]] == ["Ann", unknown] * (PIECES // 2)
+
+
+def test_events_of_segments_come_between_the_text_and_its_end() -> None:
+    (_, body) = diarized("diarized_json", False, odd)
+    events = data(diarized("diarized_json", True, odd)[1:])
+    deltas, segments, done = events[:PIECES], events[PIECES:-1], events[-1]
+    assert {each["type"] for each in deltas} == {"transcript.text.delta"}
+    assert segments == json.loads(body["body"])["segments"]
+    assert [each["speaker"] for each in segments] == ["A", "B"] * (PIECES // 2)
+    assert done["type"] == "transcript.text.done" and done.keys() == {"type", "text", "usage"}
+
+
+def test_speakers_that_cannot_be_had() -> None:
+    with pytest.raises(RefusedError, match=r"^no speaker labels: .* ended with signal SIGKILL$") as caught:
+        diarized("srt", False, broken)
+    assert (caught.value.status, caught.value.code) == (503, "no_speaker_labels")
+    *deltas, failed = data(diarized("diarized_json", True, broken)[1:])
+    assert len(deltas) == PIECES and failed["error"]["code"] == "no_speaker_labels"
+
+
+def test_labels_that_have_failed_end_the_text() -> None:
+    error = LabelError("the process that labels speakers ended with signal SIGKILL")
+
+    async def never(words: Any) -> list[int]:
+        raise AssertionError("the text was completed")
+
+    for streamed in (False, True):
+        with pytest.raises(RefusedError, match=r"^no speaker labels: ") as caught:
+            diarized("diarized_json", streamed, never, error=error)
+        assert (caught.value.status, caught.value.code) == (503, "no_speaker_labels")
+    _, body = diarized("json", False, broken, optional=True, error=error)
+    assert json.loads(body["body"])["text"] == " ".join(["word"] * PIECES)
+
+
+def test_optional_speakers_that_cannot_be_had() -> None:
+    start, body = diarized("srt", False, broken, optional=True)
+    assert dict(start["headers"])[b"x-voxtral-ignored"] == b"diarize"
+    assert body["body"].startswith(b"1\n00:00:00,000 --> 00:00:06,040\nword word")
+    start, body = diarized("json", False, broken, optional=True)
+    assert json.loads(body["body"]).keys() == {"text", "usage"}
+    start, *rest = diarized("diarized_json", True, broken, optional=True)
+    assert b"x-voxtral-ignored" not in dict(start["headers"])  # they are sent before
+    *_, segment, done = data(rest)
+    assert segment["speaker"] is None and done["ignored"] == ["diarize"]
+
+
+def test_optional_speakers_of_words_without_times() -> None:
+    """Only a format that has times itself fails."""
+    for form in ("json", "text"):
+        start, body = diarized(form, False, odd, optional=True, text=" two words")
+        assert dict(start["headers"])[b"x-voxtral-ignored"] == b"diarize" and b"two words" in body["body"]
+    for form, optional in (("json", False), ("diarized_json", True)):
+        with pytest.raises(RefusedError, match=f"^no times for {form}: ") as caught:
+            diarized(form, False, odd, optional=optional, text=" two words")
+        assert (caught.value.status, caught.value.code) == (500, "no_times")
 
 
 @pytest.mark.parametrize("streamed", [False, True])

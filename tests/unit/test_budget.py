@@ -17,7 +17,7 @@ from voxtral_serve.units import GIB, MIB
 RATE = 16000
 SHORT_S = 12
 DEFAULT = RULES._replace(file_bytes=25 * MIB, bounds=Bounds(Fraction(600), "", 256 * MIB))
-LONG = RULES._replace(file_bytes=GIB, bounds=Bounds(Fraction(3601), "", 1_500_000_000))  # profiles/long.yaml
+LONG = RULES._replace(file_bytes=GIB, bounds=Bounds(Fraction(3602), "", 1_500_000_000))  # profiles/long.yaml
 
 
 async def settled() -> None:

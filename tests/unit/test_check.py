@@ -805,7 +805,7 @@ def test_encode_once(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_rows_of_audio_are_counted(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """(4 clips x 45,056 positions + 512, max_num_batched_tokens) x 3072 numbers x 2 bytes: 1059 MiB."""
+    """(4 clips x 45,088 positions + 512, max_num_batched_tokens) x 3072 numbers x 2 bytes: 1060 MiB."""
     on_gpu(monkeypatch, 22.5, 22.2)
     report = check_all(LONG, full, GPU_BLOCKS)
     assert report.problems == []
@@ -813,14 +813,14 @@ def test_the_rows_of_audio_are_counted(full: Path, monkeypatch: pytest.MonkeyPat
     on_gpu(monkeypatch, 12, 12)
     assert row(check_all(LONG, full, GPU_BLOCKS), "room for").startswith("at most 1.")
     on_gpu(monkeypatch, 11.25, 11.25)  # without the rows, one clip would fit
-    assert "max_model_len 45,056 needs 887.25 MiB of KV cache" in only_problem(check_all(LONG, full, GPU_BLOCKS))
+    assert "max_model_len 45,088 needs 887.25 MiB of KV cache" in only_problem(check_all(LONG, full, GPU_BLOCKS))
 
 
 @pytest.mark.parametrize("profile", ["fast", "long", "realtime"])
 def test_a_profile_is_served_and_its_limit_told(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = check_all(ROOT / f"profiles/{profile}.yaml", PICO)
     assert report.problems == []
-    assert row(report, "length").startswith("78.00 s" if profile in ("fast", "realtime") else "3600.56 s")
+    assert row(report, "length").startswith("78.00 s" if profile in ("fast", "realtime") else "3601.20 s")
     assert any("  audio rows  " in line for line in report.lines)
     sessions = {"fast": "16 at a time", "realtime": "256 at a time"}.get(profile, "none: ")
     assert row(report, "sessions").startswith(sessions)
@@ -952,6 +952,13 @@ def test_longest_clip(tmp_path: Path, length: object, clip: str) -> None:
 def test_a_context_that_padding_fills(tmp_path: Path) -> None:
     assert only_problem(run(tmp_path, max_model_len=49)) == (
         "max_model_len is 49, but the padding of a clip alone takes 49 tokens: raise max_model_len"
+    )
+    delayed = {"hf_overrides": {"architectures": [ENCODE_ONCE]}, "additional_config": {"upload_delay_ms": 2400}}
+    report = run(tmp_path, max_model_len=86, max_num_seqs=1, **delayed)  # 1.04 s, as the guard wants it
+    assert row(report, "length") == "1.04 s: 13 tokens of audio and 73 of padding"
+    assert only_problem(run(tmp_path, max_model_len=85, max_num_seqs=1, **delayed)) == (
+        "max_model_len is 85, but the padding of a clip alone takes 73 tokens, with upload_delay_ms 2400: raise "
+        "max_model_len"
     )
 
 

@@ -65,6 +65,32 @@ def noise(seconds: float, rate: int, channels: int) -> np.ndarray:
     return made.astype(np.float32)
 
 
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG"])
+@pytest.mark.parametrize("rate", [RATE, 44100])
+def test_a_channel_by_itself(form: str, rate: int) -> None:
+    """As a file of it alone has it; of lossless formats, to the bit."""
+    spread = noise(2.5, rate, 3)
+    whole = inputs.encoded(spread, rate, form)
+    for channel in range(3):
+        (samples,) = (np.concatenate([*decode.blocks(whole, BOUNDS, RATE, channel)]),)
+        alone = decode.decode(inputs.encoded(spread[:, channel], rate, form), BOUNDS, RATE).samples
+        assert samples.flags.c_contiguous and len(samples) == len(alone)
+        if form != "OGG":
+            np.testing.assert_array_equal(samples, alone)
+    for channel, content in ((3, whole), (1, inputs.encoded(spread[:, 0], rate, form))):
+        with pytest.raises(decode.AudioError, match=r"the file has [13] channels") as error:
+            [*decode.blocks(content, BOUNDS._replace(seconds=Fraction(1, 100)), RATE, channel)]
+        assert error.value.code == decode.NO_CHANNEL
+
+
+def test_more_channels_than_are_decoded_by_themselves() -> None:
+    eight, nine = (inputs.encoded(noise(0.1, RATE, channels)) for channels in (8, 9))
+    assert [*decode.blocks(eight, BOUNDS, RATE, 7)] and decode.decode(nine, BOUNDS, RATE)
+    with pytest.raises(decode.AudioError, match="the file has 9 channels: expected at most 8 separate ones") as error:
+        [*decode.blocks(nine, BOUNDS, RATE, 0)]
+    assert error.value.code == "too_many_channels"
+
+
 RATES = [2000, 8000, 11025, 22050, 24000, 44100, 48000, 96000, 192000, 384000]
 
 

@@ -25,7 +25,7 @@ from places import ROOT
 
 from voxtral_serve.audio import decode
 from voxtral_serve.audio.decode import Clip
-from voxtral_serve.guard import decoders
+from voxtral_serve.guard import decoders, processes
 from voxtral_serve.guard.budget import COPIES, Budget
 from voxtral_serve.guard.decoders import Decoders
 from voxtral_serve.guard.errors import RefusedError
@@ -319,7 +319,7 @@ def test_samples_without_room_are_a_429(run: Any, monkeypatch: pytest.MonkeyPatc
 def test_a_decoder_has_no_environment_no_files_and_no_vllm(run: Any, planted: None) -> None:
     async def test(server: Server) -> None:
         imported, variables, openable = (await server.decode(told("FACTS"))).samples
-        kept = sum(name in os.environ for name in decoders.KEPT)
+        kept = sum(name in os.environ for name in processes.KEPT)
         assert (imported, openable) == (0, 0)
         assert variables <= len(decoders.ENVIRONMENT) + kept + 1  # Python itself may set LC_CTYPE
 
@@ -399,7 +399,7 @@ def test_memory_follows_from_the_limits() -> None:
 
 def test_an_answer_that_is_none_ends_the_decoder(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a process that runs a client's code: more samples than were asked for, codes of its own, no JSON."""
-    monkeypatch.setattr(decoders, "END_S", 0.05)
+    monkeypatch.setattr(processes, "END_S", 0.05)
     real = decoders.START
     answers = [b"{}", b"[]", b"\xff", json.dumps({"samples": 1 << 40}).encode(), json.dumps({"samples": "1"}).encode()]
     answers += [json.dumps({"error": "a", "code": code, "ends": False}).encode() for code in ("made_up", ["x"])]

@@ -21,7 +21,7 @@ def settled(net: model.Voxtral, live: bool, dtype: torch.dtype = torch.float32) 
     """Replace the reference's layers for the delay as the served model does its own. The delay's embedding."""
     served: Any = SimpleNamespace(
         n_delay_tokens=model.DELAY_TOKENS,
-        live="sessions" if live else None,
+        has_delays=live,
         whisper_encoder=SimpleNamespace(dtype=dtype),
         time_embedding=TimeEmbedding(net.config.lm.dim),
         language_model=SimpleNamespace(model=net),

@@ -63,6 +63,16 @@ def test_one_that_begins_again_before_the_network_ran_has_the_later_rows(drafts:
     assert holds(drafts, 1, alone(drafts, later))
 
 
+def test_a_clip_of_another_delay_has_pads(drafts: DraftTokens) -> None:
+    clip(drafts, 1, POSITIONS)
+    drafts.run()
+    clip(drafts, 1, 60, DELAY + 1)
+    rows = clip(drafts, 2, 60, DELAY)
+    drafts.run()
+    assert holds(drafts, 1, []) and holds(drafts, 2, alone(drafts, rows))
+    assert drafts.rows.delay.tolist()[1:3] == [DELAY + 1, DELAY]
+
+
 def test_guesses_are_those_that_follow_the_last_token(drafts: DraftTokens) -> None:
     guessed = alone(drafts, clip(drafts, 2, 60))
     drafts.run()

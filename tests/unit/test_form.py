@@ -3,9 +3,11 @@
 import random
 
 import pytest
+from guarding import refusal
 
 from voxtral_serve.guard import form
 from voxtral_serve.guard.form import Part
+from voxtral_serve.guard.limits import FIELDS_BYTES
 
 BOUNDARY = b"x-boundary"
 TYPE = f"multipart/form-data; boundary={BOUNDARY.decode()}"
@@ -40,3 +42,24 @@ def test_data_with_what_looks_like_a_boundary(seed: int) -> None:
         fields = [(b"file" if number == 1 else b"f%d" % number, b"f", each) for number, each in enumerate(contents)]
         parts = form.parse(written(*fields), TYPE)
         assert [(part.name, part.filename, bytes(part.data)) for part in parts] == fields
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b"file_url=http%3A%2F%2F10.0.0.1%2Fa.wav&model=m", "file_url"),
+        (b"model=m&file_id=" + b"a" * 1_000_000, "file_id"),
+        (b"model=m&file_url=&file=a", None),
+        (b"profile_url=a&x=file_url=b", None),
+        (b"&" * 1_000_000, None),
+    ],
+)
+def test_a_form_without_a_file_as_mistrals_client_writes_it(body: bytes, name: str | None) -> None:
+    error = refusal(form.parse, body, "application/x-www-form-urlencoded")
+    assert (error.status, error.param) == ((400, name) if name else (415, None))
+
+
+def test_a_form_without_a_file_is_not_searched_if_it_is_large() -> None:
+    body = b"&" * FIELDS_BYTES + b"file_id=a"
+    error = refusal(form.parse, body, "application/x-www-form-urlencoded")
+    assert (error.status, error.code) == (413, "form_too_large")

@@ -1,6 +1,7 @@
 """The guard's limits, and its middleware around an application that costs nothing."""
 
 import asyncio
+import base64
 import json
 import re
 import time
@@ -11,18 +12,34 @@ import inputs
 import numpy as np
 import pytest
 from engines import EngineClient
-from guarding import RATE, SAMPLES, FakeApp, facts, form, guarded, post
+from guarding import RATE, RULES, SAMPLES, Count, FakeApp, facts, form, guarded, post
 
 from voxtral_serve.guard import access, limits, middleware, transcription
 from voxtral_serve.guard import body as arriving
 from voxtral_serve.guard import request as guard_request
+from voxtral_serve.guard.labeller import LabelError, Labeller
 from voxtral_serve.patches.live_server import log
+from voxtral_serve.transcript.words import TokenStream
 
 REQUESTS = 50
 
 
 def test_limits_of_an_empty_environment() -> None:
-    assert limits.limits({}) == (25 << 20, 600, 256 << 20, None, frozenset(), 60, 60, None, frozenset(), True, 30)
+    expected: tuple[object, ...] = (
+        25 << 20,
+        600,
+        256 << 20,
+        None,
+        frozenset(),
+        60,
+        60,
+        None,
+        frozenset(),
+        True,
+        30,
+        "cpu",
+    )
+    assert limits.limits({}) == expected
 
 
 def test_limits() -> None:
@@ -40,6 +57,14 @@ def test_limits() -> None:
 def test_a_wrong_limit_is_named(name: str, value: str) -> None:
     with pytest.raises(limits.LimitError, match=f"{name} is .*expected a whole number"):
         limits.limits({name: value})
+
+
+@pytest.mark.parametrize("value", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:0,1", "cuda:1 ", "cuda:1\n", "cuda:٣"])
+def test_a_wrong_device_of_speaker_labels_is_named(value: str) -> None:
+    name = "VOXTRAL_SERVE_SPEAKERS_DEVICE"
+    with pytest.raises(limits.LimitError, match=f"{name} is .*expected cpu, cuda, or cuda:N"):
+        limits.limits({name: value})
+    assert [limits.limits({name: each}).speakers_device for each in ("cuda", "cuda:12")] == ["cuda", "cuda:12"]
 
 
 @pytest.mark.parametrize("hosts", ["http://a", "a/b", "*", "a b", "a@b"])
@@ -239,6 +264,125 @@ def test_bodies_that_arrive_take_no_place_in_the_queue() -> None:
         return statuses
 
     assert asyncio.run(test()) == [200, 429]
+
+
+def known_speaker(clip: bytes) -> dict[str, Any]:
+    """The fields of a form for a known speaker with this clip."""
+    url = f"data:audio/wav;base64,{base64.b64encode(clip).decode()}"
+    return {"known_speaker_names[]": (None, "Ann"), "known_speaker_references[]": (None, url)}
+
+
+def test_few_requests_ask_for_speakers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is refused before its file is decoded; one that does not need them is served without, and keeps no
+    clip of a known speaker."""
+    stream = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
+    labeller = Labeller(most=1)
+    made, app = guarded(labeller=labeller, stream=stream)
+    app.engine.texts = lambda samples: [" word"]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app.send = send  # type: ignore[method-assign]
+    file = ("clip.wav", inputs.encoded(SAMPLES))
+    transcribe, clips = transcription.TranscriptionRequest._transcribe, list[list[Any]]()
+
+    async def transcribed(self: Any, request: Any, file: Any, known: list[Any], *more: Any) -> Any:
+        clips.append(known)
+        return await transcribe(self, request, file, known, *more)
+
+    monkeypatch.setattr(transcription.TranscriptionRequest, "_transcribe", transcribed)
+
+    async def without_a_place() -> None:
+        async with labeller.place():
+            await post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true")))
+            known = known_speaker(inputs.encoded(SAMPLES))
+            await post(made, app, *form(file=file, diarize=(None, "optional"), **known))
+
+    asyncio.run(without_a_place())
+    assert clips == [[], []]
+    asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))  # the place is free
+    asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"))))  # and again
+    refused, served, *wrong = (message for message in sent if message["type"] == "http.response.start")
+    bodies = [json.loads(message["body"]) for message in sent if message.get("body")]
+    assert (refused["status"], bodies[0]["error"]["code"]) == (503, "no_speaker_labels")
+    assert (b"retry-after", b"1") in refused["headers"]
+    assert served["status"] == 200 and (b"x-voxtral-ignored", b"diarize") in served["headers"]
+    assert bodies[1]["text"] and bodies[1]["segments"] == []
+    assert [message["status"] for message in wrong] == [400, 400]
+
+
+NOISE = np.random.default_rng(0).normal(0, 0.1, 600 * 2000).clip(-1, 1).astype(np.float32)
+TEN_MINUTES = inputs.encoded(NOISE, 2000, "WAV", "ULAW")
+
+
+@pytest.mark.parametrize(
+    ("clip", "code", "message"),
+    [
+        (inputs.encoded(NOISE[: 5 * RATE]), "invalid_value", "the clip of 'Ann' has 0.00 s of speech"),
+        (inputs.encoded(np.zeros(5 * RATE)), "invalid_value", "the clip of 'Ann' has 0.00 s of speech: expected 1 s"),
+        (inputs.encoded(SAMPLES[:RATE]), "invalid_value", "the clip of 'Ann' has 1.00 s: expected 2 to 10 s"),
+        (TEN_MINUTES, "clip_too_long", "the clip lasts 600.00 s and this server takes at most 10.00 s"),
+        (b"\0" * 5000, "invalid_audio", ""),
+        (b"#!/bin/sh\n", "invalid_audio", ""),
+        (inputs.encoded(np.full(3 * RATE, np.nan), RATE, "WAV", "FLOAT"), "invalid_audio", "the file has samples that"),
+        (b"", "empty_file", "the file is empty"),
+    ],
+)
+def test_a_clip_of_a_known_speaker_that_cannot_be_used(clip: bytes, code: str, message: str) -> None:
+    """It is refused before the file is decoded, and vLLM gets nothing. No process labels speakers for it."""
+    labeller, sent = Labeller(), list[Any]()
+    made, app = guarded(labeller=labeller, stream=TokenStream(32, 33, 0.08, lambda tokens: "", lambda token: b""))
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app.send = send  # type: ignore[method-assign]
+    known = known_speaker(clip)
+    asyncio.run(post(made, app, *form(file=("clip.wav", b"nonsense"), diarize=(None, "true"), **known)))
+    assert sent[0]["status"] == 400
+    error = json.loads(sent[1]["body"])["error"]
+    assert (error["code"], error["param"]) == (code, "known_speaker_references[0]")
+    assert error["message"].startswith(f"known_speaker_references[0]: {message}")
+    assert (app.engine.ids, labeller._process) == ([], None)
+
+
+def test_clips_of_known_speakers_count_as_audio_before_their_voices_are_computed() -> None:
+    class Unheard(Labeller):
+        async def voices(self, clip: Any, speech: Any) -> Any:
+            counted.append(count.grown("audio_seconds_total"))
+            raise LabelError("no labels")
+
+    counted, count = list[Any](), Count()
+    stream = TokenStream(32, 33, 0.08, lambda tokens: " word", lambda token: b" word")
+    made, app = guarded(labeller=Unheard(), stream=stream)
+    file = inputs.encoded(SAMPLES)
+    fields = {"file": ("clip.wav", file), "diarize": (None, "optional"), **known_speaker(file)}
+    asyncio.run(post(made, app, *form(**fields)))
+    assert app.status == 200
+    assert counted == [{"{kind=upload}": pytest.approx(2 * len(SAMPLES) / RATE)}]
+
+
+def test_separate_channels_share_the_bytes_of_a_clip() -> None:
+    bounds = RULES.bounds._replace(most_bytes=SAMPLES.nbytes * 3 // 2)
+    body, kind = form(file=("clip.wav", inputs.encoded(np.stack([SAMPLES] * 2, axis=1))), channels=(None, "separate"))
+    made, app = guarded(rules=RULES._replace(bounds=bounds))
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app.send = send  # type: ignore[method-assign]
+    asyncio.run(post(made, app, body, kind))
+    error = json.loads(sent[1]["body"])["error"]
+    assert (sent[0]["status"], error["code"], app.engine.ids) == (400, "clip_too_long", [])
+    assert "VLLM_MAX_AUDIO_DECODE_BYTES" in error["message"]
+
+
+@pytest.mark.parametrize(("in_flight", "most"), [(16, 4), (3, 1), (1024, 16)])
+def test_a_quarter_of_the_requests_in_flight_may_ask_for_speakers(in_flight: int, most: int) -> None:
+    assert Labeller.of_environment(in_flight).most == most
 
 
 @pytest.mark.slow

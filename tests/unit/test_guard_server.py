@@ -11,8 +11,10 @@ import uvicorn
 from guarding import RULES
 
 from voxtral_serve.engine import names
+from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard import Guard, about, server
 from voxtral_serve.guard.limits import LIMITS
+from voxtral_serve.guard.live.cuts import ContextError
 
 
 def test_a_start_that_fails_ends_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -53,6 +55,23 @@ def state_of(architecture: str, max_model_len: int, chunking: bool = False) -> A
 @pytest.mark.parametrize("architecture", names.REALTIME)
 def test_the_longest_clip_of_voxtral_realtime_fills_the_context_with_its_padding(architecture: str) -> None:
     assert server._longest(state_of(architecture, 1024)) == (16000, LIMITS.bounds, Fraction((1024 - 49) * 1280, 16000))
+
+
+@pytest.mark.parametrize("delay_ms", [480, 2400])
+def test_a_delay_of_uploads_needs_room(delay_ms: int) -> None:
+    """Of a second of audio, which is 12.5 positions."""
+    shape = SessionShape(32, 6, 17, 1280, 16000)
+    needed = 13 + 49 + delay_ms // 80 - 6
+    for positions in (needed, needed - 1):
+        piece_s = Fraction((positions - 49) * 1280, 16000)
+        rules = RULES._replace(shape=shape, delay_ms=delay_ms, piece_s=piece_s)
+        if positions == needed:
+            server._check_delay(rules, positions)
+            continue
+        with pytest.raises(ContextError) as refused:
+            server._check_delay(rules, positions)
+        message = f"upload_delay_ms is {delay_ms}, and uploads have {positions} positions: expected at least {needed}."
+        assert server.drifted(refused.value).startswith(message)
 
 
 def test_the_longest_clips_of_other_models() -> None:

@@ -13,6 +13,7 @@ from places import ROOT
 MODEL_LIBRARIES = ("torch", "transformers", "vllm")
 NAMES = (
     "voxtral_serve.engine.clip_length",
+    "voxtral_serve.engine.keywords",
     "voxtral_serve.engine.names",
     "voxtral_serve.engine.session",
 )  # what a session is: shapes, names
@@ -47,13 +48,19 @@ HOUSE = {
         ("voxtral_serve.checkpoint", "voxtral_serve.shims", "voxtral_serve.units"),
     ),
     "voxtral_serve.audio": Rule("Sound alone, whatever transcribes it.", ("voxtral_serve.units",)),
+    "voxtral_serve.speakers": Rule(
+        "Sound and times alone, in a process without vLLM.",
+        ("voxtral_serve.audio.decode_worker",),
+        never=("transformers", "vllm"),
+    ),
     "voxtral_serve.transcript": Rule(
         "Text and times, whatever server they come from.", ("voxtral_serve.audio", "voxtral_serve.units")
     ),
     "voxtral_serve.guard": Rule(
         "It runs in vLLM's API server, without the engine's code.",
         (
-            *("voxtral_serve.audio", "voxtral_serve.transcript", "voxtral_serve.shims", "voxtral_serve.units"),
+            *("voxtral_serve.audio", "voxtral_serve.speakers", "voxtral_serve.transcript"),
+            *("voxtral_serve.shims", "voxtral_serve.units"),
             *("voxtral_serve.keys", "voxtral_serve.logs"),
             *("voxtral_serve.patches.live_server", *NAMES),  # the records of what it sets on live objects
         ),
@@ -100,7 +107,7 @@ HOUSE = {
         "A front: `transcribe` needs no vLLM, and `check` no client.",
         (
             *("voxtral_serve.batch", "voxtral_serve.check", "voxtral_serve.client", "voxtral_serve.deploy"),
-            *("voxtral_serve.draft", "voxtral_serve.prove"),
+            *("voxtral_serve.draft", "voxtral_serve.prove", "voxtral_serve.speakers"),
         ),
         standard_library=True,
     ),
@@ -114,10 +121,20 @@ HOUSE = {
         ("bench", "pico", "voxtral_serve.engine.draft_network", "mistral_layout"),
         never=("vllm",),
     ),
+    "bench.speakers": Rule(
+        "It scores the labels themselves, as the server's process makes them.",
+        ("bench", "voxtral_serve.audio", "voxtral_serve.guard.labeller", "voxtral_serve.speakers"),
+        never=("transformers", "vllm"),
+    ),
     "bench.gpu.speech_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "mistral_layout"), never=("vllm",)),
     "bench.gpu.voxcpm2_checkpoint": Rule("PyTorch makes the numbers.", ("bench", "voxtral_serve.check")),
     "pico.evaluate": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "pico.hearing": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
+    "pico.keywords": Rule(
+        "It takes the engine's rule, and scores as the benchmark does.",
+        ("bench", "mistral_layout", "voxtral_serve.engine.keywords"),
+        never=("vllm",),
+    ),
     "pico.damage": Rule("It scores as the benchmark does.", ("bench", "mistral_layout"), never=("vllm",)),
     "mistral_layout": Rule("Below both writers of a checkpoint.", never=MODEL_LIBRARIES, standard_library=True),
     "tools": Rule("They compare all of it.", ("voxtral_serve", "bench", "pico", "mistral_layout")),

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import phrases
 import pytest
 from livefakes import RATE, SHAPE, STREAM, context
 
@@ -372,7 +373,7 @@ def test_mistrals_commands() -> None:
 
 def test_mistrals_settings_are_the_options_of_the_session() -> None:
     codec = mistrals()
-    assert codec.options == commands.Options(StreamFormat("pcm_s16le", RATE))
+    assert codec.options == commands.Options(StreamFormat("pcm_s16le", RATE), segment_languages=True, languages=True)
     session = {
         "audio_format": {"encoding": "pcm_f32le", "sample_rate": 8000},
         "target_streaming_delay_ms": 240,
@@ -380,7 +381,9 @@ def test_mistrals_settings_are_the_options_of_the_session() -> None:
     }
     configure, answer = decoded(codec, "session.update", session=session)
     rule = SignRule(0.5, 0.5, 0.33, 6400)
-    options = commands.Options(StreamFormat("pcm_f32le", 8000), 240, False, rule)
+    options = commands.Options(
+        StreamFormat("pcm_f32le", 8000), 240, False, rule, segment_languages=True, languages=True
+    )
     assert configure == commands.Configure(options, find=True)
     assert isinstance(answer, commands.Answer)
     told = json.loads(answer.event)["session"]
@@ -390,12 +393,54 @@ def test_mistrals_settings_are_the_options_of_the_session() -> None:
     assert configure == commands.Configure(options, find=False)
 
 
+def test_speakers_are_a_setting_until_there_is_audio() -> None:
+    """Where there are none, the setting is refused with the reason. OpenAI's protocol has no end at which they come."""
+    codec = MistralCodec(context()._replace(unlabelled=None), None)
+    assert updated(codec)["diarize"] is False
+    assert updated(codec, diarize=True)["diarize"] is True and codec.options.speakers
+    assert updated(codec, begun=True, diarize=True, language="en")["diarize"] is True
+    update = '{"type": "session.update", "session": {"diarize": %s}}'
+    error = refused(codec, update % "false", begun=True)["error"]
+    assert error["message"] == "session.diarize cannot change once there is audio"
+    error = refused(mistrals(), update % "true")["error"]
+    assert error["message"] == "session.diarize is true: this server has no labels"
+    openais = {"type": "transcription", "audio": {"input": {"transcription": {"diarize": True}}}}
+    error = refused(OpenAiCodec(context()), json.dumps({"type": "session.update", "session": openais}))["error"]
+    assert error["param"] == "session.audio.input.transcription.diarize"
+
+
 def test_what_has_no_effect_is_no_error() -> None:
     codec = mistrals()
     before = codec.options
     fields = {"context_bias": ["Voxtral"], "language": "en", "speaker_references": {"a": "A" * 500_000}}
-    assert updated(codec, diarize=True, **fields)["diarize"] is False
+    assert updated(codec, diarize=False, **fields)["diarize"] is False
     assert codec.options == before
+
+
+def test_custom_words_are_those_of_the_next_turn() -> None:
+    preferring = context()._replace(phrases=phrases.TOKENS)
+    table = phrases.TOKENS.table(["ab c", "b"])
+    mistral, openai = MistralCodec(preferring, None), OpenAiCodec(preferring)
+    assert updated(mistral, begun=True, context_bias=["ab_c", "b"])["context_bias"] == ["ab_c", "b"]
+    updated(openai, begun=True, **transcription(keywords=["ab c", " b "]))
+    assert mistral.options.keywords == openai.options.keywords == table
+    assert "context_bias" in updated(mistral, begun=True, language="en")
+    assert "context_bias" not in updated(mistral, begun=True, context_bias=None)
+    updated(openai, begun=True, **transcription(keywords=None))
+    assert mistral.options.keywords is openai.options.keywords is None
+
+
+@pytest.mark.parametrize("entry", ["a" * 17, "a\0b", "...", "a," * 101], ids=ascii)
+def test_custom_words_that_are_refused_change_nothing(entry: str) -> None:
+    preferring = context()._replace(phrases=phrases.TOKENS)
+    mistral, openai = MistralCodec(preferring, None), OpenAiCodec(preferring)
+    before = mistral.options, openai.options
+    event = {"type": "session.update", "session": {"context_bias": ["a", entry], "turn_detection": {}}}
+    assert "context_bias" in refused(mistral, json.dumps(event))["error"]["message"]
+    assert updated(mistral, language="en")["turn_detection"] is None
+    error = refused(openai, json.dumps(event | {"session": transcription(keywords=["a", entry])}))["error"]
+    assert error["param"].startswith(f"{OF_TRANSCRIPTION}.keywords") or error["param"] is None
+    assert (mistral.options, openai.options) == before
 
 
 @pytest.mark.parametrize(
@@ -450,6 +495,44 @@ def test_mistrals_events() -> None:
     }
     *_, done = encoded(codec, outputs.TurnDone(turn(1, 2 * RATE, 3 * RATE), [], SHAPE.prompt))
     assert done["segments"] == []
+
+
+def test_mistrals_event_of_a_language_comes_once_and_when_it_changes() -> None:
+    codec, first = mistrals(), turn(end=2 * RATE)
+
+    def said(output: Any) -> list[Any]:
+        events = encoded(codec, output)
+        return [
+            event.get("audio_language", event.get("language")) for event in events if "segment" not in event["type"]
+        ]
+
+    assert said(outputs.TurnSegment(first, SEGMENT)) == []
+    event, segment = encoded(codec, outputs.TurnSegment(first, SEGMENT, "de"))
+    assert event == {"type": "transcription.language", "audio_language": "de"}
+    assert segment["type"] == "transcription.segment"
+    assert said(outputs.TurnSegment(first, SEGMENT, "de")) == []
+    assert said(outputs.TurnDone(first, [], SHAPE.prompt, language="de")) == ["de"]  # of transcription.done
+    assert said(outputs.TurnDone(turn(1, 2 * RATE, 3 * RATE), [], SHAPE.prompt, language="fr")) == ["fr", "fr"]
+    assert said(outputs.TurnDone(turn(2, 3 * RATE, 4 * RATE), [], SHAPE.prompt)) == [None]
+
+
+def test_openais_languages_are_told_by_the_models_that_tell_them() -> None:
+    telling = context()._replace(serves={"voxtral", "gpt-transcribe", "gpt-live-transcribe"}.__contains__)
+    for name, told in (
+        ("voxtral", None),
+        ("gpt-transcribe", [{"code": "de"}]),
+        ("gpt-live-transcribe", [{"code": "de"}]),
+    ):
+        codec = OpenAiCodec(telling)
+        updated(codec, **transcription(model=name))
+        assert codec.options.languages == (told is not None)
+        ended = turn(end=RATE)
+        encoded(codec, outputs.TurnCut(ended))
+        completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt, language="de"))
+        assert completed.get("languages") == told
+    encoded(codec, outputs.TurnCut(ended))
+    completed, _ = encoded(codec, outputs.TurnDone(ended, [], SHAPE.prompt))
+    assert completed["languages"] == []
 
 
 def test_a_turn_that_may_be_over_ends_with_its_timeout() -> None:

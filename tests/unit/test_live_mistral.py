@@ -1,6 +1,7 @@
 """Mistral's realtime protocol, with an engine that computes nothing and voices that are loud noise."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from livefakes import (
     with_pauses,
     with_sentences,
 )
+
+from voxtral_serve.guard.live import conversation
 
 pytestmark = pytest.mark.usefixtures("turned_clock")
 
@@ -75,6 +78,35 @@ def test_segments_come_within_a_text() -> None:
         assert segments[0]["text"] == "w4 w9 w14." and segments[0]["end"] == pytest.approx(1.16)
 
     asyncio.run(run())
+
+
+def test_the_language_is_that_of_the_texts_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments have it if the codec's options say so."""
+    texts: list[str] = []
+
+    async def recognised(text: str) -> str:
+        texts.append(text)
+        return f"of {text}"
+
+    monkeypatch.setattr(conversation, "MOST", 6)
+    monkeypatch.setattr(conversation, "recognised_later", recognised)
+
+    async def run(told: bool) -> None:
+        client = MistralClient(with_sentences(Sentences()))
+        turns = client.socket.conversation
+        assert isinstance(turns, conversation.Turns) and turns.options.segment_languages
+        turns.options = replace(turns.options, segment_languages=told)
+        client.speak(noise(5))
+        await client.until("transcription.segment", 3)
+        client.send(f"{AUDIO}.end")
+        await client.gone()
+        (done,) = client.of("transcription.done")
+        assert done["language"] == f"of {done['text'][-6:]}"
+        assert all(len(text) == 6 for text in texts) and (len({*texts}) > 2 if told else len(texts) == 1)
+
+    asyncio.run(run(told=True))
+    texts.clear()
+    asyncio.run(run(told=False))
 
 
 def test_a_session_that_is_too_long_is_ended_with_its_text() -> None:

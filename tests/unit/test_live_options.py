@@ -96,7 +96,7 @@ def test_the_switch_of_the_gate_is_not_for_the_engine() -> None:
         (
             {"max_live_session": 2},
             "additional_config has 'max_live_session': expected max_live_sessions, max_live_age_s, "
-            "max_clip_positions or draft_head",
+            "max_clip_positions, upload_delay_ms or draft_head",
         ),
         ({"max_live_sessions": -1}, "max_live_sessions is -1: expected a whole number of 0 to 2147483647"),
         ({"max_live_sessions": True}, "max_live_sessions is True: expected a whole number"),
@@ -107,6 +107,10 @@ def test_the_switch_of_the_gate_is_not_for_the_engine() -> None:
         ({"max_live_sessions": None}, "max_live_sessions is None: expected a whole number"),
         ({"max_live_age_s": 0}, "max_live_age_s is 0: expected a whole number of 1 to 2147483647"),
         ({"max_live_age_s": 90.0}, "max_live_age_s is 90.0: expected a whole number"),
+        *(
+            ({"upload_delay_ms": wrong}, f"upload_delay_ms is {wrong!r}: expected a multiple of 80 of 80 to 2400")
+            for wrong in (0, 100, 2480, "480", 480.0, True, None)
+        ),
         ({"max_clip_positions": 0}, f"max_clip_positions is 0: expected a whole number of 1 to {LENGTH}"),
         ({"max_clip_positions": LENGTH + 1}, f"max_clip_positions is 513: expected a whole number of 1 to {LENGTH}"),
     ],

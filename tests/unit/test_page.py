@@ -210,8 +210,9 @@ def test_subtitles_are_those_of_the_server(tmp_path: Path) -> None:
         words = [
             "".join(chosen.choices(SIGNS, k=chosen.choice([1, 1, 2, 4, 20]))) for _ in range(chosen.randint(1, 14))
         ]
-        segments.append(Segment(" ".join(words), number * 1.7, number * 1.7 + chosen.random()))
-    rounded = [{"start": round(s.start, 3), "end": round(s.end, 3), "text": s.text} for s in segments]
+        speaker = " ".join(words[: number % 3]) or None  # of every third one: none
+        segments.append(Segment(" ".join(words), number * 1.7, number * 1.7 + chosen.random(), speaker))
+    rounded = [s._replace(start=round(s.start, 3), end=round(s.end, 3))._asdict() for s in segments]
     (tmp_path / "segments.json").write_text(json.dumps(rounded))
     found = by_node(
         f"""import {{ readFileSync }} from "node:fs";
@@ -220,6 +221,51 @@ def test_subtitles_are_those_of_the_server(tmp_path: Path) -> None:
         console.log(JSON.stringify([srt(segments), vtt(segments)]));"""
     )
     assert found == [subtitles.srt(segments), subtitles.vtt(segments)]
+
+
+SAID = (("SPEAKER_1", "Yes."), ("SPEAKER_2", "No no."), ("SPEAKER_1", "Yes."), ("SPEAKER_3", "Yes."))
+
+
+@needs_node
+def test_a_speaker_s_name_is_changed_everywhere() -> None:
+    """And names are one line, escaped where the format has markup; two speakers with one name are one in the text."""
+    times = [{"start": n, "end": n + 1} for n in range(len(SAID))]
+    segments = [{"id": n, **times[n], "text": text, "speaker": speaker} for n, (speaker, text) in enumerate(SAID)]
+    words = [
+        {"word": word, **times[n], "speaker": speaker}
+        for n, (speaker, text) in enumerate(SAID)
+        for word in text.split()
+    ]
+    content = {"text": "Yes. No no. Yes. Yes.", "duration": 4, "segments": segments, "words": words}
+    found = by_node(
+        f"""import {{ Transcript }} from {module("transcript.js")};
+        const made = new Transcript({json.dumps(json.dumps(content))});
+        const files = () => ["txt", "srt", "vtt", "json"].map((format) => made.file(format));
+        const all = [made.speakers, files()];
+        made.rename("SPEAKER_1", "  <b>A&B</b>\\n\\u0000\\n-->  C ");
+        made.rename("SPEAKER_3", "<b>A&B</b> --> C");
+        all.push(made.edited, files());
+        made.rename("SPEAKER_1", " ");
+        all.push(made.name("SPEAKER_1"));
+        made.revert();
+        console.log(JSON.stringify([...all, made.edited, files()]));"""
+    )
+    speakers, before, edited, (txt, srt, vtt, changed), emptied, edited_again, after = found
+    assert speakers == ["SPEAKER_1", "SPEAKER_2", "SPEAKER_3"]
+    assert before[0] == "SPEAKER_1: Yes.\nSPEAKER_2: No no.\nSPEAKER_1: Yes.\nSPEAKER_3: Yes.\n"
+    assert json.loads(before[3]) == content
+    name = "<b>A&B</b> --> C"
+    names = {"SPEAKER_1": name, "SPEAKER_2": "SPEAKER_2", "SPEAKER_3": name}
+    named = [Segment(text, n, n + 1, names[speaker]) for n, (speaker, text) in enumerate(SAID)]
+    assert (edited, txt) == (True, f"{name}: Yes.\nSPEAKER_2: No no.\n{name}: Yes. Yes.\n")
+    assert (srt, vtt) == (subtitles.srt(named), subtitles.vtt(named))
+    assert "<b>" not in vtt and "\n&lt;b&gt;A&amp;B&lt;/b&gt; --&gt; C: Yes.\n" in vtt
+    assert json.loads(changed) == {
+        **content,
+        "segments": [{**each, "speaker": names[each["speaker"]]} for each in segments],
+        "words": [{**each, "speaker": names[each["speaker"]]} for each in words],
+    }
+    assert (emptied, edited_again, after) == ("SPEAKER_1", False, before)
 
 
 @needs_node

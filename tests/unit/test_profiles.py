@@ -109,7 +109,10 @@ def test_names_and_guard_as_vllm_reads_them(name: str) -> None:
     first, *others = options.served_model_name
     assert first == (name if name in OF_OTHER_MODELS else "voxtral")
     assert others[:3] == ["whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe"]  # OpenAI's
+    assert ("gpt-4o-transcribe-diarize" in others) == (name not in OF_OTHER_MODELS)  # of models with word times
+    assert ("gpt-transcribe" in others) == (name not in OF_OTHER_MODELS)  # its answers have the recognised language
     live = (options.additional_config or {}).get("max_live_sessions")
+    assert ("gpt-live-transcribe" in others) == bool(live)
     assert ("voxtral-mini-transcribe-realtime-2602" in others) == bool(live)  # Mistral's
     assert (options.middleware, options.shutdown_timeout) == (["voxtral_serve.guard.Guard"], 30)
     assert options.disable_uvicorn_access_log

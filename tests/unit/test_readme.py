@@ -15,6 +15,7 @@ from places import ROOT
 
 from bench import arguments
 from bench.gpu import arguments as gpu_arguments
+from bench.speakers import command as speakers
 from voxtral_serve import cli, shims
 
 README = ROOT / "README.md"
@@ -137,6 +138,8 @@ def test_every_command_can_be_parsed(document: Path) -> None:
         words = shlex.split(line)
         if words[:4] == ["python", "-m", "bench", "gpu"]:
             gpu_arguments.parse(words[4:])
+        elif words[:4] == ["python", "-m", "bench", "speakers"]:
+            speakers.parse(words[4:])
         elif words[:3] == ["python", "-m", "bench"]:
             arguments.parse(words[3:])
         elif words[0] == "python":
@@ -183,7 +186,7 @@ def test_every_variable_that_a_page_names_is_explained() -> None:
 # ---- Code
 
 
-@pytest.mark.parametrize("document", [README, PAGES / "speech-api.md"], ids=["README.md", "speech-api.md"])
+@pytest.mark.parametrize("document", [README, PAGES / "from-openai.md"], ids=["README.md", "from-openai.md"])
 def test_the_example_of_the_openai_client_runs(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = [block for block in blocks(document, "python") if "transcriptions.create" in block]
     with FakeServer({"001.opus": Answer("hello")}) as server:
@@ -192,7 +195,7 @@ def test_the_example_of_the_openai_client_runs(document: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == "hello\n"
 
 
-def test_each_example_of_a_live_client_is_part_of_a_program_that_is_tested() -> None:
+def test_each_example_of_a_client_is_part_of_a_program_that_is_tested() -> None:
     """But for the server, its key, the model and the audio."""
     values = {
         'f"{server.url}/v1"': '"http://gpu-box:8000/v1"',
@@ -201,6 +204,9 @@ def test_each_example_of_a_live_client_is_part_of_a_program_that_is_tested() -> 
         "server.model": '"voxtral"',
         "KEY": "key",
         "clip.spoken_async(RATE)": "audio",
+        "clip.file()": "audio",
+        "await ": "",
+        "complete_async": "complete",
     }
     programs = []
     for path in (ROOT / "tests/clients/programs").glob("*.py"):
@@ -208,8 +214,8 @@ def test_each_example_of_a_live_client_is_part_of_a_program_that_is_tested() -> 
         for name, value in values.items():
             text = text.replace(name, value)
         programs.append("".join(text.split()))
-    examples = blocks(PAGES / "live.md", "python")
-    assert len(examples) > 5
+    examples = [*blocks(PAGES / "live.md", "python"), *blocks(PAGES / "from-mistral.md", "python")]
+    assert len(examples) > 6
     for example in examples:
         code = re.sub(r"^# .*\n", "", example).replace("voxtral-mini-transcribe-realtime-2602", "voxtral")
         assert any("".join(code.split()) in text for text in programs), example

@@ -18,6 +18,7 @@ from voxtral_serve.engine import config, self_test
 from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
 from voxtral_serve.engine.live_audio import FAULTS, STEP, LivePart, LiveStep
 from voxtral_serve.engine.model_runner import METHODS, AudioRowsRunner, Slots, pin, with_audio_rows
+from voxtral_serve.engine.session import DELAY
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
 SLOTS, LENGTH, TOKENS, DIM = 3, 10, 32, 4
@@ -133,7 +134,7 @@ class Runner:
     def begin(self, name: str, value: float | None) -> None:
         """A request, with a clip of rows `filled(value)` if any."""
         clips = [] if value is None else [SimpleNamespace(identifier=f"clip of {name}")]
-        self.requests[name] = SimpleNamespace(mm_features=clips)
+        self.requests[name] = SimpleNamespace(mm_features=clips, sampling_params=None)
         if value is not None:
             self.encoder_cache[f"clip of {name}"] = filled(value)
 
@@ -267,19 +268,24 @@ def test_requests_that_were_preempted_in_steps_without_tokens(runner: Runner) ->
 
 def test_the_drafter_hears_of_each_clip_when_it_begins_and_begins_again(held: AudioRows) -> None:
     told: list[Any] = []
-    drafts = SimpleNamespace(begin=lambda slot, rows: told.append((slot, rows)))
+    drafts = SimpleNamespace(begin=lambda *begun: told.append(begun))
     runner = Runner(held, drafts)
     begun(runner, "a", "b")
     slots = dict(runner.slots.of)
-    assert told == [(slots["a"], LENGTH), (slots["b"], LENGTH)]
+    assert told == [(slots["a"], LENGTH, None), (slots["b"], LENGTH, None)]
     told.clear()
     runner.step({"b": 1}, preempted=("a",))
     assert told == []
     runner.step({"b": 1, "a": 3}, resumed=("a",))
-    assert told == [(runner.slots.of["a"], LENGTH)]
+    assert told == [(runner.slots.of["a"], LENGTH, None)]
+    runner.requests["b"].sampling_params = SimpleNamespace(extra_args={DELAY: 30})
+    runner.step({"a": 1}, preempted=("b",))
+    runner.step({"b": 1, "a": 3}, resumed=("b",))
+    assert told[1:] == [(runner.slots.of["b"], LENGTH, 30)]
+    assert delays(held, runner.slots.of["a"], runner.slots.of["b"]) == [held.clip_delay, 30]
     runner.begin("text", None)
-    runner.step({"text": 1, "b": 1}, new=("text",))
-    assert runner.slots.batch == [SLOTS, slots["b"]]  # the first reads the slot that has pads only
+    runner.step({"text": 1, "a": 1}, new=("text",))
+    assert runner.slots.batch == [SLOTS, runner.slots.of["a"]]  # the first reads the slot that has pads only
 
 
 def test_a_sessions_slot_has_its_ring_and_its_delay_also_after_preemption(live_rows: AudioRows) -> None:
@@ -294,7 +300,8 @@ def test_a_sessions_slot_has_its_ring_and_its_delay_also_after_preemption(live_r
     drafts: Any = SimpleNamespace(clear=lambda slot: tails.append(slot), begin_tails=lambda *given: tails.append(given))
     slots = Slots(live_rows, live, drafts)
     runner = SimpleNamespace(
-        requests={"session": SimpleNamespace(mm_features=[])}, input_batch=SimpleNamespace(req_ids=["session"])
+        requests={"session": SimpleNamespace(mm_features=[], sampling_params=None)},
+        input_batch=SimpleNamespace(req_ids=["session"]),
     )
 
     def step(new: tuple[str, ...], resumed: set[str], preempted: set[str], tokens: int) -> list[int]:
@@ -472,9 +479,11 @@ def test_faults_go_with_the_output_of_their_step(later: bool, monkeypatch: pytes
     assert (held.faults, worker.sample_tokens(None)) == ({}, made)
 
 
-def test_its_runner_has_the_audio_rows() -> None:
+def test_its_runner_has_the_audio_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voxtral_serve.engine.keywords.usable", lambda config: False)  # that needs a whole runner
     runner: Any = GPUModelRunner.__new__(GPUModelRunner)
-    worker = OurDevice(SimpleNamespace(use_v2_model_runner=False), runner)
+    runner.vllm_config = SimpleNamespace(use_v2_model_runner=False)
+    worker = OurDevice(runner.vllm_config, runner)
     worker.init_device()
     assert worker.model_runner is runner
     assert isinstance(runner, AudioRowsRunner) and isinstance(runner, GPUModelRunner)

@@ -27,6 +27,7 @@ from voxtral_serve.engine.audio_rows import NO_AUDIO
 from voxtral_serve.engine.encode_once import VoxtralRealtimeEncodeOnce
 from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.model_state import RowsState
+from voxtral_serve.engine.session import DELAY
 from voxtral_serve.engine.worker import EncodeOnceWorker
 
 PAD = 32
@@ -36,10 +37,10 @@ PAD = 32
 def state() -> Any:
     state: Any = RowsState.__new__(RowsState)
     put: dict[int, str] = {}
-    state.put, state.observed = put, []
+    state.put, state.observed, state.delays = put, [], {}
     state.rows = SimpleNamespace(
         slot=torch.full((32,), -1),
-        put=put.__setitem__,
+        put=lambda slot, rows, delay: (put.update({slot: rows}), state.delays.update({slot: delay})),
         observe=lambda clip, rows: state.observed.append((clip, rows)),
         put_nothing=lambda slot: put.update({slot: "zeros"}),
         faults={},
@@ -52,8 +53,9 @@ def state() -> Any:
     return state
 
 
-def request(clip: str) -> Any:
-    return SimpleNamespace(req_id=clip, mm_features=[SimpleNamespace(identifier=clip)])
+def request(clip: str, extra: dict[str, Any] | None = None) -> Any:
+    sampling = SimpleNamespace(extra_args=extra)
+    return SimpleNamespace(req_id=clip, mm_features=[SimpleNamespace(identifier=clip)], sampling_params=sampling)
 
 
 def batch(*tokens_of_slots: tuple[int, int]) -> Any:
@@ -93,6 +95,16 @@ def test_a_request_that_resumes_elsewhere_is_put_again(state: Any) -> None:
     assert state.put == {5: "rows", 2: "rows"}
 
 
+def test_a_clip_has_the_delay_that_its_request_names(state: Any) -> None:
+    told: list[Any] = []
+    state.drafts = SimpleNamespace(begin=lambda *begun: told.append(begun))
+    for slot, extra in ((5, {DELAY: 30}), (2, None), (3, {"other": "x"})):
+        state.add_request(slot, request("clip", extra))
+    slots_after(state, {"clip": "rows"}, batch((5, 3)))
+    assert state.delays == {5: 30, 2: None, 3: None}
+    assert told == [(5, 4, 30), (2, 4, None), (3, 4, None)]
+
+
 def test_a_clip_that_was_not_encoded_is_an_error(state: Any) -> None:
     state.add_request(5, request("clip"))
     with pytest.raises(KeyError, match="clip"):
@@ -115,7 +127,9 @@ def test_clips_are_encoded_before_the_step_is_prepared_and_once(state: Any) -> N
         audio = MultiModalFieldElem(torch.full((4,), number), MultiModalBatchedField())
         item = MultiModalKwargsItem({"audio_arrays": audio})
         return SimpleNamespace(
-            req_id=name, mm_features=[MultiModalFeatureSpec(item, "audio", name, PlaceholderRange(0, 4))]
+            req_id=name,
+            mm_features=[MultiModalFeatureSpec(item, "audio", name, PlaceholderRange(0, 4))],
+            sampling_params=None,
         )
 
     new = [clip("a", 1.0), clip("b", 2.0)]
@@ -154,20 +168,20 @@ def test_a_session_has_its_place_and_its_delay_in_the_step_that_begins_it(state:
     state.live = SimpleNamespace(begin=len, encode=lambda parts: {})
     state.rows.put_live = lambda *place: placed.append(place)
     state.parts = {"abc": LivePart(0, 63, np.zeros(0, np.int16), 30)}
-    state.add_request(5, SimpleNamespace(req_id="abc", mm_features=[]))
+    state.add_request(5, SimpleNamespace(req_id="abc", mm_features=[], sampling_params=None))
     state.add_request(4, request("an upload"))
     assert (placed, state.rows.faults) == ([(5, 3, 30)], {})
 
 
 def test_a_request_without_audio_reads_zeros_and_is_marked(state: Any) -> None:
-    state.add_request(4, SimpleNamespace(req_id="text", mm_features=[]))
+    state.add_request(4, SimpleNamespace(req_id="text", mm_features=[], sampling_params=None))
     assert (state.put, state.rows.faults) == ({4: "zeros"}, {"text": NO_AUDIO})
 
 
 def test_a_session_that_gets_no_slot_reads_zeros_and_is_marked(state: Any) -> None:
     state.live = SimpleNamespace(begin=lambda name: None, encode=lambda parts: dict.fromkeys(parts, "no slot"))
     state.parts = {"abc": LivePart(0, 63, np.zeros(0, np.int16), 30)}
-    state.add_request(5, SimpleNamespace(req_id="abc", mm_features=[]))
+    state.add_request(5, SimpleNamespace(req_id="abc", mm_features=[], sampling_params=None))
     slots_after(state, {}, batch((5, 1)))
     assert (state.put, state.rows.faults) == ({5: "zeros"}, {"abc": "no slot"})
 
@@ -312,7 +326,7 @@ def test_the_tail_of_a_session_is_guessed_in_the_step_of_its_last_part(state: An
     state.live = SimpleNamespace(begin=len, encode=lambda parts: {}, slot_of={"abc": 3})
     state.rows.put_live = lambda *place: None
     state.parts = {"abc": LivePart(0, 63, np.zeros(0, np.int16), 30, True)}
-    state.add_request(5, SimpleNamespace(req_id="abc", mm_features=[]))
+    state.add_request(5, SimpleNamespace(req_id="abc", mm_features=[], sampling_params=None))
     state.prepare_inputs_embeds({}, batch((5, 30)), SimpleNamespace(req_id_to_index={"abc": 5}))
     assert told == [5, (state.parts, {"abc": 3}, {"abc": 5})]
 

@@ -17,9 +17,8 @@ from tools import setup_venv
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
-TORCH, CPU, DEV, PINNED, CLIENTS, RELEASE, OMNI = (
-    REQUIREMENTS / f"{name}.txt" for name in ("torch-cpu", "cpu", "dev", "pinned", "clients", "release", "omni")
-)
+LOCKS = ("torch-cpu", "cpu", "dev", "pinned", "clients", "recipes", "release", "omni")
+TORCH, CPU, DEV, PINNED, CLIENTS, RECIPES, RELEASE, OMNI = (REQUIREMENTS / f"{name}.txt" for name in LOCKS)
 FALLBACK = ("--index-url", "https://download.pytorch.org/whl/cpu")
 
 
@@ -48,6 +47,7 @@ def test_the_right_machine(capsys: pytest.CaptureFixture[str]) -> None:
         ("--clients", "3.11", "make PYTHON=/path/to/python3.11"),
         ("--release", "3.11", "make PYTHON=/path/to/python3.11"),
         ("--omni", "3.11", "make PYTHON=/path/to/python3.11"),
+        ("--recipes", "3.12", "make PYTHON312=/path/to/python3.12 test-clients"),
         ("--pinned", "3.12", "make PYTHON312=/path/to/python3.12 test-pinned"),
     ],
 )
@@ -117,19 +117,21 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right_machine: None) 
     monkeypatch.setattr(setup_venv, "PINNED", tmp_path / "pinned")
     monkeypatch.setattr(setup_venv, "OMNI", tmp_path / "omni")
     monkeypatch.setattr(setup_venv, "CLIENTS", tmp_path / "clients")
+    monkeypatch.setattr(setup_venv, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr(setup_venv, "RELEASE", tmp_path / "release")
     monkeypatch.setattr(setup_venv, "pip", fake.pip)
     monkeypatch.setattr(subprocess, "run", fake.make_venv)
     return fake
 
 
-@pytest.mark.parametrize("lock", [TORCH, CPU, DEV, PINNED, CLIENTS, RELEASE, OMNI], ids=lambda lock: lock.name)
+@pytest.mark.parametrize("lock", [TORCH, CPU, DEV, PINNED, CLIENTS, RECIPES, RELEASE, OMNI], ids=lambda lock: lock.name)
 def test_the_bar_counts_what_the_lock_holds(steps: Steps, lock: Path) -> None:
     assert setup_venv.install(steps.venv, "label", lock, "--more")
     # A requirement stands at the start of its line; its hashes and the comments on it are indented.
     requirements = re.findall(r"^[A-Za-z0-9][\w.-]*(?:\[.*?\])?==", lock.read_text(), re.MULTILINE)
     assert steps.calls == [("label", len(requirements), ("--require-hashes", "-r", str(lock), "--more"))]
-    assert len(requirements) >= {TORCH: 1, CPU: 100, DEV: 10, PINNED: 150, CLIENTS: 90, RELEASE: 30, OMNI: 8}[lock]
+    least = {TORCH: 1, CPU: 100, DEV: 10, PINNED: 150, CLIENTS: 90, RECIPES: 90, RELEASE: 30, OMNI: 8}
+    assert len(requirements) >= least[lock]
 
 
 def test_each_step_once(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +177,17 @@ def test_a_pinned_step_that_fails(pinned: Steps, failing: str, message: str, mon
 
 
 @pytest.mark.parametrize(
-    ("flag", "label", "lock"), [("clients", "live clients", CLIENTS), ("release", "release tools", RELEASE)]
+    ("flag", "minor", "label", "lock"),
+    [
+        ("clients", 11, "live clients", CLIENTS),
+        ("recipes", 12, "proxies", RECIPES),
+        ("release", 11, "release tools", RELEASE),
+    ],
 )
 def test_the_steps_of_tools_once(
-    flag: str, label: str, lock: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+    flag: str, minor: int, label: str, lock: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, minor, 1, "final", 0))
     steps.venv = getattr(setup_venv, flag.upper())
     steps.failing = {label}
     with pytest.raises(SystemExit, match=rf"error: requirements/{flag}.txt could not be installed"):

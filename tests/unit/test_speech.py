@@ -126,6 +126,20 @@ def test_what_follows_changes_nothing_of_the_first_frames(
         assert np.array_equal(first, more[: len(first)])
 
 
+def test_stretches_are_the_speech_without_its_pauses(detector: speech.Detector, clips: list[dataset.Clip]) -> None:
+    clip = next(each for each in map(read, clips) if each.seconds > 3)
+    pause = np.zeros(RATE, np.float32)
+    both = Clip(np.concatenate([pause, clip.samples, pause, pause, clip.samples, pause]), RATE)
+    found = detector.stretches(both)
+    second = 3 + clip.seconds
+    assert found and all(start < end for start, end in found)
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
+    for start, end in found:
+        assert 0.9 < start < end < 1.1 + clip.seconds or second - 0.1 < start < end < second + clip.seconds + 0.1
+    assert sum(end - start for start, end in found) > clip.seconds  # of two clips: more than half of both
+    assert detector.stretches(Clip(pause, RATE)) == []
+
+
 def test_another_rate_is_no_clip_for_the_detector(detector: speech.Detector) -> None:
     with pytest.raises(ValueError, match="44100 Hz: the detector takes 16000 Hz"):
         detector.speaks(Clip(np.zeros(44100, np.float32), 44100))

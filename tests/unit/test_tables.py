@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from bench import delays
 from bench.gpu import rows
 from bench.gpu.plan import Sessions
+from bench.speakers import score
+from pico import keywords
 from tools import tables
 
 
@@ -41,7 +44,7 @@ def checkout(tmp_path: Path) -> Path:
     content |= {"rows": list(map(prepared, rows.REPORT)), "configs": {"fast": {"config": fast}}}
     (tmp_path / tables.REPORT).parent.mkdir(parents=True)
     (tmp_path / tables.REPORT).write_text(json.dumps(content))
-    for name in (tables.SPEECH, tables.STOCK, *tables.LIVE_FILES):
+    for name in (tables.SPEECH, tables.STOCK, *tables.LIVE_FILES, score.OUT, delays.OUT, keywords.OUT):
         shutil.copy(tables.ROOT / name, tmp_path / name)
     for page, made in tables.PAGES.items():
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from voxtral_serve.guard.timing import STAGES, EngineTimes, UploadTiming
 from voxtral_serve.patches.live_server import log
 
 ENGINE_S, SEARCH_S = 0.2, 0.1
-WHOLE = [stage for stage in STAGES if stage != "engine"]
+WHOLE = [stage for stage in STAGES if stage not in ("engine", "speakers")]
 CLIP = form(file=("clip.wav", inputs.encoded(SAMPLES)))
 SILENCE = form(file=("clip.wav", inputs.encoded(np.zeros(RATE, np.int16))))
 

@@ -16,6 +16,7 @@ from transcribing import environment, run, start, wait_for
 
 from voxtral_serve import cli
 from voxtral_serve.client import files
+from voxtral_serve.client.jobs import FORMATS
 from voxtral_serve.measure import upload
 from voxtral_serve.measure.upload import RETRIES
 
@@ -118,6 +119,11 @@ def test_what_cannot_be_used_sends_nothing(tmp_path: Path) -> None:
         (good, "--outt", "x"): "unrecognized arguments: --outt x",
         ("--live", good, "--format", "vtt"): "--format vtt is not for --live, which has text and srt",
         ("--live", good, "--jobs", "2"): "--jobs is not for --live",
+        ("--live", good, "--speakers"): "--speakers is not for --live",
+        ("--speakers", good): f"{str(good)!r} is not a number of speakers: expected 1 to 20, or files before",
+        (good, "--speakers", "21"): "'21' is not a number of speakers",
+        (good, "--speakers", "0"): "'0' is not a number of speakers",
+        (good, tmp_path / "b.wav", "--speakers"): "2 files: --speakers needs --out DIR for them",
     }
     with FakeServer() as server:
         for arguments, message in cases.items():
@@ -175,6 +181,76 @@ def test_forms(
     suffix = {"text": "txt", "vtt": "vtt"}.get(form, "json")
     assert (tmp_path / f"out/a.{suffix}").read_bytes() == output
     assert capsys.readouterr().out == output.decode().rstrip("\n") + "\n" * (1 + (form == "vtt"))
+
+
+TURNS = b"SPEAKER_1: a\nSPEAKER_2: b\n"
+MISTRALS = b'{"text":"a","segments":[{"text":"a","speaker_id":"speaker_1"}]}'
+OPENAIS = b'{"text":"a","segments":[{"text":"a","speaker":"A"}]}'
+
+
+@pytest.mark.parametrize(
+    ("form", "words", "kind", "body", "sent"),
+    [
+        ("text", [], "text/plain; charset=utf-8", TURNS, {"diarize": "true"}),
+        ("srt", ["3"], "application/x-subrip", b"1\n", {"diarize": "true", "num_speakers": "3"}),
+        ("json", ["20"], "application/json", MISTRALS, {"diarize": "true", "num_speakers": "20"}),
+        ("diarized_json", [], "application/json", OPENAIS, {"diarize": "true"}),
+        ("verbose_json", [], "application/json", b'{"text":" ","segments":[]}', {"diarize": "true"}),  # silence
+    ],
+)
+def test_speakers(tmp_path: Path, form: str, words: list[str], kind: str, body: bytes, sent: dict[str, str]) -> None:
+    (path,) = write(tmp_path / "a.wav")
+    with FakeServer(default=Answer(body=body, headers=(("Content-Type", kind),))) as server:
+        command = ["transcribe", str(path), "--url", server.url, "--format", form, "--out", str(tmp_path / "out")]
+        assert cli.run([*command, "--speakers", *words]) == 0
+    assert server.received[0].fields == {"model": MODEL, "response_format": form} | sent
+    assert (tmp_path / f"out/a{FORMATS[form]}").read_bytes() == body
+
+
+def test_a_delay(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "a.wav")
+    with FakeServer(default=Answer("alpha")) as server:
+        assert cli.run(["transcribe", str(path), "--url", server.url, "--delay", "2400"]) == 0
+        sent = {"model": MODEL, "response_format": "json", "target_streaming_delay_ms": "2400"}
+        assert server.received[0].fields == sent
+        server.default = Answer("alpha", headers=(("x-voxtral-ignored", "target_streaming_delay_ms"),))
+        done = run(path, "--url", server.url, "--delay", "960")
+    assert done.returncode == 1 and f"{path}: 200, but with the server's delay" in done.stderr
+    with FakeServer(is_guarded=False) as server:  # as vLLM without the guard, which takes any field
+        done = run(path, "--url", server.url, "--delay", "960")
+        assert (done.returncode, done.stdout, server.received) == (1, "", [])
+    assert f"{path}: the delay needs a server with the guard" in done.stderr
+
+
+def test_keywords(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "a.wav")
+    words = ("--keyword", "Hazel", "--keyword", "New York")
+    with FakeServer(default=Answer("alpha")) as server:
+        assert run(path, "--url", server.url, *words).returncode == 0
+        assert server.received[0].fields["keywords[]"] == "New York"  # the last of a name
+        server.default = Answer("alpha", headers=(("x-voxtral-ignored", "keywords"),))
+        done = run(path, "--url", server.url, *words)
+    assert done.returncode == 1 and f"{path}: 200, but without keywords" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("form", "headers", "body", "problem"),
+    [
+        ("srt", {"x-voxtral-ignored": "prompt, diarize"}, b"1\n", "200, but without speakers: this server"),
+        ("text", {"Content-Type": "application/json"}, b'{"text":"a"}', "200, but JSON instead of text"),
+        ("json", {}, b'{"text":"a"}', "200, but without speakers: "),
+        ("verbose_json", {}, b'{"text":"a","segments":[{"text":"a"}]}', "200, but without speakers: "),
+        ("json", {}, b'{"text":"a","segments":[1]}', "200, but without speakers: "),
+        ("json", {}, b'{"text":"a","segments":1}', "200, but without speakers: "),
+    ],
+)
+def test_a_server_that_does_not_label_is_an_error(
+    tmp_path: Path, form: str, headers: dict[str, str], body: bytes, problem: str
+) -> None:
+    (path,) = write(tmp_path / "a.wav")
+    with FakeServer(default=Answer(body=body, headers=tuple(headers.items()))) as server:
+        done = run(path, "--url", server.url, "--format", form, "--speakers", "2")
+    assert (done.returncode, done.stdout) == (1, "") and f"{path}: {problem}" in done.stderr
 
 
 def test_failures_are_listed_and_the_rest_goes_on(tmp_path: Path) -> None:

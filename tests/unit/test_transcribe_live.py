@@ -144,7 +144,7 @@ def test_a_connection_that_is_never_made_again(
     monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
     path = write_clip(tmp_path, 1)
     with FakeRealtime([(0.1, "alpha")], dies=0.3) as server:
-        assert live.run(LiveJob(path, server.url, "text", None, False, None, None)) == 1
+        assert live.run(LiveJob(path, server.url, "text", None, False, None, None, ())) == 1
     out, err = capsys.readouterr()
     *lines, last = err.splitlines()
     assert out == "alpha\n"
@@ -185,7 +185,22 @@ def speech(tmp_path: Path) -> Path:
 
 def test_turns_are_lines_and_subtitles(tmp_path: Path, speech: Path) -> None:
     with FakeTurns(WORDS) as server:
-        done = run("--live", speech, "--url", server.url, "--out", tmp_path / "out", "--format", "srt", "--delay", 960)
+        done = run(
+            "--live",
+            speech,
+            "--url",
+            server.url,
+            "--out",
+            tmp_path / "out",
+            "--format",
+            "srt",
+            "--delay",
+            960,
+            "--keyword",
+            "Alpha",
+            "--keyword",
+            "New York",
+        )
         assert (done.returncode, done.stdout, done.stderr) == (0, TEXT, "")
         (session,) = server.sessions
         assert session.settings == {
@@ -193,7 +208,7 @@ def test_turns_are_lines_and_subtitles(tmp_path: Path, speech: Path) -> None:
             "audio": {
                 "input": {
                     "format": {"type": "audio/pcm", "rate": 16000},
-                    "transcription": {"model": "fake-voxtral", "delay": "high"},
+                    "transcription": {"model": "fake-voxtral", "keywords": ["Alpha", "New York"], "delay": "high"},
                     "turn_detection": {"type": "server_vad"},
                 }
             },
@@ -214,6 +229,13 @@ def test_turns_are_lines_and_subtitles(tmp_path: Path, speech: Path) -> None:
     # The times of its turns, which end with the pause that ended them
     assert (tmp_path / "out/speech.srt").read_text().startswith("1\n00:00:00,160 --> 00:00:00,480\nAlpha beta.\n")
     assert (tmp_path / "out/speech.txt").read_text() == TEXT.replace("words", "other")
+
+
+def test_words_that_a_server_cannot_prefer(speech: Path) -> None:
+    with FakeTurns(WORDS, prefers_words=False) as server:
+        done = run("--live", speech, "--url", server.url, "--keyword", "Alpha")
+    assert (done.returncode, done.stdout, server.sessions[0].audio) == (2, "", b"")
+    assert done.stderr == "voxtral-serve: --keyword has no effect: this server's model does not prefer words\n"
 
 
 def test_files_grow_while_the_file_is_spoken(tmp_path: Path, speech: Path) -> None:
@@ -255,7 +277,7 @@ def test_a_connection_that_is_cut(
     """Wherever that happens, nothing is lost and nothing doubled, on the screen or in a file, and times stay."""
     monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
     with FakeTurns(WORDS, cuts={0: cut_s, 1: 0.2}, refuses={2: code}) as server:
-        assert live.run(LiveJob(speech, server.url, "srt", tmp_path / "out", False, None, None)) == 0
+        assert live.run(LiveJob(speech, server.url, "srt", tmp_path / "out", False, None, None, ())) == 0
     out, err = capsys.readouterr()
     assert (out, (tmp_path / "out/speech.txt").read_text()) == (TEXT, TEXT)
     assert (tmp_path / "out/speech.srt").read_text() == SRT
@@ -269,7 +291,7 @@ def test_a_turn_that_fails_is_sent_again(
 ) -> None:
     monkeypatch.setattr(live, "wait_s", lambda told, attempt: 0.01)
     with FakeTurns(WORDS, fails={0: 2, 1: 1}) as server:
-        assert live.run(LiveJob(speech, server.url, "srt", tmp_path / "out", False, None, None)) == 0
+        assert live.run(LiveJob(speech, server.url, "srt", tmp_path / "out", False, None, None, ())) == 0
     out, err = capsys.readouterr()
     assert (out, (tmp_path / "out/speech.srt").read_text()) == (TEXT, SRT)
     assert (len(server.sessions), err.count("the server says: it failed; connecting again")) == (3, 2)
@@ -282,7 +304,7 @@ def test_other_words_than_before_are_on_another_line(
     words = dict(WORDS)
     with FakeTurns(words, cuts={0: 0.3}) as server:
         monkeypatch.setattr(live._Live, "_begin", change(live._Live._begin, words))
-        assert live.run(LiveJob(speech, server.url, "text", tmp_path, False, None, None)) == 0
+        assert live.run(LiveJob(speech, server.url, "text", tmp_path, False, None, None, ())) == 0
     assert capsys.readouterr().out == "Alpha\n" + TEXT.replace("Alpha", "Omega")
     assert (tmp_path / "speech.txt").read_text() == TEXT.replace("Alpha", "Omega")
 
@@ -310,7 +332,7 @@ def test_vllms_own_server_after_a_cut(
             return 0.01
 
         monkeypatch.setattr(live, "wait_s", later)
-        assert live.run(LiveJob(path, server.url, "text", tmp_path / "out", False, None, None)) == 0
+        assert live.run(LiveJob(path, server.url, "text", tmp_path / "out", False, None, None, ())) == 0
     assert capsys.readouterr().out == "alpha\nbeta\n"
     assert (tmp_path / "out" / f"{path.stem}.txt").read_text() == "alpha\nbeta\n"
     first, second = (session.audio for session in server.sessions)
@@ -320,7 +342,7 @@ def test_vllms_own_server_after_a_cut(
     assert first[size:] == second[: len(first) - size]
 
 
-@pytest.mark.parametrize("option", [("--format", "srt"), ("--delay", "480")])
+@pytest.mark.parametrize("option", [("--format", "srt"), ("--delay", "480"), ("--keyword", "a")])
 def test_vllms_own_server_has_no_times_and_no_settings(tmp_path: Path, option: tuple[str, str]) -> None:
     with FakeRealtime([(0.1, "alpha")]) as server:
         out = tmp_path / "out"
@@ -335,7 +357,6 @@ def test_arguments(tmp_path: Path) -> None:
         (("--live", "--jobs", "2"), "--jobs is not for --live"),
         (("--live", "--delay", "100"), "argument --delay: invalid choice: 100"),
         (("--live", "--again"), "--again: only with --out"),
-        (("a.wav", "--delay", "480"), "--delay is for --live"),
     ):
         done = run(*words)
         assert (done.returncode, problem in done.stderr) == (2, True), done.stderr

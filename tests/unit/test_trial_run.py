@@ -11,7 +11,7 @@ from pico import model
 from voxtral_serve.engine.encode_once import OneClip
 
 
-@pytest.mark.parametrize("context", [64, 512, 45056])
+@pytest.mark.parametrize("context", [64, 512, 45088])
 def test_it_fills_the_context_and_no_more(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder's rotary table ends there, and vLLM's kernels read past it without a word."""
     monkeypatch.setattr(OneClip, "get_tokenizer", lambda _: MistralTokenizer.from_pretrained(str(PICO)))

@@ -36,7 +36,11 @@ def test_fields_of_a_list_all_count() -> None:
         ({}, True, False, ()),
         ({"include[]": "logprobs"}, True, True, ()),
         ({"include": "logprobs", "stream": "true"}, True, True, ()),
-        ({"include[]": "logprobs", "response_format": "verbose_json"}, True, False, ("logprobs",)),
+        ({"include[]": "logprobs", "response_format": "text"}, True, False, ("logprobs",)),
+        ({"include[]": "logprobs", "response_format": "verbose_json"}, True, True, ("logprobs",)),
+        ({"response_format": "verbose_json"}, True, True, ()),  # for its confidence
+        ({"response_format": "verbose_json"}, False, False, ()),
+        ({"response_format": "srt"}, True, False, ()),
         ({"include[]": "logprobs"}, False, False, ("logprobs",)),
         ({"include[]": "usage"}, True, False, ("include",)),
         ({"include[]": ""}, True, False, ()),
@@ -88,8 +92,23 @@ def test_what_a_model_cannot_do() -> None:
 @pytest.mark.parametrize("piece_s", [4, 1])  # sent whole, or cut into pieces if anybody spoke
 def test_silence_is_one_piece_without_speech(piece_s: int) -> None:
     clip = Clip(np.zeros(2 * RATE, np.float32), RATE)
-    found = pieces.split(clip, "json", RULES._replace(piece_s=Fraction(piece_s)), DETECTOR)
+    found = pieces.split(clip, False, RULES._replace(piece_s=Fraction(piece_s)), DETECTOR)
     assert found.silent and len(found.pieces) == 1 and found.clip.seconds == 2
+
+
+@pytest.mark.parametrize("piece_s", [4, 1])
+@pytest.mark.parametrize("samples", [SAMPLES, np.zeros_like(SAMPLES)])
+def test_labels_of_speakers_need_no_second_pass_of_detection(
+    piece_s: int, samples: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip, rules = Clip(samples, RATE), RULES._replace(piece_s=Fraction(piece_s))
+    without, stretches = pieces.split(clip, True, rules, DETECTOR), tuple(DETECTOR.stretches(clip))
+    assert without.speech == ()
+    passes, compute = [], DETECTOR.probabilities
+    monkeypatch.setattr(DETECTOR, "probabilities", lambda clip: passes.append(clip) or compute(clip))
+    found = pieces.split(clip, True, rules, DETECTOR, speakers=True)
+    assert (found.pieces, found.silent, found.speech) == (without.pieces, without.silent, stretches)
+    assert len(passes) == 1 and bool(stretches) != found.silent
 
 
 def test_a_file_that_is_too_large() -> None:

@@ -23,7 +23,7 @@ BLOCK_SAMPLES = 1 << 16
 LEAST_SAMPLES = 1 << 14  # of one channel, resampled at a time
 SHORTEST_SAMPLES = 1024  # of a clip that is resampled; a shorter one is padded (vllm.multimodal.audio)
 RATES_HZ = (2000, 384000)
-CHANNELS = 32
+CHANNELS, SEPARATE = 32, 8  # of a file; and of one that is decoded channel by channel
 # Frames for each second of a file that PyAV reads, and some more at its beginning; Opus has 400. A frame takes some
 # 70 us, however short it is.
 FRAMES_A_SECOND, FIRST_FRAMES = 500, 1000
@@ -38,7 +38,8 @@ DEMUXERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,amr,amrnb,amrwb,aac,ogg,mp3,as
 MAGIC = (b"RIFF", b"RF64", b"riff\x2e\x91\xcf\x11", b"fLaC", b"OggS", b".snd", b"caff")
 FORMS = re.compile(rb"FORM.{4}AIF[FC]|\xff[\xe0-\xff]", re.DOTALL)
 PYAV = find_spec("av") is not None
-CODES = ("invalid_audio", "empty_file", "empty_audio", "clip_too_long")
+NO_CHANNEL = "no_channel"  # code of the error for a channel that the file does not have
+CODES = ("invalid_audio", "empty_file", "empty_audio", "clip_too_long", "too_many_channels", NO_CHANNEL)
 READS = "WAV, FLAC, MP3, Ogg (Opus, Vorbis)" + (", M4A, WebM, AAC or AMR" if PYAV else "")
 SOXR = find_spec("soxr") is not None
 
@@ -97,15 +98,15 @@ def decode(data: bytes, bounds: Bounds, rate: int) -> Clip:
     return Clip(np.concatenate([*blocks(data, bounds, rate)]), rate)
 
 
-def blocks(data: bytes, bounds: Bounds, rate: int) -> Iterator[np.ndarray]:
-    """The samples of an audio file at `rate` Hz, block by block.
+def blocks(data: bytes, bounds: Bounds, rate: int, channel: int | None = None) -> Iterator[np.ndarray]:
+    """The samples of an audio file at `rate` Hz, block by block: the mean of its channels, or those of one, from 0.
 
-    Raises AudioError as `decode` does; also after the first blocks.
+    Raises AudioError as `decode` does, also after the first blocks; and with NO_CHANNEL if there is no such channel.
     """
     if not data:
         raise AudioError("the file is empty: expected audio", "empty_file")
     source = _opened(_without_id3(data))
-    for block in _resampled(_bounded(source, bounds, rate), source.rate, rate):
+    for block in _resampled(_bounded(source, bounds, rate, channel), source.rate, rate):
         if not np.isfinite(block).all():
             raise AudioError("the file has samples that are no numbers (NaN or infinite)")
         if np.abs(block).max() > LOUDEST:
@@ -119,7 +120,7 @@ def folded(block: np.ndarray) -> np.ndarray:
     return mean
 
 
-def _bounded(source: Source, bounds: Bounds, rate: int) -> Iterator[np.ndarray]:
+def _bounded(source: Source, bounds: Bounds, rate: int, channel: int | None) -> Iterator[np.ndarray]:
     """The blocks with one channel. Raises AudioError as soon as there are more samples than `bounds` allows.
 
     The limit in bytes is that of the samples at `rate` Hz.
@@ -128,6 +129,9 @@ def _bounded(source: Source, bounds: Bounds, rate: int) -> Iterator[np.ndarray]:
     most = int(min(bounds.seconds, by_bytes) * source.rate)
     count, declared = 0, source.declared
     for block in source.blocks:
+        if channel is not None and not channel < block.shape[1] <= SEPARATE:
+            said = f"the file has {block.shape[1]} channels: expected at most {SEPARATE} separate ones"
+            raise AudioError(said, NO_CHANNEL) if channel >= block.shape[1] else AudioError(said, "too_many_channels")
         count += len(block)
         if count > most:
             lasts = f"more than {most / source.rate:.2f} s"
@@ -145,7 +149,7 @@ def _bounded(source: Source, bounds: Bounds, rate: int) -> Iterator[np.ndarray]:
                 "clip_too_long",
             )
         if len(block):
-            yield folded(block)
+            yield folded(block) if channel is None else np.ascontiguousarray(block[:, channel])
     if not count:
         raise AudioError("the file holds no samples: expected audio", "empty_audio")
     if source.exact and declared is not None and count < declared:

@@ -25,10 +25,12 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38  # <linux/prctl.h>
 
 
 class Order(TypedDict):
-    """What to decode: a file of `size` bytes, to `rate` Hz. The other fields are those of Bounds."""
+    """What to decode: a file of `size` bytes, to `rate` Hz; the mean of its channels, or one of them. The other fields
+    are those of Bounds."""
 
     size: int
     rate: int
+    channel: int | None
     seconds: tuple[int, int]
     because: str
     most_bytes: int
@@ -51,9 +53,9 @@ class Failure(TypedDict):
 def main() -> None:
     """Answer orders until the standard input ends. The first argument is the limit of its memory in bytes."""
     memory = int(sys.argv[1])
-    _close_inherited()
+    close_inherited()
     _load()
-    _confine(memory)
+    confine(memory)
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     answers.write(READY)
     answers.flush()
@@ -62,7 +64,7 @@ def main() -> None:
             return
 
 
-def _close_inherited() -> None:
+def close_inherited() -> None:
     """Close inherited files: uvloop leaves those open that the server's libraries have left inheritable."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) >= FILES:
@@ -78,8 +80,9 @@ def _load() -> None:
         import soxr  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
 
 
-def _confine(memory: int) -> None:
-    """Set the limits of this process. It ends when the thread ends that has started it."""
+def confine(memory: int, files: int = FILES) -> None:
+    """Set the limits of this process: `memory` bytes, and `files` open ones. It ends when the thread that started it
+    ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_PDEATHSIG, signal.SIGKILL), (PR_SET_NO_NEW_PRIVS, 1)):
         if libc.prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3):
@@ -89,7 +92,7 @@ def _confine(memory: int) -> None:
     os.close(null)
     for limit, value in (
         (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_NOFILE, FILES),
+        (resource.RLIMIT_NOFILE, files),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
@@ -103,7 +106,7 @@ def _answered(order: Order, orders: BinaryIO, answers: BinaryIO, memory: int) ->
     try:
         data = orders.read(order["size"])
         bounds = Bounds(Fraction(*order["seconds"]), order["because"], order["most_bytes"])
-        samples = [block.data.cast("B") for block in blocks(data, bounds, order["rate"])]
+        samples = [block.data.cast("B") for block in blocks(data, bounds, order["rate"], order["channel"])]
         answer = {"samples": sum(map(len, samples)) // 4}
     except (AudioError, MemoryError) as error:
         answer = _failure(error, memory)

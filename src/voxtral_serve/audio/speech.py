@@ -22,6 +22,7 @@ SPEECH = 0.5
 SILENCE, NOTHING = 0.35, 0.15
 SILENCE_S, PAUSE_S = 0.1, 1.0
 MARGIN_S = 0.3  # of a pause, kept on each side of speech
+TURN_S, TURN_PAUSE_S = 0.1, 0.2  # `stretches`: the shortest speech, and the shortest pause in it
 FIRST_S = 4  # searched for speech first
 # Of these, the frames that come first of all: nearly all of 150 of pico's clips have speech in the first second. The
 # model is causal, so their probabilities are those that they have among the others.
@@ -62,14 +63,18 @@ class Detector:
 
     def silent_s(self, clip: Clip) -> float:
         """Seconds without speech at the end of a clip at RATE."""
-        spoken = np.flatnonzero(self._probabilities(clip) >= SILENCE)
+        spoken = np.flatnonzero(self.probabilities(clip) >= SILENCE)
         return max(0.0, clip.seconds - (int(spoken[-1]) + 1) * FRAME / RATE) if spoken.size else clip.seconds
 
-    def pieces(self, clip: Clip, most_s: float) -> list[Piece]:
-        """The parts of a clip at RATE with speech, in order, each of at most `most_s` seconds; [] without speech."""
+    def pieces(self, clip: Clip, most_s: float, probabilities: np.ndarray | None = None) -> list[Piece]:
+        """The parts of a clip at RATE with speech, in order, each of at most `most_s` seconds; [] without speech.
+
+        `probabilities` are the clip's, if they are known.
+        """
         seconds = clip.seconds
         longest = most_s - 2 * MARGIN_S
-        probabilities = self._probabilities(clip)
+        if probabilities is None:
+            probabilities = self.probabilities(clip)
         frames = probabilities.copy()
         # Keep doubtful sounds: in a pause that would be left out, they count as speech.
         before = 0.0
@@ -86,13 +91,29 @@ class Detector:
         pieces = cut(stretches, ends, seconds, most_s)
         return [piece for piece in pieces if (_within(probabilities, piece) >= SPEECH).any()]
 
-    def _spoken(self, levelled: np.ndarray) -> bool:
-        return bool((self._model.audio_forward(levelled) >= SPEECH).any())
+    def stretches(self, clip: Clip, probabilities: np.ndarray | None = None) -> list[tuple[float, float]]:
+        """Start and end in seconds of the speech of a clip at RATE, without its pauses, in order.
 
-    def _probabilities(self, clip: Clip) -> np.ndarray:
+        `probabilities` are the clip's, if they are known.
+        """
+        found: list[dict[str, int]] = self._stretches(
+            self.probabilities(clip) if probabilities is None else probabilities,
+            sampling_rate=RATE,
+            threshold=SPEECH,
+            min_speech_duration_ms=round(TURN_S * 1000),
+            min_silence_duration_ms=round(TURN_PAUSE_S * 1000),
+            speech_pad_ms=30,
+            audio_length_samples=len(clip.samples),
+        )
+        return [(stretch["start"] / RATE, min(stretch["end"] / RATE, clip.seconds)) for stretch in found]
+
+    def probabilities(self, clip: Clip) -> np.ndarray:
         """float [n]: the probability of speech in each FRAME of a clip at RATE."""
         probabilities: np.ndarray = self._model.audio_forward(_levelled(clip))
         return probabilities
+
+    def _spoken(self, levelled: np.ndarray) -> bool:
+        return bool((self._model.audio_forward(levelled) >= SPEECH).any())
 
     def _speech(self, probabilities: np.ndarray, seconds: float, longest: float) -> list[tuple[float, float]]:
         stretches: list[dict[str, Any]] = self._stretches(

@@ -20,6 +20,9 @@ class BatchJob:
     arguments: tuple[str, ...]  # further ones of `vllm serve`
     model: str | None  # None for the first that a server names
     language: str | None
+    speakers: int | None  # of each file, 0 if that is not known; None for rows without speakers
+    delay_ms: int | None  # of the text behind the audio; None for the server's
+    keywords: tuple[str, ...]  # phrases to prefer
     in_flight: int | None  # requests at a time to one server; None for the config's max_num_seqs
     rows_per_file: int | None  # None for a number that depends on the manifest's length
     subtitles: tuple[str, ...]  # of SUBTITLES

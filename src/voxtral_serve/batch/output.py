@@ -23,28 +23,35 @@ from ray.data.datasource import BlockBasedFileDatasink
 from voxtral_serve.batch.places import Place, files
 
 TIMES = [("start", pa.float64()), ("end", pa.float64())]  # seconds from the clip's beginning
-SCHEMA = pa.schema(
-    [
+
+
+def schema(speakers: bool) -> pa.Schema:
+    """The columns of rows; with `speakers`, segments and words have a speaker."""
+    more = [*TIMES, ("speaker", pa.string())] if speakers else TIMES
+    columns = [
         ("id", pa.string()),
         ("audio_filepath", pa.string()),
         ("text", pa.string()),  # null with an error
-        ("segments", pa.list_(pa.struct([("text", pa.string()), *TIMES]))),
-        ("words", pa.list_(pa.struct([("word", pa.string()), *TIMES]))),  # null if the model has no times of words
+        ("segments", pa.list_(pa.struct([("text", pa.string()), *more]))),
+        ("words", pa.list_(pa.struct([("word", pa.string()), *more]))),  # null if the model has no times of words
         ("seconds", pa.float64()),  # the clip's length
         ("model", pa.string()),
         ("config", pa.string()),  # record.config_hash
         ("error", pa.string()),
         ("manifest", pa.string()),  # the manifest's row as JSON
     ]
-)
+    return pa.schema(columns)
+
+
 FORMS = ("parquet", "jsonl")
 
 
 class RowSink(BlockBasedFileDatasink):
     """Writes each block of rows as Parquet and as JSON lines, with one name."""
 
-    def __init__(self, rows: Place) -> None:
+    def __init__(self, rows: Place, speakers: bool) -> None:
         super().__init__(rows.path, filesystem=rows.system, file_format="parquet")
+        self._schema = schema(speakers)
         self._form = ""
 
     def write_block(self, block: BlockAccessor, block_index: int, ctx: Any) -> None:
@@ -58,7 +65,7 @@ class RowSink(BlockBasedFileDatasink):
         return self.filesystem.open_output_stream(f"{folder}/{self._form}/{part}.{self._form}")
 
     def write_block_to_file(self, block: BlockAccessor, file: Any) -> None:
-        table = block.to_arrow().select(SCHEMA.names).cast(SCHEMA)
+        table = block.to_arrow().select(self._schema.names).cast(self._schema)
         if self._form == "parquet":
             pq.write_table(table, file)
         else:
@@ -106,6 +113,6 @@ def subtitle_name(key: str, form: str) -> str:
 
 
 def row(given: Mapping[str, str], config: str, **values: Any) -> dict[str, Any]:
-    """A row of SCHEMA for one of the manifest's."""
+    """A row of `schema` for one of the manifest's."""
     base = {name: given[name] for name in ("id", "audio_filepath", "manifest")}
-    return {**dict.fromkeys(SCHEMA.names), **base, "config": config, **values}
+    return {**dict.fromkeys(schema(False).names), **base, "config": config, **values}

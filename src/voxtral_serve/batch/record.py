@@ -62,12 +62,18 @@ def of_engines(job: BatchJob, config: Mapping[str, Any]) -> dict[str, Any]:
     folder = job.directory / str(named) if named is not None else job.directory
     model: Any = _fingerprint(folder) if folder.is_dir() else named
     kept = {name: value for name, value in given.items() if name not in NEUTRAL}
-    return {"model": model, "config": kept, "language": job.language}
+    return {"model": model, "config": kept, **_asked(job)}
 
 
 def of_servers(model: str, job: BatchJob) -> dict[str, Any]:
     """The record of servers that are up: of their configuration, only the model's name is known."""
-    return {"model": model, "config": None, "language": job.language}
+    return {"model": model, "config": None, **_asked(job)}
+
+
+def _asked(job: BatchJob) -> dict[str, Any]:
+    """What each request asks for."""
+    more = {"speakers": job.speakers, "delay_ms": job.delay_ms, "keywords": [*job.keywords] or None}
+    return {"language": job.language, **{name: value for name, value in more.items() if value is not None}}
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:

@@ -34,6 +34,7 @@ from ray.data import ActorPoolStrategy
 from ray.data.checkpoint import CheckpointConfig
 
 LEAST_ROWS, MOST_ROWS, FILES = 16, 1024, 1000  # of a part, and how many parts are aimed at
+SPEAKERS_IN_FLIGHT = 4  # labels take longer than text, and a server takes few requests that ask for them
 IN_FLIGHT = 16  # to a server whose max_num_seqs is not known
 SPARE_CPUS = 6  # logical ones for reading, filtering and writing; with fewer, a resumed job never begins
 OBJECT_STORE_BYTES = 256 << 20  # rows are text
@@ -57,6 +58,12 @@ def run(job: BatchJob) -> int:
         return 1
 
 
+def default_in_flight(options: Mapping[str, Any], speakers: int | None) -> int:
+    """Requests at a time to a server with these options of vLLM's. `speakers` as BatchJob has it."""
+    known = int(options.get("max_num_seqs", IN_FLIGHT))
+    return known if speakers is None else min(known, SPEAKERS_IN_FLIGHT)
+
+
 class _Run:
     """One run of a job."""
 
@@ -73,7 +80,7 @@ class _Run:
             self._check_names()
         self.out: Place = place(job.out)
         self._prepare(made)
-        in_flight = job.in_flight or int((config | record.options(job.arguments)).get("max_num_seqs", IN_FLIGHT))
+        in_flight = job.in_flight or default_in_flight(config | record.options(job.arguments), job.speakers)
         self.plan = WorkPlan(
             config=job.config.read_text(encoding="utf-8") if job.config else None,
             directory=job.directory.resolve(),
@@ -82,6 +89,9 @@ class _Run:
             key=key,
             model=job.model,
             language=job.language,
+            speakers=job.speakers,
+            delay_ms=job.delay_ms,
+            keywords=job.keywords,
             in_flight=in_flight * max(len(job.urls), 1),
             subtitles=job.subtitles,
             patience_s=job.patience_s,
@@ -157,7 +167,8 @@ class _Run:
             )
             with _progress(tally, left):
                 try:
-                    dataset.write_datasink(output.RowSink(self.out.below("rows")), concurrency=max(engines, WRITERS))
+                    sink = output.RowSink(self.out.below("rows"), self.job.speakers is not None)
+                    dataset.write_datasink(sink, concurrency=max(engines, WRITERS))
                 except Exception as error:
                     raise _cause(error, tally) from None
             end = time.time()

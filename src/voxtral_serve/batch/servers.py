@@ -162,19 +162,31 @@ def health(server: Server) -> int | None:
         return None
 
 
-def times(server: Server, model: str, language: str | None) -> tuple[str, ...]:
-    """The times that the server gives, found with a second of silence. Raises JobError if it gives none."""
+def times(
+    server: Server,
+    model: str,
+    language: str | None,
+    speakers: int | None = None,
+    delay_ms: int | None = None,
+    keywords: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """The times that the server gives, found with a second of silence. Raises JobError if it gives none.
+
+    The last three are those of Server.transcribe; it is also an error if the server refuses them.
+    """
     with tempfile.NamedTemporaryFile(suffix=".wav") as file:
         soundfile.write(file.name, np.zeros(RATE_HZ, np.int16), RATE_HZ)
         for each in TIMES:
             try:
-                server.transcribe(Path(file.name), model, "verbose_json", language, each)
+                asked = speakers, delay_ms, keywords
+                server.transcribe(Path(file.name), model, "verbose_json", language, each, *asked)
                 return each
             except RequestError as error:
                 said = error
                 if error.status != 400:
                     raise
+    what = "the times" if speakers is None else "the times and speakers"
     raise JobError(
-        f"the server has no response_format verbose_json, which has the times ({said}): use a config with "
+        f"the server has no response_format verbose_json, which has {what} ({said}): use a config with "
         "`middleware: voxtral_serve.guard.Guard`"
     )

@@ -18,7 +18,7 @@ import ray
 from voxtral_serve.batch import output, places
 from voxtral_serve.batch.job import JobError
 from voxtral_serve.batch.servers import Given, OwnEngine, Servers, times
-from voxtral_serve.client.errors import GoneError, RequestError, UsageError
+from voxtral_serve.client.errors import GoneError, IgnoredError, RequestError, UsageError
 from voxtral_serve.client.server import Server
 from voxtral_serve.measure.upload import RESENT
 from voxtral_serve.transcript.subtitles import Segment, srt, vtt
@@ -39,6 +39,9 @@ class WorkPlan:
     key: str | None  # of the servers at `urls`
     model: str | None  # None for the first that the server names
     language: str | None
+    speakers: int | None  # as BatchJob has it
+    delay_ms: int | None  # as BatchJob has it
+    keywords: tuple[str, ...]
     in_flight: int  # requests at a time
     subtitles: tuple[str, ...]
     patience_s: float
@@ -90,12 +93,15 @@ class Worker:
             self.servers = OwnEngine(plan.config, plan.directory, plan.arguments)
         self.asking = threading.Lock()
         self.known: dict[str, tuple[str, tuple[str, ...]]] = {}  # URL -> model, times
+        self.labelled: set[str] = set()  # URLs of servers that have labelled speakers
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        """`block` has manifest.SCHEMA, the result output.SCHEMA. Raises JobError."""
+        """`block` has manifest.SCHEMA, the result output.schema. Raises JobError."""
         futures = [self.pool.submit(self.row, row) for row in block.to_pylist()]
         try:
-            return pa.Table.from_pylist([each.result() for each in futures], output.SCHEMA)
+            return pa.Table.from_pylist(
+                [each.result() for each in futures], output.schema(self.plan.speakers is not None)
+            )
         except JobError as error:
             ray.get(self.tally.stop.remote(str(error)))
             raise
@@ -136,9 +142,20 @@ class Worker:
             worked = False
             try:
                 model, known = self.ask(server)
-                content = server.transcribe(path, model, "verbose_json", self.plan.language, known)
+                plan = self.plan
+                content = server.transcribe(
+                    path, model, "verbose_json", plan.language, known, plan.speakers, plan.delay_ms, plan.keywords
+                )
                 worked = True
-                return model, json.loads(content)
+                answer = json.loads(content)
+                if self.plan.speakers is not None and answer.get("segments"):  # with speakers: the client has checked
+                    self.labelled.add(server.url)
+                return model, answer
+            except IgnoredError as error:
+                if server.url in self.labelled:
+                    worked = True
+                    raise RowError(str(error)) from None
+                raise JobError(f"{server.url}: {error}") from None
             except RequestError as error:
                 worked = error.status in OF_ONE_FILE
                 if worked:
@@ -165,13 +182,18 @@ class Worker:
             with self.asking:
                 if server.url not in self.known:
                     model = self.plan.model or server.model()
-                    self.known[server.url] = (model, times(server, model, self.plan.language))
+                    plan = self.plan
+                    known = times(server, model, plan.language, plan.speakers, plan.delay_ms, plan.keywords)
+                    self.known[server.url] = (model, known)
                     self.tally.begin.remote()
         return self.known[server.url]
 
     def subtitles(self, key: str, answer: dict[str, Any]) -> None:
         """Write ID.srt and ID.vtt. Raises JobError."""
-        found = [Segment(each["text"], each["start"], each["end"]) for each in answer.get("segments") or ()]
+        found = [
+            Segment(each["text"], each["start"], each["end"], each.get("speaker"))
+            for each in answer.get("segments") or ()
+        ]
         out = places.patiently(lambda: places.place(self.plan.out), self.plan.out, self.plan.patience_s)
         for form in self.plan.subtitles:
             text = (srt if form == "srt" else vtt)(found)

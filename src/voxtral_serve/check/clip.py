@@ -7,23 +7,26 @@ from typing import Any
 from voxtral_serve.check.report import Report
 from voxtral_serve.checkpoint import Checkpoint, CheckpointError
 from voxtral_serve.engine.clip_length import ClipLength
+from voxtral_serve.engine.session import LEAST_UPLOAD_S, UPLOAD_DELAY, SessionShape
 from voxtral_serve.units import MIB
 
 PCM16_BYTES, FLOAT32_BYTES = 2, 4  # of one sample
 
 
-def check_clip(report: Report, held: Checkpoint, positions: int) -> None:
-    """Report the longest clip. `positions` is max_model_len, in token positions."""
+def check_clip(report: Report, held: Checkpoint, positions: int, delay_ms: int | None = None) -> None:
+    """Report the longest clip. `positions` is max_model_len, in token positions; `delay_ms` that of uploads, None for
+    the checkpoint's."""
     try:
-        length = clip_length(held.tekken)
+        length = clip_length(held.tekken, delay_ms)
     except CheckpointError as error:
         report.problem(str(error))
         return
     longest, rate_hz = length.longest(positions), length.rate_hz
-    if longest < 1:
+    if longest < (1 if delay_ms is None else LEAST_UPLOAD_S * rate_hz):
+        delay = "" if delay_ms is None else f", with {UPLOAD_DELAY} {delay_ms}"
         report.problem(
-            f"max_model_len is {positions}, but the padding of a clip alone takes {length.padding} tokens: raise "
-            "max_model_len"
+            f"max_model_len is {positions}, but the padding of a clip alone takes {length.padding} tokens{delay}: "
+            "raise max_model_len"
         )
         return
     tokens = positions - length.padding
@@ -48,12 +51,15 @@ def _upload_limits(samples: int, rate_hz: int) -> Iterator[str]:
             yield f"{name}={limit} allows {seconds:.0f} s{of}. Set it to {needed} or more to accept the longest clip"
 
 
-def clip_length(tekken: dict[str, Any]) -> ClipLength:
-    """Padding and positions of clips, from the `audio` section of tekken.json.
+def clip_length(tekken: dict[str, Any], delay_ms: int | None = None) -> ClipLength:
+    """Padding and positions of clips with this delay, by default the checkpoint's, from the `audio` section of
+    tekken.json.
 
     Raises CheckpointError for values that mistral-common's AudioConfig rejects.
     """
-    return ClipLength.of(audio_config(tekken))
+    audio = audio_config(tekken)
+    shape = SessionShape.of(audio).with_delay_ms(delay_ms)
+    return ClipLength.of(audio)._replace(padding=shape.left + shape.right)
 
 
 def audio_config(tekken: dict[str, Any]) -> Any:

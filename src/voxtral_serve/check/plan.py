@@ -10,7 +10,7 @@ from voxtral_serve.check.report import ConfigError
 from voxtral_serve.checkpoint import Checkpoint
 from voxtral_serve.engine.clip_length import OPTION as POSITIONS
 from voxtral_serve.engine.names import DRAFT_FILE, DRAFT_HEAD, DRAFTER
-from voxtral_serve.engine.session import AGE, RING
+from voxtral_serve.engine.session import AGE, RING, UPLOAD_DELAY
 from voxtral_serve.engine.session import OPTION as SESSIONS
 
 
@@ -42,6 +42,12 @@ class Plan:
     def sessions(self) -> int:
         """The most live sessions."""
         return int(self.config.additional_config.get(SESSIONS, 0))
+
+    @property
+    def upload_delay_ms(self) -> int | None:
+        """The delay of uploads that name none; None is the checkpoint's."""
+        delay_ms: int | None = self.config.additional_config.get(UPLOAD_DELAY)
+        return delay_ms
 
     @property
     def age_s(self) -> int | None:

@@ -98,7 +98,7 @@ def _check_memory_and_clip(
         report.row("not computed", f"the {missing} must be valid first")
     report.section("longest clip")
     if isinstance(held, Checkpoint) and plan:
-        check_clip(report, held, plan.clip_positions)
+        check_clip(report, held, plan.clip_positions, plan.upload_delay_ms)
     else:
         report.row("not computed", f"the {missing} must be valid first")
     if options and isinstance(held, Checkpoint) and plan:

@@ -4,7 +4,7 @@ OpenAI's has turns: the server finds where speech ends, and sends a turn's segme
 vLLM's own has one text of one token for each 80 ms, without times. There, a turn ends where a second has no text.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from voxtral_serve.client.jobs import DELAYS_MS
@@ -108,8 +108,8 @@ class _Item:
 class OpenAIDialect:
     """OpenAI's transcription sessions, with turns that the server finds. `first` is as for VllmDialect."""
 
-    def __init__(self, model: str, first: int, delay_ms: int | None) -> None:
-        self.model, self.first, self.delay_ms = model, first, delay_ms
+    def __init__(self, model: str, first: int, delay_ms: int | None, keywords: Sequence[str] = ()) -> None:
+        self.model, self.first, self.delay_ms, self.keywords = model, first, delay_ms, keywords
         self._items: dict[str, _Item] = {}  # in the order of their turns
         self._committed: set[str] = set()  # whose text has not come
         self._cleared = False
@@ -119,7 +119,9 @@ class OpenAIDialect:
         return self._cleared and not self._committed
 
     def opening(self) -> list[Event]:
-        transcription = {"model": self.model}
+        transcription: Event = {"model": self.model}
+        if self.keywords:
+            transcription["keywords"] = [*self.keywords]
         if self.delay_ms is not None:
             transcription["delay"] = DELAYS[self.delay_ms]
         audio = {

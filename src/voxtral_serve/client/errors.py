@@ -18,6 +18,10 @@ class RequestError(Exception):
         self.status = status
 
 
+class IgnoredError(RequestError):
+    """The server has transcribed a file without the speaker labels, or the delay, that it was asked for."""
+
+
 class GoneError(RequestError):
     """The server cannot be reached, so all other requests would fail as well."""
 

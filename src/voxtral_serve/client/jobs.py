@@ -4,8 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # A transcript's format -> how its file's name ends
-FORMATS = {"text": ".txt", "json": ".json", "verbose_json": ".json", "srt": ".srt", "vtt": ".vtt"}
-
+FORMATS = {
+    "text": ".txt",
+    "json": ".json",
+    "verbose_json": ".json",
+    "diarized_json": ".json",
+    "srt": ".srt",
+    "vtt": ".vtt",
+}
 LIVE_FORMATS = ("text", "srt")
 DELAYS_MS = (160, 240, 480, 960, 2400)  # that OpenAI's protocol has names for
 
@@ -21,6 +27,9 @@ class FilesJob:
     again: bool  # also the files whose transcripts are in `out` already
     model: str | None  # None for the first that the server names
     language: str | None
+    speakers: int | None  # their number, 0 if it is not known; None for a transcript without speakers
+    delay_ms: int | None  # one of DELAYS_MS; None for the server's
+    keywords: tuple[str, ...]  # phrases to prefer
     in_flight: int  # requests at a time
 
 
@@ -35,3 +44,4 @@ class LiveJob:
     again: bool  # replace files that exist
     model: str | None  # None for the first that the server names
     delay_ms: int | None  # one of DELAYS_MS; None for the server's
+    keywords: tuple[str, ...]  # phrases to prefer

@@ -179,8 +179,14 @@ class _Live:
             raise RequestError(f"expected session.created, received {json.dumps(created)[:300]}")
         first = self.tape.rewind()
         if is_openais(created):
-            return OpenAIDialect(self.model, first, self.job.delay_ms)
-        for option, given in (("--format srt", self.job.form == "srt"), ("--delay", self.job.delay_ms is not None)):
+            if self.job.keywords and not self.server.prefers_words:
+                raise UsageError("--keyword has no effect: this server's model does not prefer words")
+            return OpenAIDialect(self.model, first, self.job.delay_ms, self.job.keywords)
+        for option, given in (
+            ("--format srt", self.job.form == "srt"),
+            ("--delay", self.job.delay_ms is not None),
+            ("--keyword", bool(self.job.keywords)),
+        ):
             if given:
                 raise UsageError(
                     f"{option} needs OpenAI's protocol, and this server speaks vLLM's own, which has no times and no "

@@ -23,8 +23,9 @@ def run(job: FilesJob) -> int:
     """Exit status: 0 if all files are transcribed; 1 if one failed; 2 for invalid files or settings; 130 for Ctrl-C."""
     try:
         found = files.find(job.paths)
-        if len(found) > 1 and not job.out and job.form != "text":
-            raise UsageError(f"{len(found)} files: --format {job.form} needs --out DIR for them")
+        if len(found) > 1 and not job.out and (job.form != "text" or job.speakers is not None):
+            option = "--speakers" if job.form == "text" else f"--format {job.form}"
+            raise UsageError(f"{len(found)} files: {option} needs --out DIR for them")
         outputs = files.targets(found, job.out, FORMATS[job.form]) if job.out else [None] * len(found)
         server = Server(job.url, api_key(os.environ))
         if job.out:
@@ -89,7 +90,9 @@ class _FilesRun:
         if self.server.stop.is_set():
             raise StoppedError
         try:
-            content = self.server.transcribe(path, model, self.job.form, self.job.language)
+            job = self.job
+            asked = job.language, (), job.speakers, job.delay_ms, job.keywords
+            content = self.server.transcribe(path, model, job.form, *asked)
         except GoneError:
             self.server.stop.set()
             raise

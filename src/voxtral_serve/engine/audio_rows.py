@@ -64,9 +64,11 @@ class AudioRows(nn.Module):
         self.observe: Callable[[str, torch.Tensor], None] = lambda clip, rows: None
         self.put_nothing(self.slots)
 
-    def put(self, slot: int, rows: torch.Tensor) -> None:
-        """Store rows [n, dim] of an uploaded clip for its positions 0 to n - 1. Later positions get zeros."""
-        self._place(slot, slot * self.positions, self.positions, self.clip_delay)
+    def put(self, slot: int, rows: torch.Tensor, delay: int | None = None) -> None:
+        """Store rows [n, dim] of an uploaded clip for its positions 0 to n - 1. Later positions get zeros. `delay` is
+        in token positions; None for that of clips which name none."""
+        delay = self.clip_delay if delay is None else delay
+        self._place(slot, slot * self.positions, self.positions, delay)
         place = self.pool[slot * self.positions : (slot + 1) * self.positions]
         n = min(len(rows), self.positions)
         place[:n] = rows[:n]

@@ -21,7 +21,7 @@ from vllm.transformers_utils.configs.mistral import adapt_config_dict
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from voxtral_serve import checkpoint, shims
-from voxtral_serve.engine import clip_length, drafter, names, session
+from voxtral_serve.engine import clip_length, drafter, keywords, names, session
 from voxtral_serve.engine.session import PART
 
 logger = init_logger("vllm.voxtral_serve")
@@ -133,6 +133,7 @@ class EncodeOnce(MistralTokenizerMode):
         _take_options(vllm_config)
         _choose_scheduler(vllm_config)
         drafter.check(vllm_config)
+        _choose_processors(vllm_config)
         _choose_graphs(vllm_config)
         _check_attention(vllm_config)
         if vllm_config.cache_config.enable_prefix_caching:
@@ -155,6 +156,7 @@ def _take_options(vllm_config: VllmConfig) -> None:
         session.OPTION: range(2**31),
         session.AGE: range(1, 2**31),
         clip_length.OPTION: range(1, model.max_model_len + 1),
+        session.UPLOAD_DELAY: range(80 * session.DELAYS[0], 80 * session.DELAYS[-1] + 1, 80),
     }
     for name, value in options.items():
         if name == GATE:
@@ -167,8 +169,9 @@ def _take_options(vllm_config: VllmConfig) -> None:
             raise ValueError(f"additional_config has {name!r}: expected {', '.join(known)} or {names.DRAFT_HEAD}")
         # The type first: `in` compares a value that is not an int with every number of a range.
         if type(value) is not int or value not in known[name]:
+            kind = "whole number" if (step := known[name].step) == 1 else f"multiple of {step}"
             raise ValueError(
-                f"additional_config: {name} is {value!r}: expected a whole number of {known[name].start} to "
+                f"additional_config: {name} is {value!r}: expected a {kind} of {known[name].start} to "
                 f"{known[name].stop - 1}"
             )
     if clip_length.OPTION in options:
@@ -222,6 +225,14 @@ def _prefer_sessions(scheduler: Any) -> None:
             f"long_prefill_token_threshold is {tokens} with {session.OPTION}: expected 0, or at most {PART}"
         )
     scheduler.long_prefill_token_threshold = tokens or PART
+
+
+def _choose_processors(vllm_config: VllmConfig) -> None:
+    """Let Model Runner V2 prefer the phrases of requests (keywords.py). In V1, model_runner.py does."""
+    model = vllm_config.model_config
+    others = [each for each in model.logits_processors or () if each != keywords.PROCESSOR]
+    if getattr(vllm_config, "use_v2_model_runner", False) and keywords.usable(vllm_config):
+        model.logits_processors = [*others, keywords.PROCESSOR]
 
 
 def _choose_graphs(vllm_config: VllmConfig) -> None:

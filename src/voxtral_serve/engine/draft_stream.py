@@ -86,9 +86,12 @@ class DraftTokens:
         self.waiting.pop(slot, None)
         self.tokens[slot].fill_(self.pad)
 
-    def begin(self, slot: int, rows: int) -> None:
-        """An uploaded clip begins, or begins again: its first `rows` rows are in its slot of AudioRows."""
+    def begin(self, slot: int, rows: int, delay: int | None = None) -> None:
+        """An uploaded clip begins, or begins again: its first `rows` rows are in its slot of AudioRows. One whose delay
+        is not that of the drafter keeps its pads; None is the checkpoint's, which is the drafter's."""
         self.clear(slot)
+        if delay not in (None, self.delay):
+            return
         positions = self.rows.positions
         self.waiting[slot] = Source(slot * positions, positions, range(min(rows, positions)))
 

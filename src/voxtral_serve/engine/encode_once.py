@@ -44,7 +44,7 @@ from voxtral_serve.engine.clip_length import ClipLength, clip_positions
 from voxtral_serve.engine.config import live_sessions
 from voxtral_serve.engine.encoder import EncodeOnceEncoder
 from voxtral_serve.engine.live_encoder import LiveEncoder
-from voxtral_serve.engine.session import DELAYS, SessionShape
+from voxtral_serve.engine.session import DELAYS, SessionShape, has_delays
 from voxtral_serve.engine.weights import EitherLayout
 
 
@@ -135,6 +135,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
         self.time_embedding = TimeEmbedding(dim=config.text_config.hidden_size)
         self.n_delay_tokens = shape.delay
+        self.has_delays = has_delays(vllm_config.additional_config)
         sessions = live_sessions(vllm_config)
         # One additional slot, for the unused places of the live encoder's CUDA graphs
         self.audio_rows = AudioRows(vllm_config, sessions + 1 if sessions else 0, self.n_delay_tokens)
@@ -174,7 +175,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
             )
         if not self.is_prepared:
             self.prepare()
-        delay = self.delay if self.live is None else self.audio_rows.delays(len(positions))
+        delay = self.audio_rows.delays(len(positions)) if self.has_delays else self.delay
         embeddings = self.audio_rows.added_to(self.language_model.model.embed_input_ids(input_ids), positions)
         return self.language_model.model(None, positions, None, inputs_embeds=embeddings, t_cond=delay)
 
@@ -210,7 +211,7 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
     def settle_delay(self, device: torch.device) -> torch.Tensor:
         """Replace the decoder layers' projections of the delay by their outputs, which do not depend on the text.
 
-        Without live sessions the checkpoint's delay is the only one; with them each delay of DELAYS is possible.
+        The checkpoint's delay is the only one, or each of DELAYS is possible (config.has_delays).
         Returns the embedding [1, LM dim] of the checkpoint's delay.
         """
 
@@ -221,11 +222,11 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
         delay = embedded(self.n_delay_tokens)
         longest = max(DELAYS[-1], self.n_delay_tokens)
         # One delay at a time: a matrix product of several rows may round differently, and uploads should have the same
-        # text as on a server without live sessions.
-        delays = [delay] if self.live is None else [embedded(positions) for positions in range(longest + 1)]
+        # text as on a server with one delay.
+        delays = [embedded(positions) for positions in range(longest + 1)] if self.has_delays else [delay]
         for layer in self.language_model.model.layers:
             values = torch.cat([layer.ada_rms_norm_t_cond(embedding) for embedding in delays])
-            layer.ada_rms_norm_t_cond = Known(values) if self.live is None else ByDelay(values)
+            layer.ada_rms_norm_t_cond = ByDelay(values) if self.has_delays else Known(values)
         return delay
 
     @classmethod
@@ -242,11 +243,18 @@ class VoxtralRealtimeEncodeOnce(EitherLayout, VoxtralForConditionalGeneration):
     @classmethod
     def get_generation_prompt(cls, stt_params: SpeechToTextParams) -> PromptType:
         """The same prompt as from vLLM's own model, without its conversion to a WAV file in base64."""
+        return cls.prompt_with_delay(stt_params, None)
+
+    @classmethod
+    def prompt_with_delay(cls, stt_params: SpeechToTextParams, delay_ms: int | None) -> PromptType:
+        """The same for a delay; None is the checkpoint's. The request must name another one in its sampling parameters,
+        in token positions (session.DELAY)."""
         rate = int(stt_params.stt_config.sample_rate)
         instruct: Any = cached_tokenizer_from_config(stt_params.model_config).instruct
         # vLLM's conversion rounds samples to 16 bits, as libsndfile does. Both models must get the same samples.
         rounded = np.floor(np.rint(stt_params.audio * np.float32(2**31)) / 2**16).clip(-(2**15), 2**15 - 1) / 2**15
-        clip = instruct.audio_encoder.encode_audio(Audio(rounded.astype(np.float32), rate, format="wav"))
+        audio = Audio(rounded.astype(np.float32), rate, format="wav")
+        clip = instruct.audio_encoder.encode_audio(audio, transcription_delay_ms=delay_ms)
         return TokensPrompt(
             prompt_token_ids=[*instruct.start(), *clip.tokens],
             multi_modal_data={"audio": (clip.audio.audio_array, rate)},

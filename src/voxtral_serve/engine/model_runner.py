@@ -18,10 +18,12 @@ from vllm.config import CUDAGraphMode
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from voxtral_serve import shims
+from voxtral_serve.engine import keywords
 from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
 from voxtral_serve.engine.draft_stream import DraftTokens
 from voxtral_serve.engine.live_audio import LivePart, step_of
 from voxtral_serve.engine.live_encoder import LiveEncoder
+from voxtral_serve.engine.session import upload_delay
 
 
 class Slots:
@@ -48,7 +50,7 @@ class Slots:
         for request in begun:
             names = [clip.identifier for clip in runner.requests[request].mm_features]
             clips = [runner.encoder_cache[name] for name in names]
-            self._begin(request, clips, step.parts.get(request))
+            self._begin(request, clips, upload_delay(runner.requests[request].sampling_params), step.parts.get(request))
             for name, clip in zip(names, clips, strict=True):
                 self.rows.observe(name, clip)
         if self.live is not None and step.parts:
@@ -66,7 +68,7 @@ class Slots:
                 host = host.pin_memory()
             self.rows.slot[: len(numbers)].copy_(host, non_blocking=True)
 
-    def _begin(self, request: str, clips: list[torch.Tensor], part: LivePart | None) -> None:
+    def _begin(self, request: str, clips: list[torch.Tensor], delay: int | None, part: LivePart | None) -> None:
         """Give a request with audio a slot. A request that gets none reads zeros, and `begin_step` marks it."""
         if request not in self.of:
             if not self.free or (not clips and part is None):
@@ -76,9 +78,9 @@ class Slots:
         if self.drafts is not None and not clips:
             self.drafts.clear(slot)
         for clip in clips:
-            self.rows.put(slot, clip)
+            self.rows.put(slot, clip, delay)
             if self.drafts is not None:
-                self.drafts.begin(slot, len(clip))
+                self.drafts.begin(slot, len(clip), delay)
         if part is not None:
             assert self.live is not None
             if (live_slot := self.live.begin(request)) is not None:
@@ -175,6 +177,10 @@ def add_audio_rows(runner: Any) -> None:
     on GPUs (`Worker._make_model_runner`), needs an override of that method only.
     """
     runner.__class__ = with_audio_rows(type(runner))
+    if keywords.usable(runner.vllm_config):
+        from voxtral_serve.engine.keyword_rows import KeywordRows
+
+        KeywordRows.attach(runner)
 
 
 # Method -> its first argument, and a word that its source must have

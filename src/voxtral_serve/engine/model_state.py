@@ -16,6 +16,7 @@ from voxtral_serve.engine.audio_rows import NO_AUDIO, AudioRows
 from voxtral_serve.engine.draft_stream import DraftTokens
 from voxtral_serve.engine.live_audio import LivePart
 from voxtral_serve.engine.live_encoder import LiveEncoder
+from voxtral_serve.engine.session import upload_delay
 
 
 class RowsState(DefaultModelState):
@@ -27,7 +28,7 @@ class RowsState(DefaultModelState):
         self.live: LiveEncoder | None = self.model.live
         self.drafts: DraftTokens | None = self.model.drafts
         self.parts: Mapping[str, LivePart] = {}  # live audio of this step; the worker sets it
-        self.begun: list[tuple[int, str]] = []
+        self.begun: list[tuple[int, str, int | None]] = []  # slot, clip and delay of uploads
 
     @torch.inference_mode()
     def encode_ahead(self, scheduler_output: SchedulerOutput) -> None:
@@ -56,7 +57,8 @@ class RowsState(DefaultModelState):
         elif not new_req_data.mm_features:
             self.rows.put_nothing(req_index)
             self.rows.faults[request] = NO_AUDIO
-        self.begun += [(req_index, clip.identifier) for clip in new_req_data.mm_features]
+        delay = upload_delay(new_req_data.sampling_params)
+        self.begun += [(req_index, clip.identifier, delay) for clip in new_req_data.mm_features]
 
     def remove_request(self, req_id: str) -> None:
         if self.live is not None:
@@ -74,12 +76,12 @@ class RowsState(DefaultModelState):
         """Return no embeddings, because the model gets token ids. Store the audio rows that it adds to them."""
         # Those that `encode_ahead` has not: an output that vLLM has freed since, or a step that the worker did not see.
         self.execute_mm_encoder(scheduled_encoder_inputs)
-        for slot, clip in self.begun:
+        for slot, clip, delay in self.begun:
             rows = self.encoder_cache.encoder_outputs[clip]
-            self.rows.put(slot, rows)
+            self.rows.put(slot, rows, delay)
             self.rows.observe(clip, rows)
             if self.drafts is not None:
-                self.drafts.begin(slot, len(rows))
+                self.drafts.begin(slot, len(rows), delay)
         self.begun.clear()
         if self.live is not None and self.parts:
             self.rows.faults |= self.live.encode(self.parts)

@@ -29,6 +29,11 @@ from typing import Any, NamedTuple
 UTILITY = "voxtral_serve_live"
 SESSION = "voxtral_serve_session"
 NAME = re.compile(r"[0-9a-f]{32}-[0-9]{1,9}")  # of a session: 128 random bits, and a number of a request
+DELAY = "voxtral_serve_delay"  # in SamplingParams.extra_args: token positions of an uploaded clip's delay
+UPLOAD_DELAY = "upload_delay_ms"  # of additional_config: of uploads that name none, if it is not the checkpoint's
+# Seconds that a delay must leave to an upload beside its padding: shorter pieces of a long clip would have no whole
+# words between their margins (audio.speech).
+LEAST_UPLOAD_S = 1
 OPTION = "max_live_sessions"  # of vLLM's additional_config: clients that may be live at a time; 0 is none
 AGE = "max_live_age_s"  # of the same: seconds of audio of one request, for which each session has KV cache
 ROLL_OVER = 0.80  # share of a request's positions from which its session goes on in another one, at a pause
@@ -44,7 +49,7 @@ LOOK_AHEAD = 40  # samples past a row's end that its last spectrogram frame sees
 
 
 class SessionShape(NamedTuple):
-    """Token positions and samples of a session.
+    """Token positions and samples of a session, or of an uploaded clip.
 
     left, delay, right   positions of padding before the audio, of the delay, and after the audio
     samples              of one position, at `rate_hz`
@@ -148,6 +153,16 @@ def session_blocks(layers: Sequence[tuple[int, int]], positions: int, context: i
             tokens, edge = window - 1 + PART + ahead, 1  # the window may begin within a block
         blocks += -(-tokens // block) + edge
     return blocks
+
+
+def has_delays(options: Any) -> bool:
+    """Whether requests may have delays of their own, with these options of additional_config."""
+    return isinstance(options, dict) and bool(options.get(OPTION) or options.get(UPLOAD_DELAY))
+
+
+def upload_delay(params: Any) -> int | None:
+    """Token positions of the delay that vLLM's SamplingParams of an upload name; None for those that name none."""
+    return (getattr(params, "extra_args", None) or {}).get(DELAY)
 
 
 def least_positions(shape: SessionShape) -> int:

@@ -29,7 +29,13 @@ def about(
         "versions": {name: shims.installed(name) for name in ("voxtral-serve", "vllm")},
         "models": list(models),
         "profile": profile(sys.argv),
-        "capabilities": {"word_times": rules.timed, "live": live_sessions is not None, **abilities(rules)},
+        "capabilities": {
+            "word_times": rules.timed,
+            "speakers": rules.unlabelled is None,
+            "live": live_sessions is not None,
+            "keywords": rules.phrases is not None,
+            **abilities(rules),
+        },
         "limits": {
             "file_bytes": limits.file_bytes,
             "clip_s": limits.decode_s,

@@ -4,7 +4,6 @@ vLLM gets these fields only, with every clip as a WAV file in base64, and only U
 """
 
 import base64
-import binascii
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, NamedTuple
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from voxtral_serve.audio.decode import Bounds, Clip, wav
 from voxtral_serve.guard import json_body
 from voxtral_serve.guard.errors import RefusedError, too_large
-from voxtral_serve.guard.fields import INT32, NAME_LENGTH, Sampling
+from voxtral_serve.guard.fields import INT32, NAME_LENGTH, Sampling, base64_of, from_base64
 from voxtral_serve.guard.limits import FIELDS_BYTES, SEQUENCES, Rules
 from voxtral_serve.guard.typed import checked, named
 
@@ -163,10 +162,7 @@ def _bytes(media: str | dict[str, str], name: str, where: str, rules: Rules) -> 
     text: str | None = media if isinstance(media, str) else media[AUDIO[name]]
     if name == "audio_url" and (text := from_data_url(str(text), where, rules.hosts)) is None:
         return None
-    try:
-        data = base64.b64decode(str(text), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RefusedError(400, f"{where} is not valid base64: {error}", "invalid_value", where) from error
+    data = from_base64(str(text), where)
     if len(data) > rules.file_bytes:
         raise too_large(where, len(data), rules.file_bytes)
     return data
@@ -178,12 +174,7 @@ def from_data_url(url: str, where: str, hosts: frozenset[str]) -> str | None:
     Raises RefusedError for any other URL.
     """
     if url[:5].lower() == "data:":
-        form, comma, text = url[5:].partition(",")
-        if not comma or not form.lower().endswith(";base64"):
-            raise RefusedError(
-                400, f"{where} is not a data: URL in base64: expected data:audio/wav;base64,…", "invalid_url", where
-            )
-        return text
+        return base64_of(url, where)
     # URL parsers disagree about the host if a URL has other characters.
     plain = all("!" <= letter <= "~" and letter not in "\\@" for letter in url)
     try:

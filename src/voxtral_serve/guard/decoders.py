@@ -8,41 +8,32 @@ gives up its samples, waits, and has the file decoded again. Otherwise long file
 """
 
 import asyncio
-import contextlib
 import heapq
 import itertools
 import json
 import math
 import os
-import signal
-import socket
-import sys
-from asyncio.subprocess import PIPE, Process
 
 import msgspec
 import numpy as np
 
 from voxtral_serve.audio.decode import CODES, PYAV, SOXR, AudioError, Bounds, Clip
-from voxtral_serve.audio.decode_worker import READY, START, Failure, Order, Samples
+from voxtral_serve.audio.decode_worker import START, Failure, Order, Samples
 from voxtral_serve.guard.budget import Reservation
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.limits import Rules
+from voxtral_serve.guard.processes import BROKEN, OrderProcess
 from voxtral_serve.patches.live_server import log
 from voxtral_serve.units import MIB
 
 WORKERS = 4  # of all API processes together; ten minutes of audio occupy one for a second
 # Of address space: libraries (some 200 MiB), decoders, and blocks of samples. The file and its samples come on top.
 BASE_BYTES = 512 * MIB
-PIECE_BYTES = MIB  # of a file or of samples, written or read at a time
 START_S = 60  # until a process is ready; it takes 0.2 s on an idle core
 FREE_S = 30  # the longest wait for a process that is free
 # The longest time to decode a clip: DEADLINE_S, and a second for SPEED seconds of the longest clip. Decoders are 200
 # times as fast as speech or more, on a core of their own.
 DEADLINE_S, SPEED = 20, 20
-END_S = 1.0  # the wait for a process to end that does not answer
-# Errors of a process that has ended, or that answers nonsense
-BROKEN = (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, msgspec.MsgspecError)
-KEPT = ("LD_LIBRARY_PATH",)  # of this process's environment: where libraries are
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # it would reserve memory for a thread on each core
     "MALLOC_ARENA_MAX": "1",
@@ -73,9 +64,18 @@ class Decoders:
         return cls(count, BASE_BYTES + 2 * (rules.file_bytes + rules.bounds.bytes_at(rules.rate)))
 
     async def decode(
-        self, data: bytes | memoryview, bounds: Bounds, rate: int, param: str, held: Reservation, *, last: bool = True
+        self,
+        data: bytes | memoryview,
+        bounds: Bounds,
+        rate: int,
+        param: str,
+        held: Reservation,
+        *,
+        last: bool = True,
+        channel: int | None = None,
     ) -> Clip:
-        """The samples of an audio file at `rate` Hz, for which `held` has room afterwards.
+        """The samples of an audio file at `rate` Hz, for which `held` has room afterwards: the mean of its channels, or
+        those of one, from 0.
 
         `param` is the request's field that has the file. `last` says that nothing else of the request's body is needed:
         its bytes are then given back, and `data`, if it is a memoryview, is released.
@@ -83,10 +83,10 @@ class Decoders:
         Raises RefusedError if the file is no audio, is longer than `bounds`, or ends its decoder; if no decoder is free
         for FREE_S; and if there is no room for the samples. If it is cancelled, the process is killed.
         """
-        samples = await self._attempt(data, bounds, rate, param, held)
+        samples = await self._attempt(data, bounds, rate, channel, param, held)
         if isinstance(samples, int):
             await held.add_clip(4 * samples)
-            samples = await self._attempt(data, bounds, rate, param, held, samples)
+            samples = await self._attempt(data, bounds, rate, channel, param, held, samples)
             assert not isinstance(samples, int)
         if last:
             if isinstance(data, memoryview):
@@ -95,7 +95,14 @@ class Decoders:
         return Clip(samples, rate)
 
     async def _attempt(
-        self, data: bytes | memoryview, bounds: Bounds, rate: int, param: str, held: Reservation, room: int = 0
+        self,
+        data: bytes | memoryview,
+        bounds: Bounds,
+        rate: int,
+        channel: int | None,
+        param: str,
+        held: Reservation,
+        room: int = 0,
     ) -> np.ndarray | int:
         """The samples of a file; their number if `held` has no room for them, which is for `room` samples."""
         try:
@@ -107,7 +114,7 @@ class Decoders:
         try:
             worker = await self._worker()
             try:
-                return await self._decoded(worker, data, bounds, rate, held, room)
+                return await self._decoded(worker, data, bounds, rate, channel, held, room)
             except AudioError as error:
                 raise RefusedError(400, f"{param}: {error}", error.code, param) from error
             finally:
@@ -140,17 +147,24 @@ class Decoders:
         return worker
 
     async def _decoded(
-        self, worker: "Worker", data: bytes | memoryview, bounds: Bounds, rate: int, held: Reservation, room: int
+        self,
+        worker: "Worker",
+        data: bytes | memoryview,
+        bounds: Bounds,
+        rate: int,
+        channel: int | None,
+        held: Reservation,
+        room: int,
     ) -> np.ndarray | int:
         worker.ready = False
         deadline_s = DEADLINE_S + math.ceil(bounds.seconds / SPEED)
         try:
             async with asyncio.timeout(deadline_s):
-                await worker.send(data, bounds, rate)
+                await worker.send(data, bounds, rate, channel)
                 count = await worker.count(4 * room if room else bounds.bytes_at(rate))
                 if room or held.add_clip_now(4 * count):
                     return await worker.samples(count)
-                await worker.skip(count)
+                await worker.leave(count)
                 return count
         except TimeoutError:
             log.warning("a decoder was ended: it took more than %d s for a file", deadline_s)
@@ -173,8 +187,8 @@ class Places:
         self._numbers = itertools.count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
 
-    async def take(self, size: int) -> None:
-        """Wait for a place, for a file of `size` bytes."""
+    async def take(self, size: int = 0) -> None:
+        """Wait for a place, for a file of `size` bytes; equal sizes wait in their order."""
         if self.free:
             self.free -= 1
             return
@@ -197,64 +211,33 @@ class Places:
         self.free += 1
 
 
-class Worker:
-    """One process. `ready` is False while it has a file, and if it is not to be used again."""
-
-    def __init__(self, process: Process, output: asyncio.StreamReader, orders: asyncio.StreamWriter) -> None:
-        self.process, self._output, self._orders = process, output, orders
-        self.ready = True
+class Worker(OrderProcess):
+    """One process."""
 
     @classmethod
     async def start(cls, memory: int) -> "Worker":
         """A new process that is ready. Raises RuntimeError if it cannot start."""
-        # Without `site`: no .pth file runs, and so no patch of vLLM. The modules are those of this process.
-        command = (sys.executable, "-I", "-S", "-c", START, str(memory), *(path for path in sys.path if path))
-        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as failed:
-            output, orders = await asyncio.open_unix_connection(sock=ours, limit=PIECE_BYTES)
-            failed.callback(orders.transport.abort)
-            orders.transport.set_write_buffer_limits(0)  # `drain` then waits until all is written
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=PIPE,
-                env=ENVIRONMENT | kept,
-                start_new_session=True,  # it gets no signals of a terminal
-            )
-            worker = cls(process, output, orders)
-            failed.callback(worker.kill)
-            theirs.close()
-            async with asyncio.timeout(START_S):
-                if await output.readline() != READY:
-                    assert process.stderr is not None
-                    said = (await process.stderr.read()).decode(errors="replace").strip().rpartition("\n")[2]
-                    raise RuntimeError(f"a decoder cannot start ({' '.join(command[:3])} …): {said[:300]}")
-            failed.pop_all()
-        return worker
+        return await cls.begin("a decoder", START, (str(memory),), ENVIRONMENT, START_S)
 
-    async def send(self, data: bytes | memoryview, bounds: Bounds, rate: int) -> None:
+    async def send(self, data: bytes | memoryview, bounds: Bounds, rate: int, channel: int | None) -> None:
         """Send a file. Raises ConnectionError if the process has ended."""
         order: Order = {
             "size": len(data),
             "rate": rate,
+            "channel": channel,
             "seconds": bounds.seconds.as_integer_ratio(),
             "because": bounds.because,
             "most_bytes": bounds.most_bytes,
         }
-        self._orders.write(json.dumps(order).encode() + b"\n")
-        with memoryview(data) as view:
-            for start in range(0, len(view), PIECE_BYTES):
-                self._orders.write(view[start : start + PIECE_BYTES])
-                await self._orders.drain()
+        await self.write(json.dumps(order).encode() + b"\n")
+        await self.write(data)
 
     async def count(self, most_bytes: int) -> int:
         """The number of samples that follow, whose bytes are at most `most_bytes`.
 
         Raises AudioError if there are none, and one of BROKEN if the process has ended or answers nonsense.
         """
-        answer = msgspec.json.decode(await self._output.readuntil(b"\n"), type=dict)
+        answer = msgspec.json.decode(await self.line(), type=dict)
         if "error" in answer:
             failure = msgspec.convert(answer, Failure)
             if failure["code"] not in CODES:
@@ -269,39 +252,11 @@ class Worker:
     async def samples(self, count: int) -> np.ndarray:
         """The samples, after `count`. Raises asyncio.IncompleteReadError if the process has ended."""
         samples = np.empty(count, np.float32)
-        view = samples.data.cast("B")
-        start = 0
-        while start < len(view):
-            piece = await self._output.read(min(PIECE_BYTES, len(view) - start))
-            if not piece:
-                raise asyncio.IncompleteReadError(b"", len(view) - start)
-            view[start : start + len(piece)] = piece
-            start += len(piece)
+        await self.read_into(samples.data.cast("B"))
         self.ready = True
         return samples
 
-    async def skip(self, count: int) -> None:
+    async def leave(self, count: int) -> None:
         """Read the samples, after `count`, and keep none. Raises as `samples`."""
-        left = 4 * count
-        while left:
-            piece = await self._output.read(min(PIECE_BYTES, left))
-            if not piece:
-                raise asyncio.IncompleteReadError(b"", left)
-            left -= len(piece)
+        await self.skip(4 * count)
         self.ready = True
-
-    def kill(self) -> None:
-        self.ready = False
-        self._orders.transport.abort()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-
-    async def ended(self) -> str:
-        """How the process ended. It is killed if it has not."""
-        try:
-            async with asyncio.timeout(END_S):
-                await self.process.wait()
-        except TimeoutError:
-            self.kill()
-        code = await self.process.wait()
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

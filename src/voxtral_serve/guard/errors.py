@@ -1,5 +1,7 @@
 """Errors for requests that the guard refuses."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from voxtral_serve.units import MIB
@@ -23,6 +25,15 @@ class RefusedError(Exception):
         if self.status == 429:
             kind = "rate_limit_error"
         return {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+
+
+@contextmanager
+def refusing(kind: type[ValueError], where: str) -> Iterator[None]:
+    """Raises RefusedError for an error of this kind, which is about the request's field `where`."""
+    try:
+        yield
+    except kind as error:
+        raise RefusedError(400, f"{where}: {error}", "invalid_value", where) from error
 
 
 def too_large(what: str, size: int | str, most: int) -> RefusedError:

@@ -1,11 +1,17 @@
 """The multipart/form-data body of a request (https://www.rfc-editor.org/rfc/rfc7578)."""
 
+import re
 from typing import Any, NamedTuple
 
 from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.limits import FIELDS_BYTES
 
 FIELDS = 1000  # the most fields of one form
 FILE = b"file"  # the field that may be large
+
+
+# Mistral's names for audio that is not in the form. Its clients write a form without a file in the style of URLs.
+ELSEWHERE = re.compile(rb"(?:^|&)(file_url|file_id)=[^&]")
 
 
 class Part(NamedTuple):
@@ -25,6 +31,11 @@ def parse(body: bytes, content_type: str) -> list[Part]:
     from python_multipart.multipart import MultipartParser, parse_options_header
 
     kind, options = parse_options_header(content_type)
+    if kind == b"application/x-www-form-urlencoded":  # which has no file
+        if len(body) > FIELDS_BYTES:
+            raise RefusedError(413, f"the form has more than {FIELDS_BYTES} bytes besides its audio", "form_too_large")
+        if named := ELSEWHERE.search(body):
+            raise elsewhere(named[1].decode())
     if kind != b"multipart/form-data":
         raise RefusedError(
             415,
@@ -45,6 +56,11 @@ def parse(body: bytes, content_type: str) -> list[Part]:
     if not collector.ended:
         raise RefusedError(400, "the form is incomplete: its last boundary is missing", "invalid_form")
     return collector.parts
+
+
+def elsewhere(name: str) -> RefusedError:
+    """The error for a form whose audio is elsewhere, where its field `name` says."""
+    return RefusedError(400, f"`{name}`: this server fetches no audio: send it as `file`", "no_file", name)
 
 
 class _Collector:

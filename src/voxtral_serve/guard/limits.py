@@ -15,6 +15,7 @@ brackets:
                                     keys, such as https://app.example.org; * for all (none but the server's own)
   VOXTRAL_SERVE_MEDIA_HOSTS         hosts, separated by commas, whose URLs vLLM may fetch audio from (none)
   VOXTRAL_SERVE_PAGE                1 to serve the page at /, 0 for no page (1)
+  VOXTRAL_SERVE_SPEAKERS_DEVICE     device of speaker labels: cpu, cuda, or cuda:N for the GPU with this number (cpu)
   VOXTRAL_SERVE_SHUTDOWN_S          seconds that running requests have to finish after SIGTERM, with vLLM-Omni (30); the
                                     container's entrypoint gives it to vLLM as --shutdown-timeout
 """
@@ -26,10 +27,13 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from voxtral_serve.audio.decode import Bounds
+from voxtral_serve.engine.keywords import PhraseTokens
+from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.units import MIB
 
 FIELDS_BYTES = MIB  # limit for the fields of a form without the file, and for the JSON of a chat without its audio
 SEQUENCES = 16  # the largest `n` of a chat: each sequence takes a place in vLLM's batch
+REFERENCES_BYTES = 8 * MIB  # of a form's clips of known speakers, in base64: they count among the bytes of the body
 # Limits for bodies that are still arriving (guard.body), over all API processes. In addition to its bytes, a body takes
 # about 25 KB of memory for its connection and its task (tests/server/test_slow_clients.py).
 OPEN_BODIES = 512
@@ -63,6 +67,7 @@ class Limits(NamedTuple):
     live_origins: frozenset[str]
     page: bool
     shutdown_s: int
+    speakers_device: str
 
     @property
     def bounds(self) -> Bounds:
@@ -108,7 +113,16 @@ def limits(environ: Mapping[str, str]) -> Limits:
         origins(environ.get("VOXTRAL_SERVE_LIVE_ORIGINS", "")),
         switch(environ, "VOXTRAL_SERVE_PAGE", True),
         number("VOXTRAL_SERVE_SHUTDOWN_S", 30, 0),
+        device(environ, "VOXTRAL_SERVE_SPEAKERS_DEVICE"),
     )
+
+
+def device(environ: Mapping[str, str], name: str) -> str:
+    """PyTorch's name of a device that a variable names, by default the CPU. Raises LimitError."""
+    text = environ.get(name, "cpu")
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", text):
+        raise LimitError(f"{name} is {text!r}: expected cpu, cuda, or cuda:N for the GPU with this number")
+    return text
 
 
 def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
@@ -150,6 +164,10 @@ class Rules(NamedTuple):
     piece_s      the most seconds of audio that the model transcribes in one request
     timed        whether the model's tokens have times
     can          which of "language", "prompt" and "translate" the model supports
+    unlabelled   why speakers cannot be labelled; None if they can
+    shape        token positions of an upload with the checkpoint's delay; None if no other delay is possible
+    delay_ms     of uploads that name none; None is the checkpoint's
+    phrases      how to write custom words; None if the model cannot prefer them
     """
 
     file_bytes: int
@@ -160,6 +178,16 @@ class Rules(NamedTuple):
     piece_s: Fraction
     timed: bool
     can: frozenset[str]
+    unlabelled: str | None = None
+    shape: SessionShape | None = None
+    delay_ms: int | None = None
+    phrases: PhraseTokens | None = None
+
+    def longest_s(self, shape: SessionShape | None) -> Fraction:
+        """`piece_s` for an upload of another shape than the checkpoint's; at most 0 if its padding has no room."""
+        if shape is None or self.shape is None:
+            return self.piece_s
+        return self.piece_s - Fraction((shape.right - self.shape.right) * shape.samples, shape.rate_hz)
 
     @property
     def upload_bytes(self) -> int:

@@ -4,6 +4,7 @@ The guard changes these objects only by the records in voxtral_serve.patches.liv
 """
 
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from fractions import Fraction
@@ -13,14 +14,18 @@ from typing import Any, NamedTuple
 from voxtral_serve import keys, logs, shims
 from voxtral_serve.audio.decode import Bounds
 from voxtral_serve.audio.speech import Detector
+from voxtral_serve.engine.clip_length import OPTION as POSITIONS
 from voxtral_serve.engine.clip_length import ClipLength, clip_positions
+from voxtral_serve.engine.keywords import PhraseTokens, usable
 from voxtral_serve.engine.names import ENCODE_ONCE, REALTIME
-from voxtral_serve.engine.session import OPTION, SessionShape
+from voxtral_serve.engine.session import LEAST_UPLOAD_S, OPTION, UPLOAD_DELAY, SessionShape, has_delays
 from voxtral_serve.guard import access
 from voxtral_serve.guard.about import about
 from voxtral_serve.guard.budget import Budget
 from voxtral_serve.guard.decoders import Decoders
+from voxtral_serve.guard.fields import DIARIZER
 from voxtral_serve.guard.keyring import KeyRing
+from voxtral_serve.guard.labeller import Labeller, unlabelled
 from voxtral_serve.guard.limits import LIMITS, OpenLimits, Rules, most_in_flight
 from voxtral_serve.guard.live.cuts import ContextError
 from voxtral_serve.guard.live.link import Engine
@@ -36,6 +41,7 @@ from voxtral_serve.patches.live_server import (
     HeaderLimit,
     NoCompression,
 )
+from voxtral_serve.transcript import language
 from voxtral_serve.transcript.words import TokenStream
 
 # What uvicorn writes of each WebSocket, beside the guard's own line, with the query of its URL
@@ -60,6 +66,7 @@ class ServerFacts(NamedTuple):
     sessions        live sessions of the encode-once model; None where the server has none of its own
     about           what GET /v1/server says
     keys            those of VOXTRAL_SERVE_KEYS; None if it is not set
+    labeller        of speakers; None where it cannot be had
     """
 
     rules: Rules
@@ -77,6 +84,7 @@ class ServerFacts(NamedTuple):
     sessions: LiveService | None = None
     about: Mapping[str, Any] = MappingProxyType({})
     keys: KeyRing | None = None
+    labeller: Labeller | None = None
 
     @property
     def stopping(self) -> bool:
@@ -86,6 +94,8 @@ class ServerFacts(NamedTuple):
     async def aclose(self) -> None:
         """End what runs beside the server's process."""
         await self.decoders.aclose()
+        if self.labeller is not None:
+            await self.labeller.aclose()
 
     def watches(self) -> Iterator[Coroutine[Any, Any, None]]:
         """What runs for as long as the server does."""
@@ -136,7 +146,7 @@ def _attach_transcription(state: Any, threads: Executor) -> ServerFacts:
 def read_facts(state: Any, threads: Executor) -> ServerFacts:
     """What vLLM's live objects say, the detector of speech, which it loads, and the file of keys.
 
-    Raises KeysError, AttributeError or another error if vLLM is not as expected.
+    Raises KeysError, ImportError, AttributeError or another error if vLLM is not as expected.
     """
     engine = state.engine_client
     config = engine.vllm_config
@@ -152,9 +162,15 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
     all_in_flight = most_in_flight(config)
     processes = config.parallel_config._api_process_count
     in_flight = -(-all_in_flight // processes)
-    rules = Rules(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can)
+    rules = Rules(
+        *(LIMITS.file_bytes, LIMITS.bounds, chat_bounds, rate, LIMITS.hosts, piece_s, realtime, can),
+        *(unlabelled(realtime), *_delays(engine), _phrases(engine)),
+    )
+    _check_delay(rules, clip_positions(config.model_config))
     detector = Detector()
-    sessions = _sessions(state, detector)
+    labeller = Labeller.of_environment(in_flight) if rules.unlabelled is None else None
+    language.check()
+    sessions = _sessions(state, detector, labeller, rules)
     names = [each.name for each in state.openai_serving_models.base_model_paths]
     return ServerFacts(
         rules=rules,
@@ -171,6 +187,7 @@ def read_facts(state: Any, threads: Executor) -> ServerFacts:
         open=OpenLimits.of_process(processes, rules.chat_bytes),
         sessions=sessions,
         keys=access.ring(state, processes),
+        labeller=labeller,
         about=about(names, rules, LIMITS, all_in_flight, _options(config)[OPTION] if sessions is not None else None),
     )
 
@@ -180,7 +197,36 @@ def _options(config: Any) -> Mapping[str, Any]:
     return config.additional_config if isinstance(config.additional_config, dict) else {}
 
 
-def _sessions(state: Any, detector: Detector) -> LiveService | None:
+def _delays(engine: Any) -> tuple[SessionShape | None, int | None]:
+    """`shape` and `delay_ms` of Rules."""
+    options = _options(engine.vllm_config)
+    if engine.vllm_config.model_config.architecture != ENCODE_ONCE or not has_delays(options):
+        return None, None
+    shape = SessionShape.of(engine.input_processor.tokenizer.instruct.audio_encoder.audio_config)
+    return shape, options.get(UPLOAD_DELAY)
+
+
+def _check_delay(rules: Rules, positions: int) -> None:
+    """Raises ContextError for a delay of uploads whose padding has no room in their positions."""
+    if rules.shape is None or rules.delay_ms is None:
+        return
+    shape = rules.shape.with_delay_ms(rules.delay_ms)
+    if rules.longest_s(shape) < LEAST_UPLOAD_S:
+        needed = math.ceil(LEAST_UPLOAD_S * shape.rate_hz / shape.samples) + shape.left + shape.right
+        raise ContextError(
+            f"{UPLOAD_DELAY} is {rules.delay_ms}, and uploads have {positions} positions: expected at least {needed}. "
+            f"Raise max_model_len or {POSITIONS}, or lower {UPLOAD_DELAY}"
+        )
+
+
+def _phrases(engine: Any) -> PhraseTokens | None:
+    """`phrases` of Rules."""
+    if engine.vllm_config.model_config.architecture != ENCODE_ONCE or not usable(engine.vllm_config):
+        return None
+    return PhraseTokens.of_tokenizer(engine.input_processor.tokenizer)
+
+
+def _sessions(state: Any, detector: Detector, labeller: Labeller | None, rules: Rules) -> LiveService | None:
     engine = state.engine_client
     config = engine.vllm_config
     if config.model_config.architecture != ENCODE_ONCE or not _options(config).get(OPTION):
@@ -191,13 +237,16 @@ def _sessions(state: Any, detector: Detector) -> LiveService | None:
         Engine.of_vllm(engine),
         shape,
         detector,
-        models.is_base_model,
+        lambda name: name != DIARIZER and models.is_base_model(name),  # which asks for speakers as soon as they speak
         LIMITS.live_idle_s,
         LIMITS.live_backlog_s,
         models.base_model_paths[0].name,
         TokenStream.of_tokenizer(engine.input_processor.tokenizer),
         LIMITS.live_session_s,
         most_sockets(_options(config)[OPTION]),
+        labeller,
+        rules.unlabelled,
+        rules.phrases,
     )
     service.voices.prepare()
     return service

@@ -17,6 +17,7 @@ STAGES = {
     "encoder": "the audio is encoded and the prompt computed, to the first token",
     "steps": "the other tokens",
     "engine": "instead of the last four, if vLLM does not measure them (`disable_log_stats`)",
+    "speakers": "the last tokens come from the engine, and speakers are labelled, for a request that asks for them",
     "text": "the last tokens come from the engine, and the answer is written",
 }
 
@@ -52,8 +53,8 @@ class UploadTiming:
         self._engine: EngineTimes | None = None
 
     def end(self, stage: str) -> None:
-        """The stage ends now; `text` after all others."""
-        if self._engine is not None and stage == "text":
+        """The stage ends now; `speakers` and `text` after all others."""
+        if self._engine is not None and stage in ("speakers", "text"):
             self._ends |= self._of_engine(self._engine) | {"steps": self._engine.last}
             self._engine = None
         self._ends[stage] = time.monotonic()

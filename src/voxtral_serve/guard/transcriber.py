@@ -13,6 +13,8 @@ from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from voxtral_serve.audio.level import raised
+from voxtral_serve.engine.keywords import KEYWORDS
+from voxtral_serve.engine.session import DELAY
 from voxtral_serve.guard.errors import RefusedError
 from voxtral_serve.guard.fields import Sampling, TranscriptRequest
 from voxtral_serve.guard.pieces import ClipPieces
@@ -187,16 +189,17 @@ class Transcriber:
         from vllm.config.speech_to_text import SpeechToTextParams
 
         speech = self.tasks[request.form.task]
-        return speech.model.get_generation_prompt(
-            SpeechToTextParams(
-                audio=raised(audio.clip_of(number)).samples,
-                stt_config=speech.config,
-                model_config=self.client.vllm_config.model_config,
-                language=language,
-                task_type=request.form.task,
-                request_prompt=request.prompt,
-            )
+        params = SpeechToTextParams(
+            audio=raised(audio.clip_of(number)).samples,
+            stt_config=speech.config,
+            model_config=self.client.vllm_config.model_config,
+            language=language,
+            task_type=request.form.task,
+            request_prompt=request.prompt,
         )
+        if request.shape is not None:  # the encode-once model has such prompts
+            return speech.model.prompt_with_delay(params, request.shape.delay_ms)
+        return speech.model.get_generation_prompt(params)
 
     def _audio_tokens(self, speech: SpeechTask, audio: ClipPieces, number: int) -> int:
         """Tokens of a piece's audio that are no tokens of its prompt, as vLLM counts them."""
@@ -215,6 +218,7 @@ class Transcriber:
                 values[name] = speech.defaults.get(name, value)
         # vLLM's own default is 16 tokens.
         context = self.client.vllm_config.model_config.max_model_len
+        extra = {DELAY: request.shape and request.shape.delay, KEYWORDS: request.keywords}
         most = (context, given.max_completion_tokens, speech.defaults.get("max_tokens"))
         return SamplingParams(
             temperature=given.temperature or 0.0,
@@ -223,6 +227,8 @@ class Transcriber:
             presence_penalty=given.presence_penalty or 0.0,
             max_tokens=min(number for number in most if number is not None),
             logprobs=0 if request.logprobs else None,  # 0: only that of the sampled token
+            flat_logprobs=True,  # lists of numbers instead of an object for each token
+            extra_args={name: value for name, value in extra.items() if value is not None} or None,
             output_kind=RequestOutputKind.DELTA if request.streamed else RequestOutputKind.FINAL_ONLY,
             **values,
         )

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from voxtral_serve.audio.decode import Clip
+from voxtral_serve.audio.decode import NO_CHANNEL, SEPARATE, Clip
 from voxtral_serve.guard import asgi, chat, fields, form, page, pieces
-from voxtral_serve.guard.answer import answered, naming
+from voxtral_serve.guard.answer import answered, naming, unlabelled
 from voxtral_serve.guard.asgi import Message, Receive, Send
 from voxtral_serve.guard.budget import Reservation
-from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.errors import RefusedError, refusing
 from voxtral_serve.guard.keyring import CHECK_S, IN_FLIGHT, LIVE, KeyAudio
+from voxtral_serve.guard.labeller import KnownVoice, LabelError, Labels, no_labels
 from voxtral_serve.guard.limits import LIMITS
 from voxtral_serve.guard.live import handshake, whole_clips
 from voxtral_serve.guard.live.endings import LATER, POLICY, REFUSED, Ending
@@ -24,6 +25,7 @@ from voxtral_serve.guard.request import MODELS, SERVER, Frontend, Request
 from voxtral_serve.guard.server import ServerFacts
 from voxtral_serve.guard.timing import HEADER, UploadTiming
 from voxtral_serve.patches.live_server import ClientWatch
+from voxtral_serve.speakers.known import LONGEST_S, KnownSpeakerError, check_clip
 
 KEYLESS = frozenset({"/health", "/load", "/metrics", "/ping", "/version"})
 READ: dict[str, tuple[str, ...]] = dict.fromkeys((*sorted(KEYLESS), MODELS), ("GET",)) | {"/ping": ("GET", "POST")}
@@ -206,26 +208,113 @@ class TranscriptionRequest(Request):
                     read = functools.partial(_read_form, body, content_type, task, facts)
                     request, file = await asyncio.get_running_loop().run_in_executor(self.guard.threads, read)
                     del body, read  # the decoder releases `file`, the last view of it
-                    last = await self._transcribe(request, file, facts, held)
+                    known, request = [*request.known], request._replace(known=())
+                    last = await self._transcribe(request, file, known, facts, held)
                     self.timing.end("text")
                 for message in last:
                     await self.send(message)
 
     async def _transcribe(
-        self, request: fields.TranscriptRequest, file: Any, facts: ServerFacts, held: Reservation
+        self,
+        request: fields.TranscriptRequest,
+        file: Any,
+        known: list[fields.KnownSpeaker],
+        facts: ServerFacts,
+        held: Reservation,
     ) -> list[Message]:
-        """The messages that end the answer to an upload; those before are sent. Raises RefusedError."""
+        """The messages that end the answer to an upload; those before are sent. `known` is emptied.
+
+        Raises RefusedError.
+        """
         language = facts.transcriber.check(request)
-        clip = await facts.decoders.decode(file, facts.rules.bounds, facts.rules.rate, "file", held)
-        self.timing.end("decode")
-        audio = await asyncio.get_running_loop().run_in_executor(
-            self.guard.threads, pieces.split, clip, request.form.name, facts.rules, facts.detector
-        )
-        self.timing.end("speech")
-        await self._accept(facts, clip.seconds, "upload")
-        return await answered(
-            facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing
-        )
+        async with contextlib.AsyncExitStack() as work:
+            labels = await self._place_for_labels(request, facts, work)
+            if labels is not None:
+                known.clear()
+            voices = await self._known_voices(known, facts, held)
+            clips = await self._clips(request, file, facts, held)
+            self.timing.end("decode")
+            parts = [
+                await asyncio.get_running_loop().run_in_executor(
+                    self.guard.threads,
+                    pieces.split,
+                    *(clip, request.form.with_times, facts.rules, facts.detector),
+                    request.form.speakers and labels is None,
+                    request.shape,
+                )
+                for clip in clips
+            ]
+            audio, clip = pieces.joined(parts) if request.form.channels else parts[0], clips[0]
+            self.timing.end("speech")
+            heard = [*clips, *(voice.clip for voice in voices)]
+            await self._accept(facts, sum(each.seconds for each in heard), "upload")
+            if request.form.speakers and labels is None and not audio.silent:
+                assert facts.labeller is not None  # as `rules.unlabelled` is None
+                labels = await work.enter_async_context(
+                    facts.labeller.listening(clip, audio.speech, request.number, voices)
+                )
+            return await answered(
+                facts.transcriber, request, audio, language, facts.stream, self.id, self.send, self.timing, labels
+            )
+
+    async def _clips(
+        self, request: fields.TranscriptRequest, file: bytes | memoryview, facts: ServerFacts, held: Reservation
+    ) -> list[Clip]:
+        """The decoded file; each of its channels, if they are to be separate. Raises RefusedError."""
+        bounds, decode = facts.rules.bounds, functools.partial(facts.decoders.decode, file)
+        if not request.form.channels:
+            return [await decode(bounds, facts.rules.rate, "file", held)]
+        clips: list[Clip] = []
+        try:
+            for channel in range(SEPARATE):
+                within = bounds._replace(
+                    seconds=bounds.seconds / (channel + 1),
+                    because=f"{bounds.because}, of all channels together",
+                    most_bytes=bounds.most_bytes // (channel + 1),
+                )
+                clips.append(await decode(within, facts.rules.rate, "file", held, last=False, channel=channel))
+        except RefusedError as error:
+            if error.code != NO_CHANNEL:
+                raise
+        if isinstance(file, memoryview):
+            file.release()
+        held.drop_body()
+        return clips
+
+    async def _known_voices(
+        self, known: list[fields.KnownSpeaker], facts: ServerFacts, held: Reservation
+    ) -> list[KnownVoice]:
+        """The clips of known speakers, decoded and checked; `known` is emptied. Raises RefusedError."""
+        bounds = facts.rules.bounds._replace(seconds=Fraction(LONGEST_S), because="as a clip of a known speaker")
+        voices = []
+        while known:
+            name, audio, where = known.pop(0)
+            clip = await facts.decoders.decode(audio, bounds, facts.rules.rate, where, held, last=False)
+            speech = await asyncio.get_running_loop().run_in_executor(
+                self.guard.threads, facts.detector.stretches, clip
+            )
+            with refusing(KnownSpeakerError, where):
+                check_clip(name, clip.seconds, speech)
+            voices.append(KnownVoice(name, clip, speech, where))
+        return voices
+
+    async def _place_for_labels(
+        self, request: fields.TranscriptRequest, facts: ServerFacts, work: contextlib.AsyncExitStack
+    ) -> Labels | None:
+        """Take a place among the requests that ask for speakers, until `work` ends, if this one asks for them.
+
+        Returns labels that fail if there is none and the request does not need them. Raises RefusedError.
+        """
+        if not request.form.speakers:
+            return None
+        assert facts.labeller is not None
+        try:
+            await work.enter_async_context(facts.labeller.place())
+        except LabelError as error:
+            if not request.optional:
+                raise unlabelled(error) from error
+            return no_labels(error)
+        return None
 
     async def _accept(self, facts: ServerFacts, seconds: float, kind: str) -> None:
         """Count the audio before vLLM gets it. Raises RefusedError if the key has not so much left."""

@@ -107,7 +107,9 @@ def _words(place: Schema) -> str:
         return f"one of {', '.join(map(str, place['enum']))}"
     kind = place.get("type")
     if kind in ("integer", "number"):
-        return ("a whole number" if kind == "integer" else "a number") + _range(place)
+        step = place.get("multipleOf")
+        words = f"a multiple of {step}" if step else "a whole number" if kind == "integer" else "a number"
+        return words + _range(place)
     if kind == "string":
         least, most = place.get("minLength"), place.get("maxLength")
         return f"text of {least or 'at most'}{' to' if least else ''} {most:,} characters" if most else "text"

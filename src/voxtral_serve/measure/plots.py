@@ -140,6 +140,23 @@ def bars(groups: Sequence[dict[str, Any]]) -> Element:
     return tag("div", picture)
 
 
+def reliability(points: Sequence[tuple[float, int, int]]) -> Element:
+    """The share of (mean probability, right, of how many) with its 95 % interval (Wilson 1927), and where it is
+    equal to the probability, dashed."""
+    x, y = _linear(0, 1, LEFT, WIDTH - RIGHT), _linear(0, 1, HEIGHT - BOTTOM, TOP)
+    ticks = [(tenth / 5, f"{tenth / 5:g}") for tenth in range(6)]
+    picture = _frame(x, ticks, y, ticks, "probability", "right")
+    equal = f"M{_short(x(0))} {_short(y(0))}L{_short(x(1))} {_short(y(1))}"
+    picture.append(tag("path", d=equal, class_="line dashed"))
+    for probability, right, count in points:
+        low, high = _wilson(right, count)
+        bar = f"M{_short(x(probability))} {_short(y(low))}V{_short(y(high))}"
+        picture.append(tag("path", d=bar, class_="line thin s0"))
+        said = f"{right} of {count} words are right at a mean probability of {probability:.2f}"
+        picture.append(_dot(x(probability), y(right / count), 0, said))
+    return picture
+
+
 # ---- Rows of bars
 
 
@@ -242,6 +259,11 @@ def _with_legend(picture: Element, names: Sequence[str]) -> Element:
 
 def _colour(number: int) -> str:
     return f"s{number % COLOURS}" + (" dashed" if number >= COLOURS else "")
+
+
+def _wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    middle, width = right + z * z / 2, z * math.sqrt(right * (count - right) / count + z * z / 4)
+    return (middle - width) / (count + z * z), (middle + width) / (count + z * z)
 
 
 # ---- Scales

@@ -83,6 +83,7 @@ class Answer(Attempt):
     text    the transcript; None unless the request completed
     pieces  (arrival, text) of each piece of text that is not empty; None where the transcript came whole
     stages  milliseconds of each part of the server's work, as its header Server-Timing says; None without one
+    ignored  the request's fields without effect, as the guard's header x-voxtral-ignored names them
     """
 
     reason: str = ""
@@ -91,6 +92,7 @@ class Answer(Attempt):
     text: str | None = None
     pieces: list[tuple[float, str]] | None = None
     stages: dict[str, float] | None = None
+    ignored: tuple[str, ...] = ()
 
 
 Sent = TypeVar("Sent", bound=Attempt)
@@ -181,6 +183,8 @@ class Server:
         def take(response: requests.Response) -> None:
             answer.kind, answer.reason = response.headers.get("Content-Type", "none"), response.reason
             answer.stages = _stages(response.headers.get("Server-Timing", ""))
+            names = response.headers.get("x-voxtral-ignored", "").split(",")
+            answer.ignored = tuple(filter(None, map(str.strip, names)))
             if streamed and answer.status == 200 and answer.kind.startswith("text/event-stream"):
                 answer.text, answer.pieces, answer.end = sse.read(response.raw.read1, chat)
                 return

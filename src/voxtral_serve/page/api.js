@@ -14,6 +14,7 @@ export const key = {
 // "waiting": a request waits before it is sent again (detail: {error, seconds}).
 export const events = new EventTarget();
 
+export const NO_LABELS = "no_speaker_labels"; // code of a 503, which says nothing of the server as a whole
 const AGAIN = new Set([0, 429, 502, 503, 504]); // statuses that can pass; 0 is a connection that failed
 const KEEP_TRYING_S = 600; // a server that is started again may load and compile for minutes
 const LONGEST_WAIT_S = 30;
@@ -60,7 +61,8 @@ export function errorOf(status, body, retryAfter = null) {
     // a proxy's page
   }
   const said = typeof error.message === "string" ? sentence(error.message) : "";
-  const advice = ADVICE[status] ?? (said ? "" : `The server answered with status ${status}.`);
+  const own = error.code === NO_LABELS; // its message says what to do
+  const advice = own ? "" : (ADVICE[status] ?? (said ? "" : `The server answered with status ${status}.`));
   const seconds = Number.parseFloat(retryAfter);
   if (status === 401) events.dispatchEvent(new CustomEvent("unauthorized"));
   const message = [said, advice].filter(Boolean).join(" ");

@@ -3,6 +3,7 @@
 import { ApiError, resending } from "./api.js";
 import { button, clock, element, size } from "./elements.js";
 import { Player } from "./player.js";
+import { names } from "./speakers.js";
 import { transcribe } from "./transcribe.js";
 import { FORMATS } from "./transcript.js";
 import { Words } from "./words.js";
@@ -11,10 +12,10 @@ const ANNOUNCE_MS = 3000; // how often a screen reader is told new words
 
 let cards = 0; // so far
 
-// `queue` runs its request when it is its turn.
+// `queue` runs its request when it is its turn; `speakers` is a value of speakers.js.
 export class Card {
-  constructor(file, context, queue) {
-    Object.assign(this, { file, context, queue });
+  constructor(file, context, queue, speakers) {
+    Object.assign(this, { file, context, queue, speakers });
     this.transcript = this.player = this.aborter = this.failed = null;
     this.announced = 0; // when a screen reader was told words
     this.unsaid = "";
@@ -65,7 +66,7 @@ export class Card {
     await this.#check(facts.limits.file_bytes);
     const uploaded = (share) => this.#upload(share);
     const text = (all, delta) => this.#write(all, delta);
-    return transcribe(this.file, facts, signal, { uploaded, text, waiting });
+    return transcribe(this.file, facts, this.speakers, signal, { uploaded, text, waiting });
   }
 
   // Throws ApiError for a file that need not be sent.
@@ -133,9 +134,10 @@ export class Card {
   }
 
   #done() {
-    const { content, units } = this.transcript;
+    const { content, units, speakers } = this.transcript;
     const found = units.length ? counted(content.text) : "no speech was found.";
-    this.#show(`${clock(content.duration)}, ${found}`);
+    const unlabelled = this.speakers && units.length && !speakers.length ? " without labels of speakers" : "";
+    this.#show(`${clock(content.duration)}, ${found}${unlabelled}`);
     this.draft.hidden = true;
     this.context.announce(`${this.unsaid} ${this.file.name}: done, ${found}`);
     this.#fill();
@@ -150,11 +152,16 @@ export class Card {
     player.addEventListener("time", ({ detail: { seconds, playing } }) => {
       words.light(seconds || playing ? seconds : null, playing);
     });
-    this.result.append(player.element, words.element, this.#tools(words));
+    const voices = names(this.transcript);
+    voices.addEventListener("change", () => {
+      words.refresh();
+      words.dispatchEvent(new Event("edited"));
+    });
+    this.result.append(player.element, voices, words.element, this.#tools(words, voices));
     this.result.hidden = false;
   }
 
-  #tools(words) {
+  #tools(words, voices) {
     const edit = button("Edit words", () => toggle(), {
       "aria-pressed": "false",
       title: "A click edits a word. Without it: double-click, or F2.",
@@ -167,6 +174,7 @@ export class Card {
     const undo = () => {
       this.transcript.revert();
       words.refresh();
+      voices.refresh();
       revert.disabled = true;
     };
     words.addEventListener("edited", () => (revert.disabled = !this.transcript.edited));

@@ -2,6 +2,7 @@
 
 import { Card } from "./card.js";
 import { duration, element, size } from "./elements.js";
+import * as speakers from "./speakers.js";
 
 const AT_ONCE = 2; // files that are on their way
 const OPEN = 3; // cards that open by themselves; further ones are opened by the user
@@ -27,10 +28,11 @@ export function start(section, context) {
     limits,
   );
   input.setAttribute("aria-describedby", "file-limits");
-  section.append(element("h2", { class: "unseen" }, "Files"), drop, list);
+  const choice = speakers.choice(context.server);
+  section.append(element("h2", { class: "unseen" }, "Files"), drop, choice, list);
   const add = (files) => {
     for (const file of files) {
-      const card = new Card(file, context, queue);
+      const card = new Card(file, context, queue, choice.value);
       list.append(card.element);
       card.open(list.children.length <= OPEN);
       card.send();

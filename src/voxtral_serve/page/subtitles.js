@@ -1,5 +1,6 @@
-// Subtitle files as the server writes them, from segments {start, end, text} with seconds. The server's own are made by
-// src/voxtral_serve/transcript/subtitles.py; tests require that both are equal to the byte.
+// Subtitle files as the server writes them, from segments {start, end, text, speaker} with seconds; a segment may have
+// no speaker. The server's own are made by src/voxtral_serve/transcript/subtitles.py; tests require that both are equal
+// to the byte.
 
 const LINE = 42; // characters
 
@@ -49,18 +50,25 @@ function stamp(seconds, mark) {
   return `${time.join(":")}${mark}${pad(rest % 1000, 3)}`;
 }
 
+export function said({ speaker, text }) {
+  return speaker ? `${speaker}: ${text}` : text;
+}
+
+// SubRip has no escapes: a name loses what may be markup.
 export function srt(segments) {
   return segments
-    .map(({ start, end, text }, index) => {
-      return `${index + 1}\n${stamp(start, ",")} --> ${stamp(end, ",")}\n${lines(text).join("\n")}\n\n`;
+    .map(({ text, start, end, speaker }, index) => {
+      const spoken = lines(said({ text, speaker: speaker?.replace(/[<>{}\\]/g, "") })).join("\n");
+      return `${index + 1}\n${stamp(start, ",")} --> ${stamp(end, ",")}\n${spoken}\n\n`;
     })
     .join("");
 }
 
 export function vtt(segments) {
   const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-  const cues = segments.map(({ start, end, text }) => {
-    return `${stamp(start, ".")} --> ${stamp(end, ".")}\n${escaped(lines(text).join("\n"))}\n\n`;
+  const cues = segments.map((segment) => {
+    const { start, end } = segment;
+    return `${stamp(start, ".")} --> ${stamp(end, ".")}\n${escaped(lines(said(segment)).join("\n"))}\n\n`;
   });
   return `WEBVTT\n\n${cues.join("")}`;
 }

@@ -1,41 +1,50 @@
 // One file's request: its upload, its text as it is made, and its transcript at the end.
 
-import { ApiError, authorization, errorOf, resending, url } from "./api.js";
+import { ApiError, authorization, errorOf, NO_LABELS, resending, url } from "./api.js";
 import { Transcript } from "./transcript.js";
 
 const PATH = "v1/audio/transcriptions";
 // guard/answer.py: the last event is the verbose_json with this at its beginning.
 const DONE = '{"type": "transcript.text.done", ';
+const LABELS_MS = 120_000; // that labels are waited for, from the first error; then the text comes without them
 
-// Resolves to a Transcript. `facts` is the server's v1/server. Functions of `told`, all optional:
+// Resolves to a Transcript. `facts` is the server's v1/server, `speakers` a value of speakers.js. Functions of `told`,
+// all optional:
 //   uploaded(share)        0 to 1
 //   text(text, delta)      all of the text so far, and what is new; ("", "") where the request is sent again
 //   waiting(error, s)      the server is busy or away: the request is sent again in s seconds
 // Rejects with ApiError, or with what `signal` was aborted with.
-export function transcribe(file, facts, signal, told = {}) {
+export function transcribe(file, facts, speakers, signal, told = {}) {
+  let unlabelled = null; // when the server first had no labels
   const attempt = async () => {
+    const late = unlabelled !== null && performance.now() - unlabelled > LABELS_MS;
     told.uploaded?.(0);
     told.text?.("", "");
     const events = new Events(told);
     await post(
-      form(file, facts),
+      form(file, facts, speakers, late ? "optional" : "true"),
       signal,
       (share) => told.uploaded?.(share),
       (received) => events.read(received),
-    );
+    ).catch((error) => {
+      if (error.code === NO_LABELS) unlabelled ??= performance.now();
+      throw error;
+    });
     if (events.done === null) throw new ApiError(0, "The connection ended before the text was complete.");
     return new Transcript(events.done);
   };
   return resending(attempt, { signal, waiting: told.waiting });
 }
 
-function form(file, facts) {
+function form(file, facts, speakers, diarize) {
   const made = new FormData();
   made.append("model", facts.models[0]);
   made.append("response_format", "verbose_json");
   for (const each of facts.capabilities.word_times ? ["word", "segment"] : ["segment"]) {
     made.append("timestamp_granularities[]", each);
   }
+  if (speakers) made.append("diarize", diarize);
+  if (Number(speakers)) made.append("num_speakers", speakers);
   made.append("stream", "true");
   made.append("file", file, "audio"); // the file's name stays here
   return made;
@@ -97,8 +106,8 @@ class Events {
   #event(data) {
     const event = JSON.parse(data);
     if (event.error) {
-      const status = Number.isInteger(event.error.code) ? event.error.code : 500;
-      throw errorOf(status, data);
+      const { code } = event.error;
+      throw errorOf(Number.isInteger(code) ? code : code === NO_LABELS ? 503 : 500, data);
     }
     if (event.type === "transcript.text.delta") {
       this.text += event.delta;

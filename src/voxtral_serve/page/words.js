@@ -2,6 +2,7 @@
 // key; arrows go from one to the next.
 
 import { clock, element } from "./elements.js";
+import { tint } from "./speakers.js";
 
 // Events: "play", with the second to play from; "edited".
 export class Words extends EventTarget {
@@ -11,6 +12,7 @@ export class Words extends EventTarget {
     this.editing = false; // whether a click edits
     this.heard = -1;
     this.spans = transcript.units.map((each, index) => this.#span(each, index));
+    this.turns = []; // {element, heading, speaker}
     const hint = "Words of the transcript. Arrow keys move, Enter plays a word, F2 edits it.";
     this.element = element("div", { class: "words", role: "group", "aria-label": hint }, ...this.#paragraphs());
     this.element.addEventListener("click", (event) => this.#click(event));
@@ -46,7 +48,27 @@ export class Words extends EventTarget {
       return element("p", {}, element("span", { class: "at muted", "aria-hidden": "true" }, clock(segment.start)));
     });
     for (const [index, each] of units.entries()) paragraphs[each.segment].append(" ", this.spans[index]);
-    return paragraphs;
+    return this.transcript.speakers.length ? this.#turns(paragraphs) : paragraphs;
+  }
+
+  // Those of one speaker after the other, each with the name above.
+  #turns(paragraphs) {
+    for (const [number, { speaker }] of this.transcript.content.segments.entries()) {
+      if (this.turns.at(-1)?.speaker !== speaker) {
+        const heading = element("p", { class: "who" });
+        this.turns.push({ element: element("div", { class: "turn" }, heading), heading, speaker });
+      }
+      this.turns.at(-1).element.append(paragraphs[number]);
+    }
+    this.#name();
+    return this.turns.map((turn) => turn.element);
+  }
+
+  #name() {
+    for (const turn of this.turns) {
+      turn.heading.textContent = this.transcript.name(turn.speaker);
+      tint(turn.element, this.transcript, turn.speaker);
+    }
   }
 
   #index(target) {
@@ -134,6 +156,7 @@ export class Words extends EventTarget {
   // After the transcript was changed from elsewhere.
   refresh() {
     for (const [index, span] of this.spans.entries()) this.#write(span, this.transcript.units[index]);
+    this.#name();
   }
 
   // Lights the word that sounds at `seconds`; none where `seconds` is null.

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from voxtral_serve.engine import names, session
 from voxtral_serve.engine.clip_length import OPTION, ClipLength, clip_positions
-from voxtral_serve.engine.session import NAME, SESSION
+from voxtral_serve.engine.session import NAME, SESSION, SessionShape
 from voxtral_serve.shims import Patch
 
 
@@ -81,6 +81,7 @@ class ClipEnd(Patch):
                     refuse_beyond_context(self, clip.length)
             request = stock(self, *args, **kwargs)
             refuse_without_audio(self, request)
+            refuse_other_delay(self, request)
             end_with_clip(self, request)
             return request
 
@@ -136,6 +137,26 @@ def refuse_without_audio(processor: Any, request: Any) -> None:
     live = isinstance(options, dict) and options.get(session.OPTION)
     if request.mm_features or not live or not isinstance(name, str) or not NAME.fullmatch(name):
         raise VLLMValidationError(f"{SESSION} is an option of the server itself: expected a request without it")
+
+
+def refuse_other_delay(processor: Any, request: Any) -> None:
+    """Raise vLLM's error for status 400 if a request names a delay (session.DELAY) that the model has not been made
+    for, or that its prompt has not."""
+    from vllm.exceptions import VLLMValidationError
+
+    delay = session.upload_delay(request.sampling_params)
+    if delay is None:
+        return
+    possible = processor.model_config.architecture == names.ENCODE_ONCE and session.has_delays(
+        processor.vllm_config.additional_config
+    )
+    if possible and request.mm_features and type(delay) is int and delay in session.DELAYS:
+        shape = SessionShape.of(processor.tokenizer.instruct.audio_encoder.audio_config)
+        possible = len(request.prompt_token_ids or ()) == shape.with_delay(delay).prompt
+    else:
+        possible = False
+    if not possible:
+        raise VLLMValidationError(f"{session.DELAY} is an option of the server itself: expected a request without it")
 
 
 def end_with_clip(processor: Any, request: Any) -> None:

@@ -12,20 +12,25 @@ if TYPE_CHECKING:
 LINE, LINES = 42, 2  # characters and lines, the usual limits of subtitles
 LONGEST_S = 7.0
 SENTENCE = re.compile(r"[.?!]$")
+MARKUP = re.compile(r"[<>{}\\]")  # of SubRip, which has no escapes
 
 
 class Segment(NamedTuple):
-    """Text with its start and end in seconds from the clip's beginning."""
+    """Text with its start and end in seconds from the clip's beginning. `speaker` is that of its words, and
+    `avg_logprob` the mean of the logprobs of their tokens; None where they are not known."""
 
     text: str
     start: float
     end: float
+    speaker: str | None = None
+    avg_logprob: float | None = None
 
 
 def grouped(timed: "Iterable[Word]") -> "list[list[Word]]":
     """The words of each segment.
 
-    A segment ends with a sentence, and before it would need more than LINES or last longer than LONGEST_S.
+    A segment ends with a sentence, where the speaker changes, and before it would need more than LINES or last longer
+    than LONGEST_S.
     """
     groups: list[list[Word]] = []
     text = ""  # of the last group
@@ -34,11 +39,12 @@ def grouped(timed: "Iterable[Word]") -> "list[list[Word]]":
         if (
             not groups
             or SENTENCE.search(text)
+            or word.speaker != groups[-1][-1].speaker
             or word.end - groups[-1][0].start > LONGEST_S
             or len(textwrap.wrap(longer, LINE)) > LINES
         ):
             groups.append([word])
-            text = word.text
+            text = said(word.speaker, word.text)
         else:
             groups[-1].append(word)
             text = longer
@@ -47,7 +53,9 @@ def grouped(timed: "Iterable[Word]") -> "list[list[Word]]":
 
 def segment(words: "Sequence[Word]") -> Segment:
     """The segment of these words, one at least."""
-    return Segment(" ".join(word.text for word in words), words[0].start, words[-1].end)
+    logprobs = [logprob for word in words for logprob in word.logprobs]
+    average = sum(logprobs) / len(logprobs) if logprobs else None
+    return Segment(" ".join(word.text for word in words), words[0].start, words[-1].end, words[0].speaker, average)
 
 
 def segments(timed: "Iterable[Word]") -> list[Segment]:
@@ -55,8 +63,15 @@ def segments(timed: "Iterable[Word]") -> list[Segment]:
     return [segment(words) for words in grouped(timed)]
 
 
+def said(speaker: str | None, text: str) -> str:
+    """The text with its speaker before it, if there is one: `SPEAKER_1: Hello.`"""
+    return text if speaker is None else f"{speaker}: {text}"
+
+
 def cue(number: int, segment: Segment) -> str:
-    """One subtitle of a SubRip file; `number` counts from 1."""
+    """One subtitle of a SubRip file; `number` counts from 1. The name of a speaker loses what may be markup."""
+    if segment.speaker is not None:
+        segment = segment._replace(speaker=MARKUP.sub("", segment.speaker))
     return f"{number}\n{_stamp(segment.start, ',')} --> {_stamp(segment.end, ',')}\n{_lines(segment)}\n\n"
 
 
@@ -80,4 +95,4 @@ def _stamp(seconds: float, mark: str) -> str:
 
 
 def _lines(segment: Segment) -> str:
-    return "\n".join(textwrap.wrap(segment.text, LINE))
+    return "\n".join(textwrap.wrap(said(segment.speaker, segment.text), LINE))

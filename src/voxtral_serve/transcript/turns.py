@@ -135,13 +135,13 @@ def placed(found: Sequence[Word], power: np.ndarray, first: int, after: float, e
     timed: list[Word] = []
     for word in refine(near, loud_frames(power)):
         begin = max(word.start + offset, timed[-1].end if timed else after)
-        timed.append(Word(word.text, begin, max(word.end + offset, begin + LEAST_S)))
+        timed.append(word._replace(start=begin, end=max(word.end + offset, begin + LEAST_S)))
     limit = end
     for number in reversed(range(len(timed))):
         word = timed[number]
         if limit is None or word.end <= limit:
             break
         start = max(min(word.start, limit - LEAST_S), after)
-        timed[number] = Word(word.text, start, limit)
+        timed[number] = word._replace(start=start, end=limit)
         limit = start
     return timed

@@ -7,6 +7,7 @@ say when a word begins: that is the end of the word before, or the end of the pa
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,11 +21,24 @@ TAIL_S = 0.04  # the end of a word, which may be quiet
 
 
 class Word(NamedTuple):
-    """A word as it is written, without the blank before it; start and end in seconds from the clip's beginning."""
+    """A word as it is written, without the blank before it; start and end in seconds from the clip's beginning.
+
+    `speaker` is the name of who says it; None if speakers are not told apart. `logprobs` are those of its tokens:
+    natural logarithms, none where they are not known.
+    """
 
     text: str
     start: float
     end: float
+    speaker: str | None = None
+    logprobs: tuple[float, ...] = ()
+
+    @property
+    def probability(self) -> float | None:
+        """The mean of its tokens' probabilities, from 0 to 1, as `probability` of faster-whisper's words
+        (https://github.com/SYSTRAN/faster-whisper, `find_alignment` in transcribe.py). None where they are not known.
+        """
+        return sum(map(math.exp, self.logprobs)) / len(self.logprobs) if self.logprobs else None
 
 
 class TokenStream(NamedTuple):
@@ -54,16 +68,18 @@ def _decode(text: Any, tokens: list[int]) -> str:
 
 
 class WrittenWord(NamedTuple):
-    """A word, and the numbers of the token from which it is written and of that at which it had ended."""
+    """A word, and the numbers of the token from which it is written, of that at which it had ended, and of those with
+    its bytes, so of no special token."""
 
     text: str
     first: int
     ended: int
+    content: tuple[int, ...]
 
 
 def written_words(tokens: Sequence[int], stream: TokenStream) -> list[WrittenWord]:
     """The words of generated tokens. The last one may lack its end."""
-    groups: list[tuple[int, list[int]]] = []  # the number of the token at which a word ended, and the word's tokens
+    groups: list[tuple[int, list[int]]] = []  # numbers of the token at which a word ended, and of the word's tokens
     inside = False
     for number, token in enumerate(tokens):
         if token in (stream.pad, stream.word):
@@ -73,24 +89,29 @@ def written_words(tokens: Sequence[int], stream: TokenStream) -> list[WrittenWor
             # [STREAMING_WORD] came one token earlier, when the word was over.
             groups.append((number - 1 if number and tokens[number - 1] == stream.word else number, []))
             inside = True
-        groups[-1][1].append(token)
+        groups[-1][1].append(number)
     found: list[WrittenWord] = []
-    for number, ids in groups:
-        text = stream.decode(ids)
+    for number, numbers in groups:
+        text = stream.decode([tokens[each] for each in numbers])
         if not text.strip():
             continue
+        content = tuple(each for each in numbers if stream.piece(tokens[each]))
         if found and not text[0].isspace():  # the rest of the word before, such as its full stop
-            found[-1] = found[-1]._replace(text=found[-1].text + text.strip(), ended=number)
+            last = found[-1]
+            found[-1] = WrittenWord(last.text + text.strip(), last.first, number, last.content + content)
         else:
-            found.append(WrittenWord(text.strip(), number, number))
+            found.append(WrittenWord(text.strip(), number, number, content))
     return found
 
 
-def words(tokens: Sequence[int], stream: TokenStream) -> list[Word]:
-    """The words of generated tokens. Each word starts where the one before ends, the first at 0."""
+def words(tokens: Sequence[int], stream: TokenStream, logprobs: Sequence[float] = ()) -> list[Word]:
+    """The words of generated tokens, with logprobs if the tokens have them. Each word starts where the one before ends,
+    the first at 0."""
     found: list[Word] = []
     for each in written_words(tokens, stream):
-        found.append(Word(each.text, found[-1].end if found else 0.0, (each.ended + 0.5) * stream.token_s))
+        start, end = found[-1].end if found else 0.0, (each.ended + 0.5) * stream.token_s
+        own = tuple(logprobs[number] for number in each.content) if logprobs else ()
+        found.append(Word(each.text, start, end, logprobs=own))
     return found
 
 

@@ -40,6 +40,7 @@ class Clip:
             assert (file.getsampwidth(), file.getnchannels()) == (2, 1), path
             self._rate = file.getframerate()
             self._samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        self._path = path
         self.turns: list[str] = []
         self._first: float | None = None
         self._final = 0.0
@@ -65,6 +66,12 @@ class Clip:
         for end_s, piece in self._pieces(rate, silence_s):
             await asyncio.sleep(max(0.0, self._begun + end_s - time.monotonic()))
             yield piece
+
+    def file(self) -> bytes:
+        """The file, which is sent at once: it has been spoken."""
+        self._begun = time.monotonic() - len(self._samples) / self._rate
+        with open(self._path, "rb") as file:
+            return file.read()
 
     def delta(self, text: str) -> None:
         if text.strip() and self._first is None:

@@ -6,12 +6,13 @@ client, and the items of a conversation.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pybase64
 
+from voxtral_serve.engine.keywords import PhraseTokens, table
 from voxtral_serve.guard.live import commands
 from voxtral_serve.guard.live.endings import Ending
 from voxtral_serve.guard.live.events import Event, EventError
@@ -31,6 +32,8 @@ class CodecContext(NamedTuple):
     delay_ms     the delay of the text that the checkpoint was made for
     check_delay  raises ValueError for a delay in ms that a session cannot have
     rate_hz      of the session's audio, which positions in outputs count
+    unlabelled   why speakers cannot be labelled; None if they can
+    phrases      how to write custom words; None if the model cannot prefer them
     """
 
     id: str
@@ -40,6 +43,13 @@ class CodecContext(NamedTuple):
     delay_ms: int
     check_delay: Callable[[int], None]
     rate_hz: int
+    unlabelled: str | None
+    phrases: PhraseTokens | None = None
+
+    def keywords(self, phrases: Iterable[str]) -> bytes | None:
+        """The engine's table of custom words; None without any, or if the model cannot prefer them. Raises
+        KeywordError."""
+        return None if self.phrases is None else table(self.phrases, tuple(phrases))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What events of a client ask for: a codec makes commands of them, and the socket and its conversation run these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from voxtral_serve.audio.stream import StreamFormat
 from voxtral_serve.guard.live.endings import Ending
@@ -12,16 +12,24 @@ from voxtral_serve.guard.live.turns import Rule
 class Options:
     """What the settings of a client mean for its session.
 
-    form      of the audio in appends
-    delay_ms  of the text behind the audio, from the first audio on; None is the checkpoint's
-    logprobs  whether deltas have the logprobs of their tokens
-    rule      by which turns are found; None if none are
+    form       of the audio in appends
+    delay_ms   of the text behind the audio, from the first audio on; None is the checkpoint's
+    logprobs   whether deltas have the logprobs of their tokens
+    rule       by which turns are found; None if none are
+    speakers   whether speakers are labelled at the session's end, from the first audio on
+    segment_languages  whether segments have the language of the text so far
+    languages  whether the language of a turn's text is told
+    keywords   the engine's table of custom words, from the next turn on; None without any
     """
 
     form: StreamFormat
     delay_ms: int | None = None
     logprobs: bool = False
     rule: Rule | None = None
+    speakers: bool = False
+    segment_languages: bool = False
+    languages: bool = False
+    keywords: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,11 @@ from voxtral_serve.guard.live.items import TurnEnd, TurnText
 from voxtral_serve.guard.live.outputs import Output
 from voxtral_serve.guard.live.service import LiveService
 from voxtral_serve.guard.live.session import LiveSession
+from voxtral_serve.guard.live.speakers import SessionSpeakers
 from voxtral_serve.guard.live.turn_audio import TurnAudio
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, TurnSign, finder
+from voxtral_serve.transcript.language import MOST, recognised_later
+from voxtral_serve.transcript.turns import TimedSegment
 from voxtral_serve.units import MIB
 
 MOST_EARLY = 16 * MIB  # bytes of audio that wait for the command that begins their text
@@ -84,6 +87,10 @@ class Conversation:
             self.tokens += session.tokens
             self.rollovers += session.rollovers
             self.worst_lag_s = max(self.worst_lag_s, session.worst_lag_s)
+
+    def close(self) -> None:
+        """The connection is over."""
+        self.release()
 
 
 class Texts(Conversation):
@@ -172,7 +179,8 @@ class Turns(Conversation):
         self.turns: dict[int, TurnText] = {}
         self._decoder = StreamDecoder(options.form, self.rate_hz)
         self._audio: TurnAudio | None = None
-        self._has_ended = False
+        self._speakers: SessionSpeakers | None = None  # if they are labelled
+        self._is_labelling = self._has_ended = False
 
     async def run(self, command: Command) -> None:
         match command:
@@ -205,12 +213,17 @@ class Turns(Conversation):
     async def write(self, session: LiveSession) -> None:
         assert self._audio is not None
         power = self._audio.power
+        last: TurnText | None = None  # whose end waits for the speakers
         async with contextlib.aclosing(session.outputs()) as pieces:
             async for piece in pieces:
                 if isinstance(piece, TurnEnd):
-                    if piece.turn in self.turns:
-                        await self._complete(self.turns[piece.turn], session, self._audio)
-                        self.turns.pop(piece.turn)
+                    if (ended := self.turns.get(piece.turn)) is None:
+                        continue
+                    if last is not None:
+                        await self._complete(last, session, self._audio)
+                    last = ended if self._speakers is not None and session.ended else None
+                    if last is None:
+                        await self._complete(ended, session, self._audio)
                     continue
                 turn = self._turn(piece.turn, piece.start)
                 text, logprobs = turn.add(piece)
@@ -219,12 +232,21 @@ class Turns(Conversation):
                     continue
                 if text:
                     await self.say(outputs.TurnDelta(turn, text, logprobs))
-                for segment in segments:
-                    await self.say(outputs.TurnSegment(turn, segment))
+                if told := self._held(segments):
+                    language = await self._language(turn, self.options.segment_languages)
+                    for segment in told:
+                        await self.say(outputs.TurnSegment(turn, segment, language))
+        if self._speakers is not None:
+            await self._label(last, session, self._audio, self._speakers)
+
+    def close(self) -> None:
+        super().close()
+        if self._speakers is not None:
+            self._speakers.close()
 
     @property
     def awaits_text(self) -> bool:
-        return self._has_ended or any(turn.end is not None for turn in self.turns.values())
+        return self._has_ended or self._is_labelling or any(turn.end is not None for turn in self.turns.values())
 
     @property
     def unfinished(self) -> bool:
@@ -241,7 +263,7 @@ class Turns(Conversation):
             await self._hear(self._decoder.flush())
             self._decoder = StreamDecoder(options.form, self.rate_hz)
         if self._audio is not None:
-            self._audio.session.logprobs = options.logprobs
+            self._audio.session.logprobs, self._audio.session.keywords = options.logprobs, options.keywords
             if find:
                 self._find(self._audio)
 
@@ -255,6 +277,8 @@ class Turns(Conversation):
         if not pcm or (self._audio is None and not await self._begin()):
             return
         assert self._audio is not None
+        if self._speakers is not None and not self._audio.session.ended:
+            self._speakers.take(pcm)
         async for event in self._audio.feed(pcm):
             if isinstance(event, TurnSign):
                 await self.say(event)
@@ -267,9 +291,12 @@ class Turns(Conversation):
 
     async def _begin(self) -> bool:
         session = self.session = self.service.session(self.failed, delay_ms=self.options.delay_ms)
-        session.logprobs = self.options.logprobs
+        session.logprobs, session.keywords = self.options.logprobs, self.options.keywords
         if not await self.begin(session):
             return False
+        if self.options.speakers:
+            assert self.service.kept is not None  # otherwise the codec refuses them
+            self._speakers = SessionSpeakers(self.service.kept)
         self._audio = TurnAudio(session, self.service.voices)
         self._find(self._audio)
         return True
@@ -294,6 +321,7 @@ class Turns(Conversation):
         self._has_ended = True
         if self.session is not None:
             self.session.end()
+        if self._audio is not None:
             return
         self.texts += 1
         turn = self._turn(0, 0)
@@ -302,12 +330,50 @@ class Turns(Conversation):
 
     async def _complete(self, turn: TurnText, session: LiveSession, audio: TurnAudio) -> None:
         if turn.is_dropped:
-            await self.say(outputs.TurnDone(turn, [], 0))
-            return
+            done = outputs.TurnDone(turn, [], 0)
+        else:
+            segments = self._held(await self._last_segments(turn, audio))
+            prompt_tokens, language = (
+                turn.requests * session.shape.prompt,
+                await self._language(turn, self.options.languages),
+            )
+            done = outputs.TurnDone(turn, segments, prompt_tokens, language=language)
+        await self.say(done)
+        self.turns.pop(turn.number)
+
+    async def _label(
+        self, last: TurnText | None, session: LiveSession, audio: TurnAudio, speakers: SessionSpeakers
+    ) -> None:
+        """Tell of the segments of all turns with their speakers, and of the end of the last one.
+
+        last  that turn; None if no audio has come since the one before
+        """
+        if last is None:
+            last = self._turn(session.turn, audio.fed)
+            last.end = audio.fed
+        unsaid = speakers.hold(await self._last_segments(last, audio))
+        self._is_labelling = True
+        self.release()  # what the engine has of the session is free
+        segments, unlabelled = await speakers.labelled()
+        prompt_tokens, language = (
+            last.requests * session.shape.prompt,
+            await self._language(last, self.options.languages),
+        )
+        await self.say(outputs.TurnDone(last, [*unsaid, *segments], prompt_tokens, unlabelled, language))
+        self.turns.pop(last.number)
+
+    async def _last_segments(self, turn: TurnText, audio: TurnAudio) -> list[TimedSegment]:
         if turn.end is None and audio.fed > turn.begin:  # the end of the session has ended it
             await self._announce(turn, audio.fed)
-        segments = turn.last_segments(audio.power)
-        await self.say(outputs.TurnDone(turn, segments, turn.requests * session.shape.prompt))
+        return turn.last_segments(audio.power)
+
+    def _held(self, segments: list[TimedSegment]) -> list[TimedSegment]:
+        """Those that are said before the session's end."""
+        return segments if self._speakers is None else self._speakers.hold(segments)
+
+    async def _language(self, turn: TurnText, is_told: bool) -> str | None:
+        """Of the end of the text so far: people may go on in another language."""
+        return await recognised_later(turn.text[-MOST:]) if is_told else None
 
     def _turn(self, number: int, begin: int) -> TurnText:
         if number not in self.turns:

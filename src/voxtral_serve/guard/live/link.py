@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple
 
+from voxtral_serve.engine.keywords import KEYWORDS
 from voxtral_serve.engine.session import AGE, SESSION, UTILITY, SessionShape, request_positions
 from voxtral_serve.patches.live_server import log
 
@@ -158,11 +159,16 @@ class EngineLink:
         self._start()
         await waiter
 
-    def tokens(self, session: str, shape: SessionShape, logprobs: bool = False) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for a session of this shape; closing the iterator aborts its request."""
+    def tokens(
+        self, session: str, shape: SessionShape, logprobs: bool = False, keywords: bytes | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs for a session of this shape, with a table of custom words; closing the iterator aborts its
+        request."""
         prompt, params = self.engine.request(session, shape, self.engine.positions - shape.prompt)
         if logprobs:
             params.logprobs = 0  # only that of the sampled token
+        if keywords is not None:
+            params.extra_args[KEYWORDS] = keywords
         outputs: AsyncGenerator[Any, None] = self.engine.generate(
             prompt, params, session, priority=self.engine.priority
         )

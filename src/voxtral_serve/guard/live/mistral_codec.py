@@ -2,7 +2,9 @@
 
 input_audio.append has the audio. input_audio.flush has the text of the audio so far come at once, with its segments and
 transcription.done; input_audio.end does so, too, and ends the connection. An `error` has a message and the number of an
-HTTP status. `diarize`, `speaker_references`, `context_bias` and `language` have no effect: session.updated says so.
+HTTP status. transcription.language comes once the text's language is clear, and when it changes. With `diarize`, the
+segments come at the session's end, each with its `speaker_id`, and are those of all texts. `speaker_references` and
+`language` have no effect: session.updated says so, and whether `context_bias` has one.
 """
 
 from dataclasses import replace
@@ -11,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from voxtral_serve.audio.stream import RATES_HZ, StreamFormat
+from voxtral_serve.engine.keywords import KeywordError
+from voxtral_serve.guard.fields import bias_phrases
 from voxtral_serve.guard.live import commands, outputs
 from voxtral_serve.guard.live.codec import Codec, CodecContext, Command, appended, written
 from voxtral_serve.guard.live.endings import IDLE, NORMAL, POLICY, REFUSED, Ending
@@ -21,7 +25,7 @@ from voxtral_serve.transcript.turns import TimedSegment
 
 APPEND, FLUSH, END, UPDATE = "input_audio.append", "input_audio.flush", "input_audio.end", "session.update"
 ENDED = Ending("done", NORMAL, "the text is complete")
-BAD_REQUEST = 400
+BAD_REQUEST, UNLABELLED = 400, 503
 STATUSES = {  # by code of an ending; the others are BAD_REQUEST
     "model_not_found": 404,
     "idle_timeout": 408,
@@ -34,7 +38,9 @@ STATUSES = {  # by code of an ending; the others are BAD_REQUEST
     "stopping": 503,
     "engine_stalled": 504,
 }
-FORMAT, DELAY = "session.audio_format", "session.target_streaming_delay_ms"  # paths of settings
+# Paths of settings
+FORMAT, DELAY, DIARIZE = "session.audio_format", "session.target_streaming_delay_ms", "session.diarize"
+CONTEXT_BIAS = "session.context_bias"
 Probability = Annotated[float, Field(ge=0, le=1)]
 Time = Annotated[int, Field(ge=0, le=60_000)]  # ms
 
@@ -67,7 +73,7 @@ class TurnDetection(Settings):
 
 
 class Update(Settings):
-    """The `session` of an update. The last four are without effect."""
+    """The `session` of an update. `language` and `speaker_references` are without effect."""
 
     audio_format: AudioFormat | None = None
     target_streaming_delay_ms: Time | None = None
@@ -86,10 +92,13 @@ class MistralCodec(Codec):
     def __init__(self, context: CodecContext, model: str | None) -> None:
         super().__init__(context)
         self._model = model if model is not None else context.model
-        self.options = commands.Options(StreamFormat("pcm_s16le", context.rate_hz))
+        form = StreamFormat("pcm_s16le", context.rate_hz)
+        self.options = commands.Options(form, segment_languages=True, languages=True)
         self._turn_detection: TurnDetection | None = None
         self._has_ended = False
+        self._context_bias: list[str] = []  # that has an effect
         self._segments: list[dict[str, Any]] = []  # of the text that goes on, as they were sent
+        self._language: str | None = None  # that was said last
 
     def open(self) -> list[Command]:
         if self.context.serves(self._model):
@@ -124,8 +133,8 @@ class MistralCodec(Codec):
                 return []
             case outputs.TurnDelta(_, text):
                 return [written("transcription.text.delta", text=text)]
-            case outputs.TurnSegment(_, segment):
-                return [self._segment(segment)]
+            case outputs.TurnSegment(_, segment, language):
+                return [*self._said(language), self._segment(segment)]
             case outputs.TurnDone():
                 return self._done(output)
         raise TypeError(f"{output!r:.80} has no event in Mistral's protocol")
@@ -143,10 +152,15 @@ class MistralCodec(Codec):
             options = replace(options, delay_ms=self._delay_ms(update.target_streaming_delay_ms, begun))
         find = "turn_detection" in update.model_fields_set
         if find:
-            self._turn_detection = update.turn_detection
             rule = None if update.turn_detection is None else update.turn_detection.rule(self.context.rate_hz)
             options = replace(options, rule=rule)
+        if update.diarize is not None:
+            options = replace(options, speakers=self._speakers(update.diarize, begun))
+        if "context_bias" in update.model_fields_set:
+            options = replace(options, keywords=self._keywords(update.context_bias or []))
         self.options = options
+        if find:
+            self._turn_detection = update.turn_detection
         return [
             commands.Configure(options, find),
             commands.Answer(written("session.updated", session=self._described())),
@@ -172,6 +186,21 @@ class MistralCodec(Codec):
             raise EventError(f"{DELAY} cannot change once there is audio", "invalid_value", DELAY)
         return delay_ms
 
+    def _speakers(self, diarize: bool, begun: bool) -> bool:
+        if diarize and self.context.unlabelled is not None:
+            raise EventError(f"{DIARIZE} is true: {self.context.unlabelled}", "no_speaker_labels", DIARIZE)
+        if begun and diarize != self.options.speakers:
+            raise EventError(f"{DIARIZE} cannot change once there is audio", "invalid_value", DIARIZE)
+        return diarize
+
+    def _keywords(self, context_bias: list[str]) -> bytes | None:
+        try:
+            table = self.context.keywords(phrase for entry in context_bias for phrase in bias_phrases(entry))
+        except KeywordError as error:
+            raise EventError(f"{CONTEXT_BIAS}: {error}", "invalid_value", CONTEXT_BIAS) from None
+        self._context_bias = [] if table is None else context_bias
+        return table
+
     def _described(self) -> dict[str, Any]:
         form = self.options.form
         return {
@@ -179,20 +208,30 @@ class MistralCodec(Codec):
             "model": self._model,
             "audio_format": {"encoding": form.encoding, "sample_rate": form.rate},
             "target_streaming_delay_ms": self.options.delay_ms or self.context.delay_ms,
-            "diarize": False,
+            "diarize": self.options.speakers,
+            **({"context_bias": self._context_bias} if self._context_bias else {}),
             "turn_detection": self._turn_detection and self._turn_detection.model_dump(),
         }
 
+    def _said(self, language: str | None) -> list[str]:
+        """The event for a language that is clear and was not said last."""
+        if language is None or language == self._language:
+            return []
+        self._language = language
+        return [written("transcription.language", audio_language=language)]
+
     def _segment(self, timed: TimedSegment) -> str:
-        text, start, end = timed.segment
-        segment = {"text": text, "start": round(start, 3), "end": round(end, 3)}
+        found = timed.segment
+        segment: dict[str, Any] = {"text": found.text, "start": round(found.start, 3), "end": round(found.end, 3)}
+        if found.speaker is not None:
+            segment["speaker_id"] = found.speaker
         self._segments.append({"type": "transcription_segment", **segment})
         return written("transcription.segment", **segment)
 
     def _done(self, done: outputs.TurnDone) -> list[str]:
         if done.turn.end is None:
             return []
-        events = [self._segment(segment) for segment in done.segments]
+        events = [*self._said(done.language), *(self._segment(segment) for segment in done.segments)]
         segments, self._segments = self._segments, []
         usage = {
             "prompt_tokens": done.prompt_tokens,
@@ -200,8 +239,10 @@ class MistralCodec(Codec):
             "total_tokens": done.prompt_tokens + done.turn.tokens,
             "prompt_audio_seconds": round(done.turn.seconds),
         }
-        # The model does not say its language.
-        fields = {"model": self._model, "text": done.turn.text, "language": None, "segments": segments, "usage": usage}
+        fields: dict[str, Any] = {"model": self._model, "text": done.turn.text, "language": done.language}
+        fields |= {"segments": segments, "usage": usage}
+        if done.unlabelled is not None:  # an event `error` would end clients before this one
+            fields["error"] = {"message": f"no speaker labels: {done.unlabelled}", "code": UNLABELLED}
         return [*events, written("transcription.done", **fields)]
 
 

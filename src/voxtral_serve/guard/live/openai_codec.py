@@ -19,6 +19,7 @@ from voxtral_serve.guard.live.items import TurnText
 from voxtral_serve.guard.live.openai_settings import DELAY, OpenAiSettings
 from voxtral_serve.guard.live.outputs import Output
 from voxtral_serve.guard.live.turns import IdleTimeout, SpeechEnd, SpeechEvent, SpeechStart
+from voxtral_serve.transcript.language import listed
 from voxtral_serve.transcript.turns import TimedSegment
 
 BUFFER = "input_audio_buffer"
@@ -171,6 +172,8 @@ class OpenAiCodec(Codec):
         }
         if self.options.logprobs and done.turn.logprobs is not None:
             fields["logprobs"] = done.turn.logprobs.finish()
+        if self.options.languages:
+            fields["languages"] = listed(done.language)
         return [
             *(self._segment(item, segment) for segment in done.segments),
             self._text("completed", item, **fields),

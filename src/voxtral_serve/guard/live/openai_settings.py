@@ -1,8 +1,8 @@
 """The `session` object of OpenAI's Realtime transcription: what a client may set, and what it means here.
 
 A field that an update leaves out stays as it was, and null switches off. A field that is unknown, or whose value is
-not valid, is refused with its path. `language`, `languages`, `prompt`, `keywords` and `noise_reduction` are kept and
-have no effect: Voxtral Realtime has no such input.
+not valid, is refused with its path. `language`, `languages`, `prompt` and `noise_reduction` are kept and have no
+effect: Voxtral Realtime has no such input. `keywords` has an effect where the engine can prefer phrases.
 """
 
 import copy
@@ -12,10 +12,12 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 from pydantic_core import PydanticCustomError
 
 from voxtral_serve.audio.stream import StreamFormat
+from voxtral_serve.engine.keywords import KeywordError
 from voxtral_serve.guard.live import commands
 from voxtral_serve.guard.live.codec import CodecContext
 from voxtral_serve.guard.live.events import Name, Names, Settings, read
 from voxtral_serve.guard.live.turns import TurnRule
+from voxtral_serve.transcript.language import TELLING
 
 Logprobs = Literal["item.input_audio_transcription.logprobs"]
 (LOGPROBS,) = get_args(Logprobs)
@@ -95,6 +97,16 @@ class Transcription(Settings):
                 words = f"{DELAY} is {delay!r}, {error}"
                 raise PydanticCustomError("invalid_value", "{words}", {"words": words}) from None
         return delay
+
+    @field_validator("keywords")
+    @classmethod
+    def _preferable(cls, keywords: list[str] | None, info: ValidationInfo) -> list[str] | None:
+        try:
+            _context(info).keywords(keywords or ())
+        except KeywordError as error:
+            words = f"{TRANSCRIPTION}.keywords: {error}"
+            raise PydanticCustomError("invalid_value", "{words}", {"words": words}) from None
+        return keywords
 
 
 class NoiseReduction(Settings):
@@ -196,7 +208,10 @@ class OpenAiSettings:
         form = self.input.format
         stream = StreamFormat(ENCODINGS[form.type], form.rate or FORMATS[form.type][0])
         logprobs = LOGPROBS in (self.typed.include or ())
-        return commands.Options(stream, self._delay_ms, logprobs, self._rule())
+        transcription = self.input.transcription
+        languages = transcription is not None and transcription.model in TELLING
+        keywords = self._context.keywords(transcription.keywords or ()) if transcription is not None else None
+        return commands.Options(stream, self._delay_ms, logprobs, self._rule(), languages=languages, keywords=keywords)
 
     @property
     def _delay_ms(self) -> int | None:

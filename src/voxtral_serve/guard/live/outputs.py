@@ -34,23 +34,28 @@ class TurnDelta:
 
 @dataclass(frozen=True)
 class TurnSegment:
-    """A segment of a turn, before the turn's text is complete."""
+    """A segment of a turn, before the turn's text is complete. `language`, of the text so far, is as in TurnDone."""
 
     turn: TurnText
     segment: TimedSegment
+    language: str | None = None
 
 
 @dataclass(frozen=True)
 class TurnDone:
     """The text of a turn is complete. `turn.end` is None for a turn without audio, or whose audio was cleared.
 
-    segments       those that have not been said before
+    segments       those that have not been said before: of all turns, for the last one where speakers are labelled
     prompt_tokens  of the turn's requests
+    unlabelled     why they have no speakers, if the session has asked for them
+    language       code of the text's; None if it is not clear, or if the options do not ask for it
     """
 
     turn: TurnText
     segments: list[TimedSegment]
     prompt_tokens: int
+    unlabelled: str | None = None
+    language: str | None = None
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,17 @@ import numpy as np
 
 from voxtral_serve.audio.decode import Clip
 from voxtral_serve.audio.speech import Detector
+from voxtral_serve.engine.keywords import PhraseTokens
 from voxtral_serve.engine.session import SessionShape
 from voxtral_serve.guard.errors import RefusedError
+from voxtral_serve.guard.labeller import Labeller
 from voxtral_serve.guard.live.codec import CodecContext
 from voxtral_serve.guard.live.cuts import CutPoints
 from voxtral_serve.guard.live.endings import DEAD, FAILED, IDLE, LATER, POLICY, REFUSED, REVOKED, STOPPING, Ending
 from voxtral_serve.guard.live.link import Engine, EngineLink
 from voxtral_serve.guard.live.metrics import Metrics, metrics
 from voxtral_serve.guard.live.session import LiveSession
+from voxtral_serve.guard.live.speakers import KeptAudio
 from voxtral_serve.guard.live.voices import VoicePool
 from voxtral_serve.patches.live_server import Wire
 from voxtral_serve.transcript.words import TokenStream
@@ -102,12 +105,18 @@ class LiveService:
         stream: TokenStream | None = None,
         session_s: float | None = None,
         most: int = LEAST_SOCKETS,
+        labeller: Labeller | None = None,
+        unlabelled: str | None = None,
+        phrases: PhraseTokens | None = None,
     ) -> None:
         """`serves` says whether a model of this name is served, `model` is the first such name, and `stream` says how
         to read the model's tokens. The times are VOXTRAL_SERVE_LIVE_*; `session_s` is None for no such limit. `most`
-        bounds the sockets."""
+        bounds the sockets. `labeller` is of speakers; None for the reason `unlabelled`. `phrases` is that of
+        CodecContext."""
         self.model, self.stream = model, stream
         self.voices = VoicePool()
+        self.kept = None if labeller is None else KeptAudio(labeller, detector)
+        self._unlabelled, self._phrases = unlabelled, phrases
         self.link, self.detector, self.serves = EngineLink(engine, shape), detector, serves
         self._points: dict[SessionShape, CutPoints] = {}
         self._points_of(shape)  # raises ContextError now, not in the first session
@@ -127,7 +136,9 @@ class LiveService:
     def context(self, id: str, expires_at: int | None) -> CodecContext:
         """What the codec of a connection knows."""
         shape = self.link.shape
-        return CodecContext(id, expires_at, self.model, self.serves, shape.delay_ms, self.check_delay, shape.rate_hz)
+        delays = shape.delay_ms, self.check_delay
+        abilities = self._unlabelled, self._phrases
+        return CodecContext(id, expires_at, self.model, self.serves, *delays, shape.rate_hz, *abilities)
 
     def session(self, failed: Callable[[str], None], *, delay_ms: int | None = None) -> LiveSession:
         """
@@ -155,7 +166,9 @@ class LiveService:
         idle = [
             (socket.had_audio, since, socket)
             for socket in staying
-            if socket.session is None and (since := socket.listening_since or socket.sending_since) is not None
+            if socket.session is None
+            and not socket.awaits_text
+            and (since := socket.listening_since or socket.sending_since) is not None
         ]
         if not idle:
             raise RefusedError(

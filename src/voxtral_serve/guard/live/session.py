@@ -87,6 +87,7 @@ class LiveSession:
         # Told the samples that `feed` gets; false ends the session, and these are not fed
         self.allowed: Callable[[int], Awaitable[bool]] | None = None
         self.logprobs = False  # whether the next request asks for them
+        self.keywords: bytes | None = None  # the next request's table of custom words
         self.turn = 0
         self._room: asyncio.Future[None] | None = None
         self._begun = self._behind = False
@@ -271,7 +272,7 @@ class LiveSession:
         observe = self.metrics.lag.observe
         self.prompt_tokens += self.shape.prompt
         asked = self.logprobs
-        outputs = self.link.tokens(part.name, self.shape, asked)
+        outputs = self.link.tokens(part.name, self.shape, asked, self.keywords)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 if not output.outputs:

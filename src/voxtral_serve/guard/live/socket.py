@@ -18,6 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from voxtral_serve.guard.asgi import Message, Receive, Send
@@ -36,6 +37,7 @@ from voxtral_serve.guard.metrics import code_counted
 from voxtral_serve.logs import SERVED
 from voxtral_serve.patches.live_server import Wire, log
 
+UPDATE = "session.update"  # how the types of events end that are decoded in a thread: custom words take up to 20 ms
 LARGE = 256 * 1024  # characters of an event that is decoded in a thread: more takes over a millisecond
 FULL = "too_many_sessions"  # the error's code
 LAST_WORD_S = 1.0  # for the error event and the close of a socket whose client may not read
@@ -130,6 +132,11 @@ class LiveSocket:
     def _is_within_text(self) -> bool:
         return self.conversation.unfinished or bool(self._waiting)
 
+    @property
+    def _is_writing(self) -> bool:
+        """Whether a session's text, or its speakers, are not complete."""
+        return self._writer is not None and not self._writer.done()
+
     def leave(self) -> None:
         """The client has gone: what waits has nobody to answer to."""
         if self.ending is None and self._task is not None:
@@ -143,6 +150,8 @@ class LiveSocket:
 
     def drain(self, ending: Ending) -> None:
         """End the text of the audio so far, and then the socket."""
+        if self.session is None and self.awaits_text:
+            return  # its speakers are being labelled, and an end follows
         if self.draining is None:
             self.draining = ending
             if self.session is None:
@@ -247,7 +256,8 @@ class LiveSocket:
             is_large = len(content) > LARGE
             event = await asyncio.to_thread(parsed, content) if is_large else parsed(content)
             decode, begun = self.codec.decode, self.session is not None
-            for command in await asyncio.to_thread(decode, event, begun) if is_large else decode(event, begun):
+            is_long = is_large or event.type.endswith(UPDATE)
+            for command in await asyncio.to_thread(decode, event, begun) if is_long else decode(event, begun):
                 if isinstance(command, Become):
                     await self._become(command, event)
                 else:
@@ -274,7 +284,7 @@ class LiveSocket:
             await self.conversation.run(command)
         finally:
             self.hold(self.conversation.early_bytes - early_bytes)
-        if isinstance(command, commands.End) and command.ending is not None and self.session is None:
+        if isinstance(command, commands.End) and command.ending is not None and not self._is_writing:
             self.stop(command.ending)
 
     async def _become(self, become: Become, event: Event) -> None:
@@ -285,7 +295,8 @@ class LiveSocket:
         self.conversation = turns = self._conversation()
         assert isinstance(turns, Turns)
         try:
-            for command in self.codec.open() if become.opens else self.codec.decode(event, begun=False):
+            first = self.codec.open if become.opens else partial(self.codec.decode, event, begun=False)
+            for command in await asyncio.to_thread(first):
                 await self._run(command)
         except EventError as error:
             await self._refuse(error, event)
@@ -357,7 +368,7 @@ class LiveSocket:
                     await task
         self._waiting.clear()
         self.hold(-self.waiting_bytes)
-        self.conversation.release()
+        self.conversation.close()
         if self.audio is not None:
             self.audio.close()
 
