@@ -19,7 +19,7 @@ class RequestError(Exception):
 
 
 class IgnoredError(RequestError):
-    """The server has transcribed a file without the speaker labels, or the delay, that it was asked for."""
+    """The server has transcribed a file without the speaker labels, the delay or the keywords that it was asked for."""
 
 
 class GoneError(RequestError):
